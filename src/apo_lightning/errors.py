@@ -1,0 +1,22 @@
+"""The one exception a user is meant to read."""
+
+
+class ConfigError(ValueError):
+    """A setting, a file or an environment that cannot work, found before any expensive work.
+
+    The message is one line that names the offending value and the remedy; `run.py` prints it without a traceback
+    and exits with status 2.
+
+    Example:
+        >>> raise ConfigError("group_size is 1: a group-normalised advantage needs at least 2")
+        Traceback (most recent call last):
+        apo_lightning.errors.ConfigError: group_size is 1: a group-normalised advantage needs at least 2
+    """
+
+
+class StaleWeightsError(RuntimeError):
+    """The engine samples from weights that are not the policy's."""
+
+
+class VerifierError(RuntimeError):
+    """Too many answers could not be judged for the rewards of this step to mean anything."""

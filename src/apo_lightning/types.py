@@ -1,0 +1,293 @@
+"""The records that flow through a training step, in the order in which they are made.
+
+    Prompt → GenerationRequest → Completion → Verdict → Rollouts → AdvantageInputs → Advantages
+           → Anchor → LossInputs → LossOutput → StepOutput
+
+All are frozen, so a stage can hand its record on without copying it.
+
+Axes: P prompts of a step, G completions of a prompt (group), B = P·G completions in prompt-major order,
+T packed response tokens (completion after completion, no padding), K anchor slots, V vocabulary, D hidden size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+VerdictStatus = Literal["correct", "incorrect", "unparsed", "timeout", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One problem, ready to be sampled from."""
+
+    id: str
+    """Stable name, unique within its data set; sample seeds are derived from it."""
+    problem: str
+    """The problem as the data set states it, before any template."""
+    answer: str
+    """The gold answer, as the data set states it."""
+    text: str
+    """What the policy reads: the problem inside the chat or base-model template, with the prefill."""
+    token_ids: tuple[int, ...]
+    """`text`, tokenised."""
+    prefill: str = ""
+    """The start of the assistant's turn that is given, not sampled; a reward sees the completion alone."""
+    source: str = ""
+    """The data set the problem comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One *sample* to draw: the same prompt appears G times, each time with a seed of its own."""
+
+    prompt_token_ids: tuple[int, ...]
+    seed: int
+    """In [0, 2⁶³): a hash of (run seed, step, prompt id, sample index), never a counter."""
+    max_new_tokens: int
+    temperature: float = 1.0
+    """Above 0, or 0 for greedy decoding."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Sampling stops *after* any of these; the stop token is part of the completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled continuation of a prompt."""
+
+    token_ids: tuple[int, ...]
+    """Never empty. Includes the stop token when `finish_reason` is "stop"."""
+    logprobs: tuple[float, ...]
+    """log π_rollout of each token [nats], of the distribution that was sampled from (after temperature)."""
+    finish_reason: FinishReason
+    """"stop": ended by a stop token; "length": cut at `max_new_tokens`."""
+    policy_version: int
+    """How many weight syncs the engine had seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a verifier says of one completion."""
+
+    reward: float
+    """Finite; 0 unless judged. Usually 1 for a correct answer."""
+    status: VerdictStatus
+    """`unparsed`, `timeout` and `error` mean *not judged*: reward 0, counted apart, never a silent zero."""
+    extracted: str | None = None
+    """The answer found in the completion; None where none was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """P prompts with G scored completions each, in prompt-major order: completion b belongs to prompt b // G."""
+
+    step: int
+    prompts: tuple[Prompt, ...]
+    completions: tuple[Completion, ...]
+    """[P·G]"""
+    texts: tuple[str, ...]
+    """[P·G] The completions, decoded without special tokens."""
+    verdicts: tuple[Verdict, ...]
+    """[P·G]"""
+    group_size: int
+    policy_version: int
+
+    @property
+    def rewards(self) -> Float[Tensor, "prompts group"]:
+        """The rewards as a table, one row a prompt."""
+        return torch.tensor([verdict.reward for verdict in self.verdicts]).view(-1, self.group_size)
+
+    @property
+    def is_correct(self) -> Bool[Tensor, "prompts group"]:
+        """True where the verifier said `correct`."""
+        return torch.tensor([verdict.status == "correct" for verdict in self.verdicts]).view(-1, self.group_size)
+
+    @property
+    def lengths(self) -> Int[Tensor, "prompts group"]:
+        """Response tokens of each completion, its stop token included."""
+        return torch.tensor([len(completion.token_ids) for completion in self.completions]).view(-1, self.group_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageInputs:
+    """What an advantage estimator may look at."""
+
+    rewards: Float[Tensor, "prompts group"]
+    is_correct: Bool[Tensor, "prompts group"]
+    lengths: Int[Tensor, "prompts group"]
+    """Response tokens of each completion."""
+    values: Float[Tensor, "tokens"] | None = None
+    """A critic's estimate per packed response token; None without a critic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantages:
+    """How much better each completion (or each packed token) was than expected."""
+
+    values: Float[Tensor, "prompts group"] | Float[Tensor, "tokens"]
+    keep: Bool[Tensor, "prompts group"]
+    """False: the completion leaves the update *and every denominator*, unlike one whose advantage is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """The reference's K most likely tokens at each position, T_K, the sampled one included.
+
+    An absent slot (or a token whose reference was not computed) has id −1 and both log-probs −inf.
+    """
+
+    token_ids: Int[Tensor, "tokens anchors"]
+    ref_logprobs: Float[Tensor, "tokens anchors"]
+    """log π_ref [nats], constant, in descending order."""
+    logprobs: Float[Tensor, "tokens anchors"]
+    """log π [nats] at the same ids; carries the gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """Everything a loss may read, one row per packed response token.
+
+    Optional fields are filled when the loss's `needs` ask for them. All probabilities are full-vocabulary softmaxes
+    of logits / temperature.
+    """
+
+    token_ids: Int[Tensor, "tokens"]
+    sequence_ids: Int[Tensor, "tokens"]
+    """Which completion a token belongs to; ascending."""
+    logprobs: Float[Tensor, "tokens"]
+    """log π(y) [nats]; carries the gradient."""
+    old_logprobs: Float[Tensor, "tokens"]
+    """log π_old(y) [nats], of the policy that produced the rollout."""
+    advantages: Float[Tensor, "tokens"]
+    is_correct: Bool[Tensor, "tokens"]
+    """The verdict on the token's completion."""
+    ref_logprobs: Float[Tensor, "tokens"] | None = None
+    """log π_ref(y) [nats]; 0 where it was not computed."""
+    anchor: Anchor | None = None
+    entropy: Float[Tensor, "tokens"] | None = None
+    """−Σ_v π log π [nats]; carries the gradient."""
+    full_kl: Float[Tensor, "tokens"] | None = None
+    """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
+    importance_weights: Float[Tensor, "tokens"] | None = None
+    """min(π_old/π_rollout, cap), detached: corrects for an engine that samples from slightly other numbers."""
+    values: Float[Tensor, "tokens"] | None = None
+    old_values: Float[Tensor, "tokens"] | None = None
+    returns: Float[Tensor, "tokens"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOutput:
+    """A loss, not yet reduced: the trainer multiplies by one weight per token and sums."""
+
+    per_token: Float[Tensor, "tokens"]
+    """To be *minimised*; carries the gradient."""
+    metrics: Mapping[str, Float[Tensor, "tokens"]] = field(default_factory=dict)
+    """Detached, one value a token, NaN where it does not apply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a loss (or a callback) reads beyond the log-probs of the sampled tokens."""
+
+    ref_logprobs: bool = False
+    anchor_size: int = 0
+    """K reference anchors per token; 0 for none."""
+    entropy: bool = False
+    full_kl: bool = False
+    """The exact KL(π‖π_ref): runs the reference once more, with every micro-batch of the update."""
+    values: bool = False
+
+    @property
+    def reference(self) -> bool:
+        """True when a frozen reference model must be kept."""
+        return self.ref_logprobs or self.anchor_size > 0 or self.full_kl
+
+    def __or__(self, other: "Needs") -> "Needs":
+        """What satisfies both."""
+        return Needs(
+            ref_logprobs=self.ref_logprobs or other.ref_logprobs,
+            anchor_size=max(self.anchor_size, other.anchor_size),
+            entropy=self.entropy or other.entropy,
+            full_kl=self.full_kl or other.full_kl,
+            values=self.values or other.values,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStatistics:
+    """What the policy's head says at each response token. All differentiable but `max_prob`."""
+
+    logprobs: Float[Tensor, "tokens"]
+    """log π(y) [nats]"""
+    entropy: Float[Tensor, "tokens"]
+    """In [0, log V] [nats]"""
+    max_prob: Float[Tensor, "tokens"]
+    """max_v π(v), in [1/V, 1]; detached."""
+    anchor_logprobs: Float[Tensor, "tokens anchors"] | None
+    """log π at the anchor ids; −inf (and no gradient) at id −1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceStatistics:
+    """What the frozen reference says at each response token. Nothing here carries a gradient."""
+
+    logprobs: Float[Tensor, "tokens"]
+    """log π_ref(y) [nats]"""
+    anchor_ids: Int[Tensor, "tokens anchors"] | None
+    """The K largest, in descending order, ties to the lower id."""
+    anchor_logprobs: Float[Tensor, "tokens anchors"] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """Per-token facts of a whole step at the policy that *sampled* the tokens; [T] over all B completions."""
+
+    token_ids: Int[Tensor, "tokens"]
+    sequence_ids: Int[Tensor, "tokens"]
+    """Index b into `Rollouts.completions`; ascending, so a completion's tokens are contiguous."""
+    advantages: Float[Tensor, "tokens"]
+    is_correct: Bool[Tensor, "tokens"]
+    rollout_logprobs: Float[Tensor, "tokens"]
+    """As the engine reported them."""
+    old_logprobs: Float[Tensor, "tokens"]
+    """As the trainer recomputed them, before the first optimizer step."""
+    entropy: Float[Tensor, "tokens"]
+    max_prob: Float[Tensor, "tokens"]
+    ref_logprobs: Float[Tensor, "tokens"] | None = None
+    """NaN where the reference was not run."""
+    anchor: Anchor | None = None
+    """`logprobs` here is detached, at the sampling policy; absent rows where the reference was not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """Everything one training step did. Callbacks receive it, read what they like and change nothing."""
+
+    step: int
+    """1 for the first."""
+    max_steps: int
+    rollouts: Rollouts
+    advantages: Advantages
+    tokens: StepTokens
+    loss_metrics: Mapping[str, Float[Tensor, "updated"]]
+    """The loss's own per-token metrics, over the tokens that entered the update; NaN = not applicable."""
+    metrics: Mapping[str, float]
+    """What was logged: `train/…`, `sync/…`, `time/…`, `perf/…`, `apo/…`."""
+    timings: Mapping[str, float]
+    """Seconds of each phase: generate, reward, reference, update, sync; and `step`, the whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationOutput:
+    """One pass over a held-out set."""
+
+    step: int
+    """Training steps done before it; 0 for the untrained policy."""
+    name: str
+    """The benchmark's name, as in `val/<name>/pass@1`."""
+    rollouts: Rollouts
+    metrics: Mapping[str, float]
