@@ -9,8 +9,8 @@ Axes: P prompts of a step, G completions of a prompt (group), B = P·G completio
 T packed response tokens (completion after completion, no padding), K anchor slots, V vocabulary, D hidden size.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -110,6 +110,18 @@ class Rollouts:
     def lengths(self) -> Int[Tensor, "prompts group"]:
         """Response tokens of each completion, its stop token included."""
         return torch.tensor([len(completion.token_ids) for completion in self.completions]).view(-1, self.group_size)
+
+
+def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
+    """Rollouts of one policy, sampled in several calls, as one."""
+    first = parts[0]
+    return replace(
+        first,
+        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        completions=tuple(completion for part in parts for completion in part.completions),
+        texts=tuple(text for part in parts for text in part.texts),
+        verdicts=tuple(verdict for part in parts for verdict in part.verdicts),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +241,8 @@ class TokenStatistics:
     """max_v π(v), in [1/V, 1]; detached."""
     anchor_logprobs: Float[Tensor, "tokens anchors"] | None
     """log π at the anchor ids; −inf (and no gradient) at id −1."""
+    full_kl: Float[Tensor, "tokens"] | None = None
+    """KL(π‖π_ref) over the whole vocabulary [nats], where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

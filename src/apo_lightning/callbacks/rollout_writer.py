@@ -1,0 +1,103 @@
+"""Every completion of a step on disk, as a person would want to read it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.files import to_json, write_atomically
+from apo_lightning.callbacks.gathering import from_all_ranks
+from apo_lightning.types import Prompt, StepOutput
+
+
+class RolloutWriter(StepCallback):
+    """Writes `rollouts/step_000010.jsonl`: one line a completion, in the order of the rollout.
+
+    The lines hold no time and no path, so identical runs leave identical bytes.
+
+    Args:
+        every_n_steps: write the steps that this number divides.
+    """
+
+    def __init__(self, every_n_steps: int = 1) -> None:
+        self.every_n_steps = check_every_n_steps("rollout_writer", every_n_steps)
+        self._folder: Path | None = None
+        self._place: dict[str, int] = {}
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Only the first rank writes."""
+        self._folder = Path(trainer.default_root_dir) / "rollouts" if trainer.is_global_zero else None
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
+    ) -> None:
+        """Remember the order of the step's prompts, which the ranks are about to divide among themselves."""
+        self._place = {prompt.id: place for place, prompt in enumerate(batch)}
+
+    def on_step(self, step: StepOutput) -> None:
+        """Write the file of this step: the same bytes, however many ranks it was sampled by."""
+        lines = [line for part in from_all_ranks(completion_lines(step)) for line in part]
+        lines.sort(key=lambda line: self._place[line["prompt_id"]])
+        if self._folder is not None:
+            content = b"".join(to_json(line) + b"\n" for line in lines)
+            write_atomically(self._folder / f"step_{step.step:06d}.jsonl", content)
+
+
+def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
+    """One dict a completion, keys in the order of the file: what was asked, what came, how it was judged, how it trains.
+
+    Entropy, max-prob and log-prob are means over the completion's tokens, at the policy that sampled them.
+    """
+    rollouts, tokens = step.rollouts, step.tokens
+    num_completions = len(rollouts.completions)
+    means = {
+        "advantage": completion_means(tokens.advantages, tokens.sequence_ids, num_completions),
+        "mean_entropy": completion_means(tokens.entropy, tokens.sequence_ids, num_completions),
+        "mean_max_prob": completion_means(tokens.max_prob, tokens.sequence_ids, num_completions),
+        "mean_logprob": completion_means(tokens.old_logprobs, tokens.sequence_ids, num_completions),
+    }
+    keep = step.advantages.keep.flatten().tolist()
+    lines = []
+    for index, (completion, text, verdict) in enumerate(
+        zip(rollouts.completions, rollouts.texts, rollouts.verdicts, strict=True)
+    ):
+        prompt = rollouts.prompts[index // rollouts.group_size]
+        lines.append(
+            {
+                "step": step.step,
+                "prompt_id": prompt.id,
+                "sample": index % rollouts.group_size,
+                "problem": prompt.problem,
+                "prompt": prompt.text,
+                "completion": text,
+                "answer": prompt.answer,
+                "extracted": verdict.extracted,
+                "status": verdict.status,
+                "reward": verdict.reward,
+                "kept": keep[index],
+                "num_tokens": len(completion.token_ids),
+                "finish_reason": completion.finish_reason,
+            }
+            | {name: round(values[index], 6) for name, values in means.items()}
+        )
+    return lines
+
+
+def completion_means(
+    values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"], num_completions: int
+) -> list[float]:
+    """Mean of a per-token value within each completion, in float64; NaN for one that has no token.
+
+    Example:
+        >>> completion_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]), 2)
+        [2.0, 5.0]
+    """
+    sums = torch.zeros(num_completions, dtype=torch.float64)
+    sums.index_add_(0, sequence_ids.cpu(), values.detach().cpu().double())
+    counts = torch.bincount(sequence_ids.cpu(), minlength=num_completions)
+    return (sums / counts).tolist()

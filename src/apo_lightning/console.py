@@ -1,0 +1,40 @@
+"""What reaches the terminal: our own few lines. Everything that libraries say goes to the run's `run.log`."""
+
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from rich.console import Console
+
+NOISY = ("lightning", "lightning.pytorch", "lightning.fabric", "transformers", "vllm", "datasets", "wandb", "torch")
+
+
+def quiet_libraries(log_file: Path) -> None:
+    """Send all logging and all warnings to `log_file`, and switch progress bars of libraries off."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    handler = logging.FileHandler(log_file, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if isinstance(old, logging.FileHandler | logging.StreamHandler) and type(old).__module__ == "logging":
+            root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(capture=True)
+    warnings.simplefilter("default")
+    for name in NOISY:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def say(line: str) -> None:
+    """One line for the user, from the first rank only."""
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0:
+        Console(file=sys.stdout, highlight=False).print(line, soft_wrap=True)

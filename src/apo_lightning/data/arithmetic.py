@@ -1,0 +1,116 @@
+"""Arithmetic problems made on the spot: no file, no hub, and as hard as one likes."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apo_lightning.data.filtering import FilterReport
+from apo_lightning.data.rows import Row
+from apo_lightning.data.sources import Problems, require_sampling_limits
+from apo_lightning.errors import ConfigError
+
+OPERATORS = ("+", "-", "*")
+COMMUTATIVE = ("+", "*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArithmeticSource:
+    """All problems `a ∘ b` with both operands in [min_operand, max_operand], part of them held out.
+
+    The split is by construction: each problem is on one side only, and where the operator commutes `a ∘ b` and `b ∘ a`
+    are on the same side, as the one gives the other away. It is a function of `split_seed` and of the fields here, not
+    of the run's seed, so runs with different seeds are measured on the same problems.
+
+    Attributes:
+        name: of the data set and of its held-out part.
+        operators: any of "+", "-", "*".
+        min_operand: smallest operand, included.
+        max_operand: largest operand, included.
+        num_validation: problems held out.
+        split_seed: which ones.
+        instruction: as in `PromptTemplate`.
+        system: as in `PromptTemplate`.
+        max_prompt_tokens: longer training prompts are dropped and counted.
+        max_completion_tokens: a completion is cut there.
+
+    Raises:
+        ConfigError: an unknown operator, an empty range, or too few problems to hold out that many.
+
+    Example:
+        >>> source = ArithmeticSource(operators=["-"], max_operand=3, num_validation=2)
+        >>> problems = source.load()
+        >>> len(problems.train), len(problems.validation["arithmetic"])
+        (7, 2)
+        >>> row = ArithmeticSource(num_validation=0).load().train[0]
+        >>> row.problem, row.prefill, row.answer
+        ('What is 1 + 1?', '1 + 1 =', '2')
+    """
+
+    name: str = "arithmetic"
+    operators: Sequence[str] = ("+",)
+    min_operand: int = 1
+    max_operand: int = 50
+    num_validation: int = 256
+    split_seed: int = 0
+    instruction: str = "{problem}"
+    system: str | None = None
+    max_prompt_tokens: int = 96
+    max_completion_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
+        for operator in self.operators:
+            if operator not in OPERATORS:
+                raise ConfigError(f"operators has '{operator}': choose from {', '.join(OPERATORS)}")
+        if not self.operators or len(set(self.operators)) < len(self.operators):
+            raise ConfigError(f"operators is {list(self.operators)}: give at least one, and each once")
+        if self.min_operand > self.max_operand:
+            raise ConfigError(f"min_operand {self.min_operand} is above max_operand {self.max_operand}: swap them")
+        num_problems = len(self.operators) * (self.max_operand - self.min_operand + 1) ** 2
+        # The mirror image of the last problem held out leaves the training set too.
+        if num_problems < self.num_validation + 2:
+            raise ConfigError(
+                f"operands {self.min_operand}..{self.max_operand} make {num_problems} problems, too few to hold out "
+                f"num_validation={self.num_validation} and train on the rest: raise max_operand or lower num_validation"
+            )
+
+    def check(self) -> None:
+        """Nothing to look for: the problems are made here."""
+
+    def load(self) -> Problems:
+        """Make the problems and split them."""
+        groups: dict[tuple[str, int, int], list[Row]] = {}
+        for operator in self.operators:
+            for a in range(self.min_operand, self.max_operand + 1):
+                for b in range(self.min_operand, self.max_operand + 1):
+                    groups.setdefault(_group(operator, a, b), []).append(_row(operator, a, b))
+        held_out: list[Row] = []
+        held_out_groups = set()
+        for group in sorted(groups, key=self._rank):
+            if len(held_out) >= self.num_validation:
+                break
+            held_out += groups[group]
+            held_out_groups.add(group)
+        train = [row for group, rows in groups.items() if group not in held_out_groups for row in rows]
+        held_out = held_out[: self.num_validation]
+        report = FilterReport(num_rows=len(train) + len(held_out), num_held_out=len(held_out), num_kept=len(train))
+        validation = {self.name: held_out} if held_out else {}
+        return Problems(train=train, validation=validation, report=report)
+
+    def _rank(self, group: tuple[str, int, int]) -> bytes:
+        return hashlib.blake2b(repr((self.split_seed, *group)).encode(), digest_size=8).digest()
+
+
+def _group(operator: str, a: int, b: int) -> tuple[str, int, int]:
+    """What decides the side of the split: the unordered pair where the operator commutes."""
+    return (operator, min(a, b), max(a, b)) if operator in COMMUTATIVE else (operator, a, b)
+
+
+def _row(operator: str, a: int, b: int) -> Row:
+    value = {"+": a + b, "-": a - b, "*": a * b}[operator]
+    return Row(
+        id=f"{a}{operator}{b}",
+        problem=f"What is {a} {operator} {b}?",
+        answer=str(value),
+        prefill=f"{a} {operator} {b} =",
+    )

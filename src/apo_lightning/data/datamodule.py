@@ -1,0 +1,165 @@
+"""Hands the trainer its prompts: a list per training step, and lists per held-out set."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from lightning import LightningDataModule
+from transformers import PreTrainedTokenizerBase
+
+from apo_lightning.data.filtering import FilterReport
+from apo_lightning.data.order import PromptOrder
+from apo_lightning.data.prompts import PromptTemplate, build_prompt
+from apo_lightning.data.rows import Row
+from apo_lightning.data.sources import ProblemSource
+from apo_lightning.errors import ConfigError
+from apo_lightning.types import Prompt
+
+
+@dataclass(frozen=True)
+class PromptBatches:
+    """A loader: each pass over it starts anew. Not a `DataLoader`, which would draw from torch's global generator."""
+
+    batches: Callable[[], Iterator[list[Prompt]]]
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        return self.batches()
+
+
+class PromptDataModule(LightningDataModule):
+    """All prompts of a run, tokenised once.
+
+    Every rank sees every batch whole: which rank takes which prompt is the trainer's affair. The position in the
+    training stream is saved in checkpoints, so a resumed run goes on with the prompts that would have come.
+
+    Args:
+        source: the problems.
+        tokenizer: of the policy.
+        prompt_template: the model's, where it is a base model: see `PromptTemplate.base_template`.
+        prompts_per_step: prompts in a training step.
+        seed: of the run; decides the order.
+        prompts_per_validation_batch: at most so many held-out prompts at a time.
+
+    Raises:
+        ConfigError: a template without a place for the problem; from `prepare`: data that cannot be read, nothing left
+            to train on, fewer prompts than a step needs, or a held-out prompt that is too long.
+    """
+
+    def __init__(
+        self,
+        source: ProblemSource,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        prompts_per_step: int,
+        seed: int,
+        prompt_template: str | None = None,
+        prompts_per_validation_batch: int = 256,
+    ) -> None:
+        super().__init__()
+        if prompts_per_validation_batch < 1:
+            raise ConfigError(f"prompts_per_validation_batch is {prompts_per_validation_batch}: it must be at least 1")
+        self.source = source
+        self.tokenizer = tokenizer
+        self.template = PromptTemplate(
+            instruction=source.instruction, system=source.system, base_template=prompt_template
+        )
+        self.prompts_per_step = prompts_per_step
+        self.seed = seed
+        self.prompts_per_validation_batch = prompts_per_validation_batch
+        self.steps_consumed = 0
+        """Training steps whose prompts the trainer has taken."""
+        self.train_prompts: list[Prompt] = []
+        self.validation_prompts: dict[str, list[Prompt]] = {}
+        """Held-out prompts by benchmark."""
+        self.report: FilterReport | None = None
+        """What was dropped; None before `prepare`."""
+
+    def prepare(self) -> None:
+        """Read, filter and tokenise. Needs no model, so a run calls it before it loads one; the second time is free.
+
+        Held-out prompts are not dropped when they are too long: that would quietly change the benchmark.
+        """
+        if self.report is not None:
+            return
+        problems, limit = self.source.load(), self.source.max_prompt_tokens
+        train = self._prompts(problems.train, self.source.name)
+        self.train_prompts = [prompt for prompt in train if len(prompt.token_ids) <= limit]
+        num_kept = len(self.train_prompts)
+        report = replace(problems.report, num_too_long=len(train) - num_kept, num_kept=num_kept)
+        if not self.train_prompts:
+            raise ConfigError(
+                f"nothing is left of {self.source.name} to train on (max_prompt_tokens={limit}): {report}"
+            )
+        self._order()
+        for name, rows in problems.validation.items():
+            prompts = self._prompts(rows, name)
+            longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+            if len(longest.token_ids) > limit:
+                raise ConfigError(
+                    f"benchmark {name}, problem '{longest.id}' has {len(longest.token_ids)} prompt tokens, above "
+                    f"max_prompt_tokens={limit}: raise data.max_prompt_tokens, or take the problem out of the benchmark"
+                )
+            self.validation_prompts[name] = prompts
+        self.report = report
+
+    def setup(self, stage: str | None = None) -> None:
+        """Lightning's name for `prepare`."""
+        self.prepare()
+
+    @property
+    def validation_names(self) -> list[str]:
+        """The held-out sets, in the order of `val_dataloader`."""
+        return list(self.validation_prompts)
+
+    @property
+    def answers(self) -> list[str]:
+        """All gold answers, training and held-out, for the verifier to look at before the run."""
+        held_out = [prompt for prompts in self.validation_prompts.values() for prompt in prompts]
+        return [prompt.answer for prompt in [*self.train_prompts, *held_out]]
+
+    def describe(self) -> str:
+        """One line: what there is to train and to validate on, and what was dropped."""
+        sizes = [f"{name} ({len(prompts)})" for name, prompts in self.validation_prompts.items()]
+        return f"{self.source.name}: {self.report}; validation on {', '.join(sizes) or 'nothing'}"
+
+    def train_dataloader(self) -> PromptBatches:
+        """`prompts_per_step` prompts a step without end, from `steps_consumed` on."""
+        return PromptBatches(self._training_steps)
+
+    def val_dataloader(self) -> list[PromptBatches]:
+        """One loader a benchmark, in the order of `validation_prompts`."""
+        return [PromptBatches(self._slicer(prompts)) for prompts in self.validation_prompts.values()]
+
+    def transfer_batch_to_device(self, batch: list[Prompt], device: torch.device, dataloader_idx: int) -> list[Prompt]:
+        """Leaves the batch as it is, and counts it if it is trained on.
+
+        Lightning would take the frozen records apart to look for tensors, and fail. It calls this once for each batch
+        it is about to run, never for one that was only fetched ahead.
+        """
+        if self.trainer is not None and self.trainer.training:
+            self.steps_consumed += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the training stream."""
+        return {"steps_consumed": self.steps_consumed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved position."""
+        self.steps_consumed = state_dict["steps_consumed"]
+
+    def _prompts(self, rows: Sequence[Row], source: str) -> list[Prompt]:
+        return [build_prompt(row, self.tokenizer, self.template, source=source) for row in rows]
+
+    def _order(self) -> PromptOrder:
+        ids = [prompt.id for prompt in self.train_prompts]
+        return PromptOrder(ids=ids, prompts_per_step=self.prompts_per_step, seed=self.seed)
+
+    def _training_steps(self) -> Iterator[list[Prompt]]:
+        for step in self._order().steps(start=self.steps_consumed):
+            yield [self.train_prompts[i] for i in step]
+
+    def _slicer(self, prompts: list[Prompt]) -> Callable[[], Iterator[list[Prompt]]]:
+        size = self.prompts_per_validation_batch
+        return lambda: (prompts[i : i + size] for i in range(0, len(prompts), size))

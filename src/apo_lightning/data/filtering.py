@@ -1,0 +1,164 @@
+"""What leaves the training set before the first step, and how much of it: nothing is dropped without being counted."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from apo_lightning.data.rows import Row
+
+SHINGLE_LENGTH = 60
+"""Letters and digits in one shingle."""
+SHINGLE_FRACTION = 0.5
+"""A benchmark problem counts as seen from this share of its shingles on."""
+
+_SPACE = re.compile(r"\\(?:[,;:! ]|quad\b|qquad\b)|~|\s")
+_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterReport:
+    """How many training rows were read, dropped (each for the first reason that applies, in this order), and kept.
+
+    Example:
+        >>> print(FilterReport(num_rows=10, num_duplicates=2, num_too_long=1, num_kept=7))
+        7 of 10 problems to train on, 0 held out; dropped: 2 duplicates, 1 too long
+    """
+
+    num_rows: int
+    num_without_answer: int = 0
+    """Worked solutions without a `\\boxed{…}`."""
+    num_conflicting: int = 0
+    """The same problem with different answers: no copy is kept."""
+    num_duplicates: int = 0
+    """Further copies of a problem that is kept."""
+    num_in_benchmark_verbatim: int = 0
+    """Also in an excluded benchmark, up to spacing and case."""
+    num_in_benchmark_normalised: int = 0
+    """Also in an excluded benchmark, reworded a little (see `Contamination`)."""
+    num_too_long: int = 0
+    """More than `max_prompt_tokens` inside its template."""
+    num_held_out: int = 0
+    """Not dropped: kept for validation."""
+    num_kept: int = 0
+    """Trained on."""
+
+    def __str__(self) -> str:
+        dropped = [
+            f"{getattr(self, item.name)} {item.name.removeprefix('num_').replace('_', ' ')}"
+            for item in fields(self)
+            if item.name not in ("num_rows", "num_held_out", "num_kept") and getattr(self, item.name)
+        ]
+        return (
+            f"{self.num_kept} of {self.num_rows} problems to train on, {self.num_held_out} held out; "
+            f"dropped: {', '.join(dropped) or 'none'}"
+        )
+
+
+def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[list[Row], FilterReport]:
+    """Drop what should not be trained on. The first copy of a problem stays, and rows keep their order.
+
+    Args:
+        rows: the training set as read.
+        benchmarks: problems that must not be trained on.
+
+    Returns:
+        What is left, and the counts, which add up: `num_rows` is `num_kept` plus all the others.
+
+    Example:
+        >>> rows = [Row(id=str(i), problem=p, answer=a) for i, (p, a) in enumerate([("2+2?", "4"), ("2+2? ", "4")])]
+        >>> kept, report = filter_rows(rows)
+        >>> [row.id for row in kept], report.num_duplicates
+        (['0'], 1)
+    """
+    answered = [row for row in rows if row.answer]
+    groups: dict[str, list[Row]] = {}
+    for row in answered:
+        groups.setdefault(normalised_problem(row.problem), []).append(row)
+    conflicting = {key for key, group in groups.items() if len({row.answer.strip() for row in group}) > 1}
+    unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
+
+    contamination = Contamination.of(benchmarks)
+    verdicts = {key: contamination.verdict(row.problem) for key, row in unique.items()} if benchmarks else {}
+    kept = [row for key, row in unique.items() if verdicts.get(key) is None]
+    num_conflicting = sum(len(groups[key]) for key in conflicting)
+    return kept, FilterReport(
+        num_rows=len(rows),
+        num_without_answer=len(rows) - len(answered),
+        num_conflicting=num_conflicting,
+        num_duplicates=len(answered) - num_conflicting - len(unique),
+        num_in_benchmark_verbatim=sum(verdict == "verbatim" for verdict in verdicts.values()),
+        num_in_benchmark_normalised=sum(verdict == "normalised" for verdict in verdicts.values()),
+        num_kept=len(kept),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contamination:
+    """Finds benchmark problems inside training problems.
+
+    *Verbatim* is equality up to spacing and case. *Normalised* keeps letters and digits only, in lower case, and cuts
+    each text into all its substrings of 60 characters (shingles): a training problem is contaminated by a benchmark
+    problem when it holds at least half of that problem's distinct shingles. So a changed name or a final "rounded to
+    the nearest integer" does not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a
+    substring it would hit unrelated problems.
+
+    Attributes:
+        verbatim: normalised benchmark problems.
+        short: benchmark problems of fewer letters and digits than a shingle has.
+        index: shingle → the benchmark problems it occurs in.
+        num_shingles: distinct shingles of each benchmark problem.
+    """
+
+    verbatim: frozenset[str]
+    short: frozenset[str]
+    index: Mapping[str, Sequence[int]] = field(repr=False)
+    num_shingles: Sequence[int]
+
+    @classmethod
+    def of(cls, benchmarks: Sequence[Row]) -> "Contamination":
+        """An index over the benchmark problems, which are few; training problems are then looked up one by one."""
+        texts = [_alphanumeric(row.problem) for row in benchmarks]
+        index: dict[str, list[int]] = {}
+        for i, text in enumerate(texts):
+            for shingle in _shingles(text):
+                index.setdefault(shingle, []).append(i)
+        return cls(
+            verbatim=frozenset(normalised_problem(row.problem) for row in benchmarks),
+            short=frozenset(text for text in texts if len(text) < SHINGLE_LENGTH),
+            index=index,
+            num_shingles=[len(_shingles(text)) for text in texts],
+        )
+
+    def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
+        """In which sense a benchmark holds this problem; None where none does."""
+        if normalised_problem(problem) in self.verbatim:
+            return "verbatim"
+        text = _alphanumeric(problem)
+        if text in self.short:
+            return "normalised"
+        num_found: dict[int, int] = {}
+        for shingle in _shingles(text):
+            for i in self.index.get(shingle, ()):
+                num_found[i] = num_found.get(i, 0) + 1
+        if any(count >= SHINGLE_FRACTION * self.num_shingles[i] for i, count in num_found.items()):
+            return "normalised"
+        return None
+
+
+def normalised_problem(problem: str) -> str:
+    r"""The problem in lower case, without white space and LaTeX's spacing commands.
+
+    Example:
+        >>> normalised_problem("Find  $x\\,y + 1$.\n")
+        'find$xy+1$.'
+    """
+    return _SPACE.sub("", problem).lower()
+
+
+def _alphanumeric(problem: str) -> str:
+    return _NOT_ALPHANUMERIC.sub("", problem).lower()
+
+
+def _shingles(text: str) -> set[str]:
+    return {text[i : i + SHINGLE_LENGTH] for i in range(len(text) - SHINGLE_LENGTH + 1)}

@@ -1,0 +1,71 @@
+"""Which prompts a training step gets: shuffled epochs without end, the same for every run of one seed."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from apo_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOrder:
+    """An endless sequence of steps, a pure function of (ids, prompts_per_step, seed).
+
+    An epoch is a shuffle of all prompts and goes on into the next one in mid-step: none is left out, and none stands
+    twice in a step. Prompts are ranked by a hash of (seed, epoch, id), so no random generator is involved and the
+    order outlives a reordering of the file, a resume and another number of ranks.
+
+    Attributes:
+        ids: of the prompts; unique.
+        prompts_per_step: at most as many as there are prompts.
+        seed: of the run.
+
+    Raises:
+        ConfigError: fewer prompts than a step needs.
+
+    Example:
+        >>> order = PromptOrder(ids=["a", "b", "c"], prompts_per_step=2, seed=0)
+        >>> steps = order.steps()
+        >>> epochs = next(steps) + next(steps) + next(steps)
+        >>> sorted(epochs[:3]), sorted(epochs[3:])
+        ([0, 1, 2], [0, 1, 2])
+    """
+
+    ids: Sequence[str]
+    prompts_per_step: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_step < 1:
+            raise ConfigError(f"prompts_per_step is {self.prompts_per_step}: it must be at least 1")
+        if self.prompts_per_step > len(self.ids):
+            raise ConfigError(
+                f"prompts_per_step is {self.prompts_per_step} but there are {len(self.ids)} prompts to train on: "
+                "lower it, or give more data"
+            )
+
+    def steps(self, start: int = 0) -> Iterator[list[int]]:
+        """Positions into `ids`, step after step, from step `start` (0 is the first) on."""
+        waiting: list[int] = []
+        epochs = count()
+        for step in count():
+            if len(waiting) < self.prompts_per_step:
+                waiting = waiting + self._epoch(next(epochs), waiting)
+            batch, waiting = waiting[: self.prompts_per_step], waiting[self.prompts_per_step :]
+            if step >= start:
+                yield batch
+
+    def _epoch(self, epoch: int, waiting: Sequence[int]) -> list[int]:
+        """A shuffle whose head, which shares a step with the `waiting` rest of the last epoch, repeats none of it."""
+        order = sorted(range(len(self.ids)), key=lambda i: self._rank(epoch, self.ids[i]))
+        if not waiting:
+            return order
+        taken = set(waiting)
+        head = [i for i in order if i not in taken][: self.prompts_per_step - len(waiting)]
+        in_head = set(head)
+        return head + [i for i in order if i not in in_head]
+
+    def _rank(self, epoch: int, prompt_id: str) -> bytes:
+        key = f"{self.seed}\x1f{epoch}\x1f{prompt_id}"
+        return hashlib.blake2b(key.encode(), digest_size=8).digest()

@@ -1,0 +1,108 @@
+"""Problem → what the policy reads: text and token ids, through a chat template or a base-model template."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from apo_lightning.data.rows import Row
+from apo_lightning.errors import ConfigError
+from apo_lightning.types import Prompt
+
+PLACEHOLDER = "{problem}"
+TEMPLATE_DATE = "26 Jul 2024"
+"""Llama-3.2's chat template writes today's date unless told one: the same run would differ from day to day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTemplate:
+    r"""How a problem is put to the policy.
+
+    Attributes:
+        instruction: the user's turn, with `{problem}` in it, e.g. `{problem}\nPut your final answer in \boxed{}.`
+        system: the system message. None: none is passed, and the chat template may put in its own.
+        base_template: for base models, which have no chat template: the whole text, with `{problem}` where the
+            instruction goes. None: the tokenizer's chat template.
+
+    Raises:
+        ConfigError: a template without `{problem}`, or a system message that a base template has no place for.
+
+    Example:
+        >>> template = PromptTemplate(instruction="What is {problem}?", base_template="Q: {problem}\nA:")
+        >>> template.base_text("1 + 1")
+        'Q: What is 1 + 1?\nA:'
+    """
+
+    instruction: str = PLACEHOLDER
+    system: str | None = None
+    base_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if PLACEHOLDER not in self.instruction:
+            raise ConfigError(f"instruction {self.instruction!r} has no {PLACEHOLDER}: say where the problem goes")
+        if self.base_template is None:
+            return
+        if PLACEHOLDER not in self.base_template:
+            raise ConfigError(
+                f"prompt_template {self.base_template!r} has no {PLACEHOLDER}: say where the problem goes"
+            )
+        if self.system is not None:
+            raise ConfigError(
+                f"system is {self.system!r}, but the model's prompt_template has no place for it: "
+                "write it into the template, or set data.system=null"
+            )
+
+    def user_turn(self, problem: str) -> str:
+        """The instruction with the problem in it. Braces of LaTeX stay as they are."""
+        return self.instruction.replace(PLACEHOLDER, problem)
+
+    def base_text(self, problem: str) -> str:
+        """The base template with the instruction in it.
+
+        Raises:
+            ConfigError: there is no base template.
+        """
+        if self.base_template is None:
+            raise ConfigError("base_template is null: a base model needs model.prompt_template")
+        return self.base_template.replace(PLACEHOLDER, self.user_turn(problem))
+
+
+def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, source: str) -> Prompt:
+    """The prompt that is sampled from: the template around the problem, then the prefill.
+
+    A chat template writes its special tokens itself, so none are added to it; a base template gets those that the
+    tokenizer puts before any text, as in pre-training.
+
+    Args:
+        row: the problem.
+        tokenizer: of the policy.
+        template: chat or base-model.
+        source: the data set's name.
+
+    Raises:
+        ConfigError: neither the model's config nor the tokenizer has a template.
+    """
+    if template.base_template is not None:
+        text = template.base_text(row.problem) + row.prefill
+    elif tokenizer.chat_template is None:
+        raise ConfigError(
+            f"tokenizer {tokenizer.name_or_path!r} has no chat template: give the model a prompt_template "
+            f"with {PLACEHOLDER} in it"
+        )
+    else:
+        messages = [] if template.system is None else [{"role": "system", "content": template.system}]
+        messages.append({"role": "user", "content": template.user_turn(row.problem)})
+        turn = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
+        )
+        text = cast(str, turn) + row.prefill
+    token_ids = tokenizer.encode(text, add_special_tokens=template.base_template is not None)
+    return Prompt(
+        id=row.id,
+        problem=row.problem,
+        answer=row.answer,
+        text=text,
+        token_ids=tuple(token_ids),
+        prefill=row.prefill,
+        source=source,
+    )

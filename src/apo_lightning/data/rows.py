@@ -1,0 +1,149 @@
+"""What a data set states, and how a raw record of any of the usual layouts becomes such a row."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.rewards.extraction import last_boxed
+
+PROBLEM_COLUMNS = ("problem", "question", "prompt")
+ANSWER_COLUMNS = ("answer", "target", "reward_model.ground_truth")
+ID_COLUMNS = ("id", "unique_id")
+
+DAPO_PREFIX = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One problem of a data set, before any template."""
+
+    id: str
+    """Unique within its data set."""
+    problem: str
+    """Never empty."""
+    answer: str
+    """The gold answer; empty only where a worked solution was read that holds no `\\boxed{…}`."""
+    prefill: str = ""
+    """The start of the assistant's turn that is given, not sampled."""
+    solution: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    r"""Which columns of a record hold what. The default fits what most math data sets use.
+
+    Attributes:
+        problem_column: None: the first of `problem`, `question`, `prompt` that is there. Either text or a conversation
+            of one user message, as in the raw DAPO file (whose own instruction around the problem is taken off).
+        answer_column: None: the first of `answer`, `target`, `reward_model.ground_truth`. A dot goes into a nested
+            record. Of a worked solution in GSM8K's style, what follows the last `####` is the answer.
+        answer_is_boxed: the column holds a worked solution in MATH's style: its last `\boxed{…}` is the answer.
+    """
+
+    problem_column: str | None = None
+    answer_column: str | None = None
+    answer_is_boxed: bool = False
+
+
+def row_from_record(record: object, layout: Layout, *, where: str, default_id: str) -> Row:
+    r"""A row out of one decoded JSON object or parquet record.
+
+    Args:
+        record: the mapping from column to value.
+        layout: which columns to read.
+        where: file and line, or data set and number, for error messages.
+        default_id: the id of a record that brings none.
+
+    Raises:
+        ConfigError: no such column, an empty problem or answer, or a value that is neither text nor a finite number.
+
+    Example:
+        >>> record = {"question": "3 + 4?", "answer": "3 + 4 is 7.\n#### 7"}
+        >>> row_from_record(record, Layout(), where="gsm8k.jsonl:1", default_id="gsm8k-1").answer
+        '7'
+        >>> row_from_record({"question": "3 + 4?"}, Layout(), where="gsm8k.jsonl:1", default_id="gsm8k-1")
+        Traceback (most recent call last):
+        apo_lightning.errors.ConfigError: gsm8k.jsonl:1 has no answer (answer, target or ...): its columns are question
+    """
+    if not isinstance(record, Mapping):
+        raise ConfigError(f"{where} holds {_shown(record)}: expected one object with a problem and an answer")
+    problem_columns = (layout.problem_column,) if layout.problem_column else PROBLEM_COLUMNS
+    answer_columns = (layout.answer_column,) if layout.answer_column else ANSWER_COLUMNS
+
+    problem = _problem_text(_first(record, problem_columns, "problem", where), where)
+    answer = _text(_first(record, answer_columns, "answer", where), "answer", where)
+    if not problem:
+        raise ConfigError(f"{where} has an empty problem: fill it in or remove the row")
+    if not answer:
+        raise ConfigError(f"{where} has an empty answer: fill it in or remove the row")
+
+    solution = record.get("solution")
+    if layout.answer_is_boxed:
+        solution, answer = answer, (last_boxed(answer) or "").strip()
+    elif "####" in answer:
+        solution, answer = answer, answer.rpartition("####")[2].strip().replace(",", "")
+        if not answer:
+            raise ConfigError(f"{where} has nothing after its '####': fill in the answer or remove the row")
+    row_id = next((record[column] for column in ID_COLUMNS if record.get(column) is not None), default_id)
+    return Row(
+        id=_text(row_id, "id", where),
+        problem=problem,
+        answer=answer,
+        solution=solution if isinstance(solution, str) else None,
+    )
+
+
+def require_unique_ids(rows: Sequence[Row], where: str) -> None:
+    """Sample seeds are derived from ids, so two rows of one id would draw the same noise.
+
+    Raises:
+        ConfigError: two rows have the same id.
+    """
+    seen: set[str] = set()
+    for row in rows:
+        if row.id in seen:
+            raise ConfigError(f"{where} has two rows with the id '{row.id}': make ids unique, or leave the column out")
+        seen.add(row.id)
+
+
+def _first(record: Mapping[str, Any], columns: Sequence[str], what: str, where: str) -> object:
+    for column in columns:
+        value: Any = record
+        for key in column.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    *others, last = columns
+    names = f"{', '.join(others)} or {last}" if others else last
+    raise ConfigError(f"{where} has no {what} ({names}): its columns are {', '.join(map(str, record)) or 'none'}")
+
+
+def _problem_text(value: object, where: str) -> str:
+    if not isinstance(value, list):
+        return _text(value, "problem", where)
+    message = value[0] if len(value) == 1 else None
+    if not isinstance(message, Mapping) or message.get("role") != "user":
+        raise ConfigError(f"{where} has a conversation as its problem ({_shown(value)}): expected one user message")
+    return _text(message.get("content"), "problem", where).removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
+
+
+def _text(value: object, what: str, where: str) -> str:
+    """27 and 27.0 are the answer "27"; the text "27.0" stays as it is."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(value)
+    raise ConfigError(f"{where} has {_shown(value)} as its {what}: expected text or a finite number")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,157 @@
+"""Where a run's problems come from: training rows, held-out rows, and what was dropped on the way."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from apo_lightning.data.files import HubDataset, ProblemSet
+from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
+from apo_lightning.data.rows import Row
+from apo_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problems:
+    """What a source holds."""
+
+    train: list[Row]
+    validation: dict[str, list[Row]]
+    """Held-out problems by benchmark name; never filtered."""
+    report: FilterReport
+    """Of the training rows."""
+
+
+@runtime_checkable
+class ProblemSource(Protocol):
+    """A task: its problems and the sampling limits that belong to it."""
+
+    @property
+    def name(self) -> str:
+        """Of the data set."""
+        ...
+
+    @property
+    def instruction(self) -> str:
+        """The user's turn, with `{problem}` in it."""
+        ...
+
+    @property
+    def system(self) -> str | None:
+        """The system message, if any."""
+        ...
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longer training prompts are dropped and counted."""
+        ...
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """A completion is cut there."""
+        ...
+
+    def check(self) -> None:
+        """Find what cannot work without reading everything; raises `ConfigError`."""
+        ...
+
+    def load(self) -> Problems:
+        """Read, filter and split."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSource:
+    """Problems of a local file or a hub data set.
+
+    Attributes:
+        name: of the data set; also of the part that is held out of it.
+        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`; goes before the hub.
+        hub: the hub data set that is read when there is no path.
+        num_validation: training problems held out, chosen by a hash of their text, so the choice depends neither on
+            the order of the file nor on the run's seed.
+        validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`.
+        exclude: benchmarks whose problems are taken out of the training set: paths or `ProblemSet`s.
+        instruction: as in `PromptTemplate`.
+        system: as in `PromptTemplate`.
+        max_prompt_tokens: longer training prompts are dropped and counted.
+        max_completion_tokens: a completion is cut there.
+
+    Raises:
+        ConfigError: a limit that is not positive, or a benchmark of the data set's own name.
+    """
+
+    name: str
+    path: str | None = None
+    hub: HubDataset | None = None
+    num_validation: int = 0
+    validation: Mapping[str, ProblemSet | str] = field(default_factory=dict)
+    exclude: Sequence[ProblemSet | str] = ()
+    instruction: str = "{problem}"
+    system: str | None = None
+    max_prompt_tokens: int = 512
+    max_completion_tokens: int = 1536
+
+    def __post_init__(self) -> None:
+        require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
+        if self.num_validation and self.name in self.validation:
+            raise ConfigError(
+                f"validation has a benchmark '{self.name}' and num_validation={self.num_validation} makes another of "
+                "that name: rename it, or set num_validation=0"
+            )
+
+    def check(self) -> None:
+        """Every local file exists and its first record can be read; raises `ConfigError`."""
+        for problem_set in (
+            ProblemSet(path=self.path, hub=self.hub),
+            *map(_problem_set, self.validation.values()),
+            *map(_problem_set, self.exclude),
+        ):
+            problem_set.check()
+
+    def load(self) -> Problems:
+        """Read, filter and split.
+
+        Raises:
+            ConfigError: a file or hub data set cannot be had, a row is malformed, or nothing is left to train on.
+        """
+        validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self.validation.items()}
+        excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
+        rows, report = filter_rows(ProblemSet(path=self.path, hub=self.hub).rows(self.name), excluded)
+        if len(rows) <= self.num_validation:
+            raise ConfigError(
+                f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"
+            )
+        held_out = {row.id for row in sorted(rows, key=_rank)[: self.num_validation]}
+        if held_out:
+            validation[self.name] = [row for row in rows if row.id in held_out]
+        train = [row for row in rows if row.id not in held_out]
+        report = replace(report, num_held_out=len(held_out), num_kept=len(train))
+        return Problems(train=train, validation=validation, report=report)
+
+
+def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, num_validation: int) -> None:
+    """Raise `ConfigError` unless both limits are positive and the count is not negative."""
+    for name, value, smallest in (
+        ("max_prompt_tokens", max_prompt_tokens, 1),
+        ("max_completion_tokens", max_completion_tokens, 1),
+        ("num_validation", num_validation, 0),
+    ):
+        if value < smallest:
+            raise ConfigError(f"{name} is {value}: it must be at least {smallest}")
+
+
+def _problem_set(benchmark: ProblemSet | str) -> ProblemSet:
+    return ProblemSet(path=benchmark) if isinstance(benchmark, str) else benchmark
+
+
+def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
+    rows = _problem_set(benchmark).rows(name)
+    for row in rows:
+        if not row.answer:
+            raise ConfigError(f"benchmark {name}, problem '{row.id}' has no answer in a \\boxed{{…}}: mend the row")
+    return rows
+
+
+def _rank(row: Row) -> bytes:
+    return hashlib.blake2b(normalised_problem(row.problem).encode(), digest_size=8).digest()

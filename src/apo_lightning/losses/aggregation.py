@@ -1,0 +1,87 @@
+"""From a loss per token to the scalar of a mini-batch: one weight per token, fixed before any split.
+
+    loss = Σ_t w_t · loss_t
+
+The counts in w are those of the whole mini-batch over all ranks, so neither the micro-batch split nor the packing nor
+the number of ranks can change the result.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+
+Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm"]
+AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+
+
+def token_weights(
+    lengths: Int[Tensor, "sequences"],
+    keep: Bool[Tensor, "sequences"],
+    mode: str,
+    *,
+    max_completion_tokens: int,
+    num_tokens: int | None = None,
+    num_sequences: int | None = None,
+) -> Float[Tensor, "tokens"]:
+    """The weight of every token in the scalar loss of its mini-batch.
+
+        token_mean                      w = 1/N_tokens
+        sequence_mean_token_mean        w = 1/(N_sequences · length)
+        sequence_mean_token_sum_norm    w = 1/(N_sequences · max_completion_tokens)
+
+    Source: `token_mean`, Yu et al. 2025 (DAPO), Eq. 8, and the APO paper; `sequence_mean_token_mean`, Shao et al. 2024,
+    Eq. 3; `sequence_mean_token_sum_norm`, Liu et al. 2025 (Dr. GRPO).
+
+    Args:
+        lengths: response tokens of each completion.
+        keep: False: weight 0, and counted in no denominator.
+        mode: one of `AGGREGATIONS`.
+        max_completion_tokens: the longest a completion may be; Dr. GRPO's constant.
+        num_tokens: kept tokens of the mini-batch over all ranks; None: those here.
+        num_sequences: kept completions of the mini-batch over all ranks; None: those here.
+
+    Returns:
+        One weight per token, completion after completion.
+
+    Raises:
+        ConfigError: `mode` is unknown.
+
+    Example:
+        >>> token_weights(torch.tensor([1, 3]), torch.tensor([True, True]), "token_mean", max_completion_tokens=8)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    num_tokens = int(lengths[keep].sum()) if num_tokens is None else num_tokens
+    num_sequences = int(keep.sum()) if num_sequences is None else num_sequences
+    if mode == "token_mean":
+        denominators = torch.full_like(lengths, num_tokens)
+    elif mode == "sequence_mean_token_mean":
+        denominators = num_sequences * lengths
+    elif mode == "sequence_mean_token_sum_norm":
+        denominators = torch.full_like(lengths, num_sequences * max_completion_tokens)
+    else:
+        raise ConfigError(f"aggregation is {mode!r}: choose one of {', '.join(AGGREGATIONS)}")
+    weights = torch.where(keep, 1 / denominators, 0.0)
+    return weights.repeat_interleave(lengths)
+
+
+def truncated_importance_weights(
+    old_logprobs: Float[Tensor, "tokens"], rollout_logprobs: Float[Tensor, "tokens"], cap: float
+) -> Float[Tensor, "tokens"]:
+    """Corrects for an engine that samples from slightly other probabilities than the trainer computes.
+
+        weight = min(π_old(y)/π_rollout(y), cap)
+
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+
+    Returns:
+        Detached weights in [0, cap].
+
+    Example:
+        >>> truncated_importance_weights(torch.tensor([0.5, 0.9]).log(), torch.tensor([0.5, 0.1]).log(), cap=2.0)
+        tensor([1., 2.])
+    """
+    return (old_logprobs - rollout_logprobs).detach().exp().clamp(max=cap)

@@ -1,0 +1,120 @@
+"""Anchored Policy Optimization: push an error down and, within the same trust region, pull the alternatives up."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses.base import PolicyLoss, applicable, required
+from apo_lightning.losses.functional import (
+    LOG_RATIO_LIMIT,
+    anchor_log_ratio,
+    anchor_set,
+    importance_ratio,
+    log_mass,
+    log_ratio,
+    rectified_ratio,
+)
+from apo_lightning.types import LossInputs, LossOutput, Needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class APO(PolicyLoss):
+    """The clipped objective on a rectified ratio where a token belongs to an error, on the plain ratio elsewhere.
+
+        S = T_K without y,   r_anchor = Σ_S π / Σ_S π_ref
+        ρ = λ·r − β·r_anchor   where triggered,   ρ = r   elsewhere
+
+    `push_coef=1, pull_coef=0` is GRPO, bit for bit. For any logit z_v of a triggered token, master identity:
+
+        ∂ρ/∂z_v = π(v)·(c_v − ρ),   c_y = λ/π_old(y),   c_k = −β/Z_ref for k ∈ S,   0 otherwise
+
+    *Saturation.* The objective of an error is flat below ρ = 1 − ε. At r = 1 push and pull both vanish once
+    r_anchor > (λ − (1 − ε))/β, 2.5 with the defaults.
+
+    Source: Wang et al. 2026, Eqs. 6-9 and 23.
+
+    Departure: an empty S pulls nothing (the paper leaves it open); the gradient is that of the one-sided `min` of
+    Eq. 23 (see `functional.clipped_objective`).
+
+    Metrics, NaN outside triggered tokens except for the first two:
+        `ratio`: r. `triggered`: 1 or 0.
+        `anchor_ratio`: r_anchor. `ref_anchor_mass`: Z_ref. `saturated`: 1 where ρ < 1 − ε, else 0.
+        `pull`: |A|·β·r_anchor·(1 − Σ_S π), the pull's size before token weights; NaN also where it has no gradient.
+
+    Attributes:
+        push_coef: λ > 0, on the ratio of the error itself.
+        pull_coef: β ≥ 0, on the anchors; λ − β must exceed 1 − ε.
+        anchor_size: K ≥ 1, how many of the reference's likeliest tokens form T_K.
+        trigger: `negative_advantage`: A < 0. `incorrect`: A < 0 and the answer was judged wrong, for advantages that
+            give correct answers A < 0.
+        exclude_sampled: False keeps y among the anchors, the naive set of appendix C.1: the pull then raises the very
+            token that the push lowers.
+
+    Raises:
+        ConfigError: a value outside its range, or coefficients under which no error could ever learn.
+    """
+
+    push_coef: float = 1.05
+    pull_coef: float = 0.1
+    anchor_size: int = 8
+    trigger: Literal["negative_advantage", "incorrect"] = "negative_advantage"
+    exclude_sampled: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.push_coef < float("inf"):
+            raise ConfigError(f"push_coef is {self.push_coef}: give a positive number, such as 1.05")
+        if not 0 <= self.pull_coef < float("inf"):
+            raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
+        if self.anchor_size < 1:
+            raise ConfigError(f"anchor_size is {self.anchor_size}: give at least 1 (for no anchors, use algo=grpo)")
+        if self.trigger not in ("negative_advantage", "incorrect"):
+            raise ConfigError(f"trigger is {self.trigger!r}: choose negative_advantage or incorrect")
+        start, edge = self.push_coef - self.pull_coef, 1 - self.clip_eps
+        if start <= edge + 1e-9:
+            raise ConfigError(
+                f"push_coef - pull_coef is {start:.6g}, not above 1 - clip_eps = {edge:.6g}: errors start on the flat "
+                "part of the clip, so none would have a gradient; raise push_coef or lower pull_coef"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """The reference's top-K."""
+        return super().needs | Needs(anchor_size=self.anchor_size)
+
+    def reference_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Triggered tokens: those of errors."""
+        return advantages < 0 if self.trigger == "negative_advantage" else (advantages < 0) & ~is_correct
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """−objective(ρ, A)."""
+        anchor = required(inputs.anchor, "anchor")
+        triggered = self.reference_mask(inputs.advantages, inputs.is_correct)
+        members = anchor_set(
+            anchor.token_ids, anchor.ref_logprobs, inputs.token_ids, exclude_sampled=self.exclude_sampled
+        )
+        members = members & triggered.unsqueeze(1)
+        ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
+        log_r_anchor = anchor_log_ratio(anchor.logprobs, anchor.ref_logprobs, members)
+        r_anchor = log_r_anchor.clamp(max=LOG_RATIO_LIMIT).exp()
+        rho = rectified_ratio(ratio, r_anchor, triggered, push_coef=self.push_coef, pull_coef=self.pull_coef)
+
+        mass = log_mass(anchor.logprobs.detach(), members).exp()
+        pull = inputs.advantages.abs() * self.pull_coef * r_anchor * (1 - mass).clamp(min=0)
+        pulls = triggered & ~self._is_flat(rho, inputs.advantages)
+        metrics = {
+            "ratio": ratio.detach(),
+            "triggered": triggered.to(rho.dtype),
+            "anchor_ratio": applicable(r_anchor, triggered),
+            "ref_anchor_mass": applicable(log_mass(anchor.ref_logprobs, members).exp(), triggered),
+            "saturated": applicable((rho < 1 - self.clip_eps).to(rho.dtype), triggered),
+            "pull": applicable(pull, pulls),
+        }
+        pull_moves = (self.pull_coef * r_anchor > 0) & (log_r_anchor <= LOG_RATIO_LIMIT)
+        push_moves = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() <= LOG_RATIO_LIMIT
+        return self._surrogate(inputs, rho, ~(push_moves | pull_moves), metrics)

@@ -1,0 +1,130 @@
+"""What every policy loss has: a clipped surrogate, an optional entropy bonus, and a declaration of what it reads."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses.functional import clipped_objective, is_clipped
+from apo_lightning.types import LossInputs, LossOutput, Needs
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss(ABC):
+    """A loss per token: `loss(inputs)` is to be minimised, after one weight per token and a sum.
+
+    Calling it yields, besides the loss, `clip_fraction`: 1 where a token of A ≠ 0 has no surrogate gradient, 0 where it
+    has, NaN where A = 0.
+
+    Attributes:
+        clip_eps: ε_low, and ε_high where `clip_eps_high` is None; in (0, 1).
+        clip_eps_high: ε_high > 0, for a wider upper side; None: symmetric.
+        dual_clip: c > 1 bounds the loss of a token of A < 0 by c·|A|; None: the equation as printed.
+        entropy_coef: the loss falls by this much per nat of entropy; 0: entropy is not computed.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    clip_eps: float = 0.2
+    clip_eps_high: float | None = None
+    dual_clip: float | None = None
+    entropy_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_eps < 1:
+            raise ConfigError(f"clip_eps is {self.clip_eps}: give a value between 0 and 1, such as 0.2")
+        if self.clip_eps_high is not None and not self.clip_eps_high > 0:
+            raise ConfigError(f"clip_eps_high is {self.clip_eps_high}: give a positive value, or null for clip_eps")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ConfigError(
+                f"dual_clip is {self.dual_clip}: at 1 or below no token of negative advantage could learn; "
+                "give a value above 1, such as 3, or null for none"
+            )
+        if not abs(self.entropy_coef) < float("inf"):
+            raise ConfigError(f"entropy_coef is {self.entropy_coef}: give a finite number")
+
+    @property
+    def needs(self) -> Needs:
+        """What it reads beyond the log-probs of the sampled tokens."""
+        return Needs(entropy=self.entropy_coef != 0)
+
+    def reference_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens on which it reads the reference; the reference need not be run on the others."""
+        return torch.zeros_like(is_correct)
+
+    def prepare(self, minibatch: Any) -> "PolicyLoss":
+        """The loss for one mini-batch, asked before its split: a place for statistics over the whole of it."""
+        return self
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Loss and metrics of some tokens; no token's loss depends on another token."""
+
+    def _is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        return is_clipped(
+            ratio,
+            advantages,
+            clip_eps=self.clip_eps,
+            clip_eps_high=self.clip_eps_high,
+            dual_clip=self.dual_clip,
+        )
+
+    def _surrogate(
+        self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]
+    ) -> LossOutput:
+        """Minus the clipped objective of `ratio`, minus the entropy bonus.
+
+        Importance weights correct the objective alone: entropy and penalties are no expectations over old samples.
+
+        Args:
+            inputs: of the loss.
+            ratio: ρ.
+            frozen: where ρ itself has no gradient, because its log was clamped.
+            metrics: the loss's own.
+        """
+        objective = clipped_objective(
+            ratio,
+            inputs.advantages,
+            clip_eps=self.clip_eps,
+            clip_eps_high=self.clip_eps_high,
+            dual_clip=self.dual_clip,
+        )
+        if inputs.importance_weights is not None:
+            objective = inputs.importance_weights.detach() * objective
+        loss = -objective
+        if self.entropy_coef != 0:
+            loss = loss - self.entropy_coef * required(inputs.entropy, "entropy")
+        no_gradient = self._is_flat(ratio, inputs.advantages) | frozen
+        clip_fraction = applicable(no_gradient.to(loss.dtype), inputs.advantages != 0)
+        return LossOutput(per_token=loss, metrics={"clip_fraction": clip_fraction, **metrics})
+
+
+def applicable(values: Float[Tensor, "tokens"], where: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """A metric: detached, NaN where it does not apply.
+
+    Example:
+        >>> applicable(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))
+        tensor([1., nan])
+    """
+    return torch.where(where, values.detach(), torch.nan)
+
+
+def required(value: T | None, name: str) -> T:
+    """An input that `needs` declared.
+
+    Raises:
+        ValueError: it is missing.
+    """
+    if value is None:
+        raise ValueError(f"LossInputs.{name} is None, but the loss's `needs` asks for it")
+    return value

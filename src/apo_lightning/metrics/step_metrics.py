@@ -1,0 +1,158 @@
+"""The numbers a training step logs, reduced over its tokens, completions and ranks by torchmetrics."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torchmetrics import CatMetric, MeanMetric, Metric, SumMetric
+
+from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.types import LossOutput, Rollouts, StepTokens
+
+STATUSES = ("correct", "incorrect", "unparsed", "timeout", "error")
+
+
+@dataclass(slots=True)
+class UpdateRecord:
+    """What the optimizer steps of one rollout add up to."""
+
+    loss: float = 0.0
+    """Sum of the mini-batches' scalar losses, this rank's share."""
+    grad_norms: list[float] = field(default_factory=list)
+    """Before clipping, one an optimizer step."""
+    num_empty: int = 0
+    """Mini-batches without a kept token: no optimizer step."""
+    num_nonfinite: int = 0
+    """Gradients that were not finite: no optimizer step."""
+    logprob_gap: float = math.nan
+    parts: list[Mapping[str, Tensor]] = field(default_factory=list)
+
+    def add(self, scalar: Tensor, output: LossOutput) -> None:
+        """One micro-batch."""
+        self.loss += float(scalar.detach())
+        self.parts.append(output.metrics)
+
+    def count_step(self, grad_norm: float, num_tokens: int) -> bool:
+        """Whether the optimizer may step; what it skips is counted."""
+        if num_tokens == 0:
+            self.num_empty += 1
+        elif not math.isfinite(grad_norm):
+            self.num_nonfinite += 1
+        else:
+            self.grad_norms.append(grad_norm)
+            return True
+        return False
+
+    @property
+    def loss_metrics(self) -> dict[str, Tensor]:
+        """The loss's per-token metrics over all tokens of the update, in the order in which they were run."""
+        names = self.parts[0] if self.parts else {}
+        return {name: torch.cat([part[name] for part in self.parts]) for name in names}
+
+
+class StepMetrics(nn.Module):
+    """Reduces one step at a time. Non-finite values are left out of a mean and counted in `train/num_nonfinite`.
+
+    Args:
+        group_size: completions a prompt, for `train/pass@{group_size}`.
+        medians: log names that are reported as a median: ratios with a long tail.
+    """
+
+    def __init__(self, group_size: int, medians: frozenset[str] = frozenset({"apo/anchor_ratio"})) -> None:
+        super().__init__()
+        self.group_size = group_size
+        self.medians = medians
+        self.reducers = nn.ModuleDict()
+
+    def compute(
+        self,
+        rollouts: Rollouts,
+        tokens: StepTokens,
+        record: UpdateRecord,
+        timings: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Everything that is logged of a step, by log name."""
+        device = tokens.old_logprobs.device
+        means = self._completion_means(rollouts, tokens) | self._token_means(tokens)
+        loss_metrics = {log_name(name): values for name, values in record.loss_metrics.items()}
+        means |= {name: values for name, values in loss_metrics.items() if name not in self.medians}
+        means["train/grad_norm"] = torch.tensor(record.grad_norms)
+        sums = {f"reward/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
+        sums["train/loss"] = record.loss
+        nonfinite = sum(int(values.isinf().sum()) for values in [*means.values(), *loss_metrics.values()])
+        sums["train/num_nonfinite"] = float(nonfinite)
+
+        result = {name: self._reduce(name, MeanMetric, values.to(device)) for name, values in means.items()}
+        result |= {name: self._reduce(name, SumMetric, torch.tensor(value).to(device)) for name, value in sums.items()}
+        for name in self.medians & loss_metrics.keys():
+            result[name] = self._reduce(name, CatMetric, loss_metrics[name])
+        result["train/num_empty_minibatches"] = float(record.num_empty)
+        result["train/num_skipped_steps"] = float(record.num_nonfinite)
+        result["sync/logprob_gap"] = record.logprob_gap
+        result |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
+        num_tokens = result.pop("num_tokens") * len(rollouts.completions)
+        result["perf/tokens_per_second"] = num_tokens / timings["step"]
+        return result
+
+    def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
+        correct = rollouts.is_correct
+        group = torch.full((len(rollouts.prompts),), self.group_size)
+        lengths = rollouts.lengths.flatten().float()
+        first_token = torch.cat([torch.zeros(1), lengths.cumsum(0)[:-1]]).long()
+        return {
+            "train/reward": rollouts.rewards.flatten(),
+            "train/pass@1": correct.flatten().float(),
+            f"train/pass@{self.group_size}": pass_at_k(group, correct.sum(1), self.group_size).float(),
+            "train/completion_tokens": lengths,
+            "train/truncated_fraction": torch.tensor([float(c.finish_reason == "length") for c in rollouts.completions]),
+            "train/zero_advantage_fraction": (tokens.advantages.cpu()[first_token] == 0).float(),
+            "num_tokens": lengths,
+        }
+
+    def _token_means(self, tokens: StepTokens) -> dict[str, Tensor]:
+        return {"train/entropy": tokens.entropy, "train/max_prob": tokens.max_prob}
+
+    def _reduce(self, name: str, kind: type[Metric], values: Tensor) -> float:
+        if name not in self.reducers:
+            self.reducers[name] = kind().to(values.device)
+        reducer = self.reducers[name]
+        assert isinstance(reducer, Metric)
+        reducer.update(values[values.isfinite()] if values.dim() else values)
+        reduced = reducer.compute()
+        reducer.reset()
+        if kind is CatMetric:
+            reduced = torch.as_tensor(reduced, dtype=torch.float32).flatten()
+            return float(reduced.median()) if len(reduced) else math.nan
+        return float(reduced)
+
+
+def log_name(metric: str) -> str:
+    """A loss names its metrics with a namespace of its own (`apo/…`) or without, for `train/…`.
+
+    Example:
+        >>> log_name("clip_fraction"), log_name("apo/anchor_ratio")
+        ('train/clip_fraction', 'apo/anchor_ratio')
+    """
+    return metric if "/" in metric else f"train/{metric}"
+
+
+def count_verdicts(rollouts: Rollouts) -> dict[str, int]:
+    """How many completions got each status; zeros included, so that the log has every column from the first step."""
+    counts = Counter(verdict.status for verdict in rollouts.verdicts)
+    return {status: counts[status] for status in STATUSES}
+
+
+def validation_metrics(name: str, rollouts: Rollouts) -> dict[str, float]:
+    """pass@1 and pass@n of one held-out set, by log name."""
+    n = rollouts.group_size
+    num_correct: Int[Tensor, "prompts"] = rollouts.is_correct.sum(1)
+    samples = torch.full_like(num_correct, n)
+    metrics = {f"val/{name}/pass@{k}": float(pass_at_k(samples, num_correct, k).mean()) for k in sorted({1, n})}
+    metrics[f"val/{name}/truncated_fraction"] = sum(c.finish_reason == "length" for c in rollouts.completions) / len(
+        rollouts.completions
+    )
+    return metrics

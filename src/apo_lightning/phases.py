@@ -1,0 +1,73 @@
+"""How long the phases of a step take, and which one runs right now."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PhaseListener = Callable[[str | None], None]
+
+
+class PhaseClock:
+    """Seconds of wall-clock time in each named phase.
+
+    A phase inside another one *pauses* it, so every second belongs to exactly one phase and the sum over phases never
+    exceeds the time that passed. Work queued on an accelerator is charged to the phase that waits for it.
+
+    Args:
+        now: the time in seconds; anything monotonic.
+
+    Example:
+        >>> ticks = iter([0.0, 3.0, 5.0, 6.0])  # read on entering and on leaving each phase
+        >>> clock = PhaseClock(now=lambda: next(ticks))
+        >>> with clock.phase("update"):
+        ...     with clock.phase("sync"):
+        ...         pass
+        >>> clock.take()
+        {'update': 4.0, 'sync': 2.0}
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._open: list[str] = []
+        self._since = 0.0
+        self._seconds: dict[str, float] = {}
+        self._listeners: list[PhaseListener] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time until the block is left, normally or by an exception, to `name`."""
+        self._charge()
+        self._open.append(name)
+        self._seconds.setdefault(name, 0.0)
+        self._tell()
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+            self._tell()
+
+    def subscribe(self, listener: PhaseListener) -> None:
+        """Call `listener` at every change with the innermost phase, or None when the last one was left."""
+        self._listeners.append(listener)
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each phase since the last call, in the order they were first entered; starts again from nothing.
+
+        A phase that is still open is charged up to now, and goes on.
+        """
+        if self._open:
+            self._charge()
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def _charge(self) -> None:
+        now = self._now()
+        if self._open:
+            self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
+        self._since = now
+
+    def _tell(self) -> None:
+        current = self._open[-1] if self._open else None
+        for listener in self._listeners:
+            listener(current)

@@ -1,0 +1,92 @@
+"""How a step's completions become optimizer steps, and every token's weight, before anything is split."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lightning.losses.aggregation import token_weights
+from apo_lightning.packing import Microbatch, minibatches
+from apo_lightning.settings import StepSettings
+from apo_lightning.step import StepTable
+
+
+class Ranks(Protocol):
+    """The processes of a run, as far as the plan must know them."""
+
+    world_size: int
+
+    def sum(self, value: float) -> float:
+        """Over all ranks."""
+        ...
+
+    def max(self, value: float) -> float:
+        """Over all ranks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """One optimizer step: its micro-batches, and the weight of every token in its scalar loss."""
+
+    completions: range
+    microbatches: Sequence[Microbatch]
+    """The kept completions, and then empty forwards so that all ranks run equally many."""
+    weights: Float[Tensor, "tokens"]
+    """[T] over the whole step; 0 outside this mini-batch and on dropped completions."""
+    num_padding: int
+    """How many of the last micro-batches are there for the other ranks' sake and weigh nothing."""
+    num_tokens: int
+    """Kept tokens, over all ranks; 0: no optimizer step."""
+
+
+def even_microbatches(
+    table: StepTable, completions: Sequence[int], settings: StepSettings, ranks: Ranks
+) -> tuple[list[Microbatch], int]:
+    """Micro-batches of these completions, and how many were added at the end so that all ranks run equally many.
+
+    Under sharding every forward is a collective: a rank with fewer micro-batches than the others would leave them
+    waiting for ever. The added ones run some completion again.
+    """
+    microbatches = table.microbatches(completions, settings.tokens_per_microbatch)
+    num_padding = int(ranks.max(len(microbatches))) - len(microbatches)
+    filler = table.microbatches([0], settings.tokens_per_microbatch) if num_padding else []
+    return microbatches + filler * num_padding, num_padding
+
+
+def plan_minibatches(table: StepTable, settings: StepSettings, ranks: Ranks) -> list[Minibatch]:
+    """Mini-batches by prompt in sampling order, over kept completions, with one weight a token.
+
+    Counts are taken over all ranks, so neither the split into micro-batches nor the number of ranks enters a weight.
+    """
+    prompts_per_rank = settings.prompts_per_minibatch // ranks.world_size
+    return [
+        _plan_one(table, completions, settings, ranks)
+        for completions in minibatches(len(table.rollouts.prompts), settings.group_size, prompts_per_rank)
+    ]
+
+
+def _plan_one(table: StepTable, completions: range, settings: StepSettings, ranks: Ranks) -> Minibatch:
+    kept = torch.zeros_like(table.keep)
+    kept[completions.start : completions.stop] = table.keep[completions.start : completions.stop]
+    num_tokens = int(ranks.sum(int(table.lengths[kept].sum())))
+    num_sequences = int(ranks.sum(int(kept.sum())))
+    microbatches, num_padding = even_microbatches(table, kept.nonzero().flatten().tolist(), settings, ranks)
+    weights = token_weights(
+        table.lengths,
+        kept,
+        settings.aggregation,
+        max_completion_tokens=settings.max_completion_tokens,
+        num_tokens=num_tokens,
+        num_sequences=num_sequences,
+    )
+    return Minibatch(
+        completions=completions,
+        microbatches=microbatches,
+        weights=weights.to(table.device),
+        num_padding=num_padding,
+        num_tokens=num_tokens,
+    )

@@ -1,0 +1,269 @@
+"""The language model that is trained: how it is loaded, and how it scores the tokens of a micro-batch."""
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.logprobs import full_kl, token_statistics
+from apo_lightning.packing import Microbatch
+from apo_lightning.tokenizer import character_tokenizer
+from apo_lightning.types import TokenStatistics
+
+PACKAGE_PREFIX = "package://"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """Where a model comes from and how it computes. Its fields are the keys of `configs/model/*.yaml`.
+
+    Attributes:
+        name: how logs and reports call the model.
+        path: a hub id, a local folder, a local `.gguf` file, or `package://<python package>/<file>.gguf` for a file
+            inside an installed package. None: a random model from `config`, with the project's character tokenizer.
+        config: `transformers` config fields of a random model, `model_type` among them; None otherwise.
+        prompt_template: for base models, which have no chat template: the text that the policy reads, with
+            `{problem}` in it. None: the tokenizer's own chat template.
+        stop_tokens: further tokens that end a completion, beside the model's own end-of-sequence (a base model that
+            was shown chat data ends its turn with a token that its config does not name).
+        compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it natively). Weights
+            and optimizer state are float32 in any case: at learning rates of 1e-6 bfloat16 weights lose most updates.
+        gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
+        attn_implementation: as in `transformers`.
+    """
+
+    name: str
+    path: str | None = None
+    config: Mapping[str, Any] | None = None
+    prompt_template: str | None = None
+    stop_tokens: tuple[str, ...] | list[str] = ()
+    compute_dtype: str = "auto"
+    gradient_checkpointing: bool = False
+    attn_implementation: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.config is None):
+            raise ConfigError(f"model {self.name}: give exactly one of `path` (weights) and `config` (random weights)")
+        if self.compute_dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"model.compute_dtype is {self.compute_dtype!r}: choose auto, float32 or bfloat16")
+        if self.prompt_template is not None and "{problem}" not in self.prompt_template:
+            raise ConfigError(f"model.prompt_template of {self.name} has no {{problem}} in it")
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype of matrix products on `device`."""
+        if self.compute_dtype != "auto":
+            return torch.float32 if self.compute_dtype == "float32" else torch.bfloat16
+        return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+
+    def load_config(self) -> PretrainedConfig:
+        """The architecture, without weights.
+
+        Raises:
+            ConfigError: the model is neither on this machine nor to be had from the hub.
+        """
+        if self.config is not None:
+            fields = {key: value for key, value in self.config.items() if key != "model_type"}
+            return AutoConfig.for_model(self.config["model_type"], vocab_size=len(character_tokenizer()), **fields)
+        return self._from_pretrained(AutoConfig)
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that belongs to the weights."""
+        return character_tokenizer() if self.path is None else self._from_pretrained(AutoTokenizer)
+
+    def load_model(self, seed: int) -> PreTrainedModel:
+        """The model with float32 weights, on the CPU.
+
+        Args:
+            seed: of the random weights where `config` is given; the global RNG is left as it was.
+        """
+        if self.path is not None:
+            model = self._from_pretrained(
+                AutoModelForCausalLM, dtype=torch.float32, attn_implementation=self.attn_implementation
+            )
+            _forget_quantization(model)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = AutoModelForCausalLM.from_config(
+                    self.load_config(), dtype=torch.float32, attn_implementation=self.attn_implementation
+                )
+        refuse_unsupported_head(model)
+        if self.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+    def _from_pretrained(self, loader: Any, **kwargs: Any) -> Any:
+        folder, gguf_file = self._locate()
+        if gguf_file is not None:
+            kwargs["gguf_file"] = gguf_file
+        try:
+            return loader.from_pretrained(folder, **kwargs)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"model.path={self.path}: not on this machine and not to be had from the hub ({reason}); "
+                "give a local folder with model.path=/path/to/model"
+            ) from error
+
+    def _locate(self) -> tuple[str, str | None]:
+        """(folder or hub id, GGUF file name inside it or None)."""
+        assert self.path is not None
+        path = self.path
+        if path.startswith(PACKAGE_PREFIX):
+            package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
+            spec = importlib.util.find_spec(package)
+            if spec is None or spec.origin is None:
+                raise ConfigError(
+                    f"model.path={path}: the Python package {package} is not installed (pip install "
+                    f"{package.replace('_', '-')}, or make setup)"
+                )
+            path = str(Path(spec.origin).parent / inner)
+        if path.endswith(".gguf"):
+            if not Path(path).is_file():
+                raise ConfigError(f"model.path={self.path}: there is no file {Path(path).name}")
+            return str(Path(path).parent), Path(path).name
+        return path, None
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """True where bfloat16 matrix products run in hardware: recent GPUs, and CPUs with AMX or AVX512-bf16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def _forget_quantization(model: PreTrainedModel) -> None:
+    """A GGUF file is dequantised on load, but leaves marks that make `save_pretrained` refuse the model."""
+    for attribute in ("hf_quantizer", "quantization_method"):
+        if hasattr(model, attribute):
+            setattr(model, attribute, None)
+    if hasattr(model, "is_quantized"):
+        model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def refuse_unsupported_head(model: PreTrainedModel) -> None:
+    """Our head is softmax(h·Wᵀ/τ): anything more would be silently ignored, so such models are refused by name.
+
+    Raises:
+        ConfigError: the model caps or scales its logits, or its head has a bias.
+    """
+    for attribute in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(model.config, attribute, None) not in (None, 1, 1.0):
+            raise ConfigError(
+                f"{type(model).__name__} transforms its logits ({attribute}="
+                f"{getattr(model.config, attribute)}), which this trainer does not compute: choose another model"
+            )
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise ConfigError(f"{type(model).__name__} has a bias in its head, which this trainer does not compute")
+
+
+class Policy(nn.Module):
+    """A causal language model that returns statistics of chosen tokens, never logits of a whole batch."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        compute_dtype: torch.dtype,
+        stop_tokens: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.compute_dtype = compute_dtype
+        self.stop_tokens = tuple(stop_tokens)
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab hidden"]:
+        """The matrix from hidden states to logits."""
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a completion, ascending."""
+        generation = self.model.generation_config
+        declared = generation.eos_token_id if generation is not None else None
+        ids = {self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
+        ids |= set(self.tokenizer.convert_tokens_to_ids(list(self.stop_tokens)))
+        return tuple(sorted(i for i in ids if i is not None))
+
+    def autocast(self) -> torch.autocast:
+        """The context in which forward passes run: float32 weights, matrix products in `compute_dtype`."""
+        device = self.head_weight.device.type
+        return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+
+    def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
+        """Last hidden states at the positions that predict the response tokens."""
+        output = self.model.base_model(
+            input_ids=microbatch.input_ids, attention_mask=microbatch.attention_mask.long(), use_cache=False
+        )
+        return output.last_hidden_state.flatten(0, 1).index_select(0, microbatch.rows)
+
+    def forward(
+        self,
+        microbatch: Microbatch,
+        anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
+        *,
+        temperature: float = 1.0,
+        ref_hidden: Float[Tensor, "tokens hidden"] | None = None,
+        ref_head_weight: Float[Tensor, "vocab hidden"] | None = None,
+    ) -> TokenStatistics:
+        """Log-prob, entropy, max-prob and anchor log-probs of the micro-batch's response tokens.
+
+        Args:
+            microbatch: what to run and where to read it off.
+            anchor_ids: the reference's top-K there; None: no anchors.
+            temperature: of the rollout; the same for policy, old policy and reference.
+            ref_hidden: the reference's hidden states there; with them, `full_kl` is filled in.
+            ref_head_weight: the reference's head.
+        """
+        with self.autocast():
+            hidden = self.hidden_states(microbatch)
+            statistics = token_statistics(
+                hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature
+            )
+            if ref_hidden is None or ref_head_weight is None:
+                return statistics
+            kl = full_kl(hidden, self.head_weight, ref_hidden, ref_head_weight, temperature=temperature)
+        return replace(statistics, full_kl=kl)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def architecture_folder(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder with config and tokenizer but no weights: what an engine needs before its first sync."""
+        folder = tempfile.TemporaryDirectory(prefix="apo-architecture-")
+        self.model.config.save_pretrained(folder.name)
+        self.tokenizer.save_pretrained(folder.name)
+        return folder
+
+
+def describe(model: PreTrainedModel, compute_dtype: torch.dtype) -> str:
+    """One line for the log.
+
+    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16`.
+    """
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    dtype = str(compute_dtype).removeprefix("torch.")
+    return f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}"

@@ -1,0 +1,70 @@
+"""What can be known to be wrong before a single weight is loaded. Every check ends in one line or in silence."""
+
+import torch
+from transformers import PretrainedConfig
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.settings import StepSettings
+from apo_lightning.types import Needs
+
+
+def check_devices(accelerator: str, devices: int | str, num_nodes: int, settings: StepSettings) -> torch.device:
+    """The kind of device of every rank.
+
+    Raises:
+        ConfigError: the trainer asks for GPUs that are not there, or the ranks cannot share a mini-batch evenly.
+    """
+    available = torch.cuda.device_count()
+    wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
+    wanted = int(devices) if str(devices).isdigit() else max(available, 1)
+    if wants_gpu and available < wanted:
+        raise ConfigError(
+            f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
+            f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or run it where they are"
+        )
+    world_size = wanted * num_nodes
+    if settings.prompts_per_minibatch % world_size:
+        raise ConfigError(
+            f"prompts_per_minibatch is {settings.prompts_per_minibatch} and cannot be shared evenly by {world_size} "
+            f"processes: give a multiple of {world_size}"
+        )
+    return torch.device("cuda" if wants_gpu else "cpu")
+
+
+def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Needs, settings: StepSettings) -> None:
+    """Whether the model can hold the sequences and offer the anchors.
+
+    Args:
+        name: of the model, for the message.
+        config: its architecture.
+        vocab_size: rows of its head.
+        needs: of the loss and the callbacks together.
+        settings: sizes of a step.
+
+    Raises:
+        ConfigError: the longest sequence does not fit, there are fewer tokens than anchors, or a critic is asked for.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_model_len > longest:
+        raise ConfigError(
+            f"max_prompt_tokens {settings.max_prompt_tokens} + max_completion_tokens "
+            f"{settings.max_completion_tokens} = {settings.max_model_len} does not fit {name}, which reads {longest} "
+            f"tokens: lower data.max_completion_tokens or data.max_prompt_tokens"
+        )
+    if needs.anchor_size >= vocab_size:
+        raise ConfigError(
+            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {vocab_size} tokens: an anchor must "
+            f"be a proper part of it"
+        )
+    if needs.values:
+        raise ConfigError("this loss needs a critic's values, which this version does not train")
+
+
+def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    """Whether the device can compute in the chosen dtype at all.
+
+    Raises:
+        ConfigError: bfloat16 on a GPU without it.
+    """
+    if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise ConfigError("model.compute_dtype is bfloat16, which this GPU does not compute in: choose float32")

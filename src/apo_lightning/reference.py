@@ -1,0 +1,72 @@
+"""The frozen reference policy π_ref: the model before RL, asked only about the tokens that need it."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from apo_lightning.logprobs import reference_statistics
+from apo_lightning.packing import Microbatch
+from apo_lightning.policy import Policy
+from apo_lightning.step import StepTable
+from apo_lightning.types import Needs
+
+
+class Reference:
+    """A frozen copy of the policy.
+
+    Not an `nn.Module`: registered as one, its weights would enter checkpoints, the optimizer and gradient
+    synchronisation.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
+
+    def to(self, device: torch.device) -> None:
+        """Move the weights."""
+        self.policy.to(device)
+
+    @torch.no_grad()
+    def score(
+        self,
+        table: StepTable,
+        microbatches: Sequence[Microbatch],
+        wanted: Bool[Tensor, "tokens"],
+        needs: Needs,
+        *,
+        temperature: float,
+    ) -> None:
+        """Write log π_ref and the top-K anchors of the wanted tokens into the table; all others stay absent.
+
+        Args:
+            table: of the step.
+            microbatches: the completions that have a wanted token; the others need not run at all.
+            wanted: the head sees only these.
+            needs: how many anchors.
+            temperature: of the rollout.
+        """
+        table.prepare_reference(needs.anchor_size)
+        for microbatch in microbatches:
+            part = microbatch.only(wanted[microbatch.token_index])
+            with self.policy.autocast():
+                statistics = reference_statistics(
+                    self.policy.hidden_states(part),
+                    self.policy.head_weight,
+                    part.targets,
+                    needs.anchor_size,
+                    temperature=temperature,
+                )
+            table.record_reference(part, statistics)
+
+    @torch.no_grad()
+    def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
+        """What the exact KL needs: the reference's last hidden states at the response tokens."""
+        with self.policy.autocast():
+            return self.policy.hidden_states(microbatch)
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab hidden"]:
+        """The reference's own head."""
+        return self.policy.head_weight

@@ -1,0 +1,34 @@
+"""What the trainer asks of a reward."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from apo_lightning.types import Verdict
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Judges completions against gold answers. An instance may keep processes open between calls."""
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        """One verdict per completion, in order.
+
+        Never raises for what a *completion* says: an answer that cannot be judged gets a status that is counted.
+
+        Args:
+            completions: what the policy wrote, without the prompt and without the prefill.
+            answers: the gold answer of each completion.
+        """
+        ...
+
+    def check_answers(self, answers: Sequence[str]) -> None:
+        """Refuse a data set this reward cannot judge; called once, before any model is loaded.
+
+        Raises:
+            ConfigError: names the first such gold answer and the remedy.
+        """
+        ...
+
+    def close(self) -> None:
+        """End whatever the reward has started. May be called twice."""
+        ...

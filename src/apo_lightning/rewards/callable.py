@@ -1,0 +1,99 @@
+"""Anyone's reward function, in the signature that TRL made common."""
+
+import inspect
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.types import Verdict
+
+_logger = logging.getLogger(__name__)
+
+
+class CallableReward:
+    """Wraps `function(completions=[…], **columns) -> list[float | None]`, TRL's reward signature.
+
+    The function is called once per step with keyword arguments, each a list with one entry per completion:
+    `completions` (strings), and `answer` and `solution` (both the gold answer). It receives those that its
+    signature names, or all of them if it takes `**kwargs`.
+
+    Departure: TRL also passes `prompts`, `completion_ids` and every data-set column, and chat completions as lists
+    of messages; here a reward sees text and gold answer only, and a function that needs more is refused.
+
+    An entry None means that the function does not apply (`unparsed`). A function that raises makes every verdict of
+    the call an `error`; an entry that is no finite number makes its own verdict one. Both are logged.
+
+    Args:
+        function: a callable as above.
+        correct_threshold: a completion whose reward is at least this counts as `correct`, which pass@k, the
+            advantages of NSR and the error-only terms go by.
+
+    Raises:
+        ConfigError: `function` is not callable, or requires an argument we do not have.
+
+    Example:
+        >>> def brevity(completions, **kwargs):
+        ...     return [1.0 / len(completion) for completion in completions]
+        >>> CallableReward(brevity).score(["4", "four"], ["4", "4"])  # doctest: +NORMALIZE_WHITESPACE
+        [Verdict(reward=1.0, status='correct', extracted=None),
+         Verdict(reward=0.25, status='incorrect', extracted=None)]
+    """
+
+    def __init__(self, function: Any, correct_threshold: float = 1.0):
+        self.function = function
+        self.correct_threshold = correct_threshold
+        self._accepted = _accepted_arguments(function)
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        """One verdict per completion, in order."""
+        available = {"completions": list(completions), "answer": list(answers), "solution": list(answers)}
+        try:
+            rewards = list(self.function(**{name: available[name] for name in self._accepted}))
+            if len(rewards) != len(completions):
+                raise ValueError(f"returned {len(rewards)} rewards for {len(completions)} completions")
+        # Whatever a user's function raises must end in verdicts that are counted, not in a lost step.
+        except Exception:
+            _logger.warning("the reward function %r failed", self.function, exc_info=True)
+            return [Verdict(reward=0.0, status="error") for _ in completions]
+        return [self._verdict(reward) for reward in rewards]
+
+    def check_answers(self, answers: Sequence[str]) -> None:
+        """Accept all: only the function knows which answers it can judge."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _verdict(self, reward: Any) -> Verdict:
+        if reward is None:
+            return Verdict(reward=0.0, status="unparsed")
+        try:
+            value = float(reward)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            _logger.warning("the reward function %r returned %.200r: not a finite number", self.function, reward)
+            return Verdict(reward=0.0, status="error")
+        return Verdict(reward=value, status="correct" if value >= self.correct_threshold else "incorrect")
+
+
+def _accepted_arguments(function: Any) -> tuple[str, ...]:
+    """Which of the arguments we have the function takes."""
+    ours = ("completions", "answer", "solution")
+    if not callable(function):
+        raise ConfigError(f"reward.function is {function!r}, not callable: give it a _target_ and _partial_: true")
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"reward.function {function!r} is asynchronous: wrap it in a function that awaits it")
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        accepted = ours
+    else:
+        accepted = tuple(parameter.name for parameter in parameters if parameter.name in ours)
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(accepted))
+    except TypeError as error:
+        raise ConfigError(
+            f"reward.function {function!r}: {error}; a reward is given {', '.join(ours)} and nothing else"
+        ) from error
+    return accepted

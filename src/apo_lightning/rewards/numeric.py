@@ -1,0 +1,119 @@
+"""Exact comparison of numbers: no floats, no eval, no process."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
+from apo_lightning.types import Verdict
+
+_MAX_NUMBER_CHARS = 600
+"""Below the smallest limit Python can be given for int(str), 640 digits: a longer number would raise."""
+
+_MARKER = re.compile(r"answer\s*:|####", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"""
+    (?P<sign>(?<![\w)\]}.])[-+−])?            # a minus after a digit or a bracket subtracts, it is no sign
+    (?:\\?\$\s?(?P<sign_after_currency>[-+−])?)?
+    (?P<numerator>
+        (?>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?+
+        |(?<![0-9])\.[0-9]++
+    )
+    (?:\s?/\s?(?P<denominator>[0-9]++)(?!\.[0-9]))?
+    """,
+    re.VERBOSE,
+)
+_UNIT = re.compile(r"\s*\\?%|\s*\\(?:text|mathrm)\{[^{}]*\}|\s+[A-Za-z][A-Za-z .]*")
+
+
+class NumericReward:
+    r"""1 where the number a completion states equals the gold one, as rationals; else 0.
+
+    The number is looked for in the last `\boxed{…}`; without a box, on the line after the last "Answer:" or "####";
+    without either, anywhere in the text. A box and an answer line must hold one number and nothing else but a unit
+    (so `\boxed{\sqrt{2}}` is no 2); free text may say more. Read are integers, decimals, a/b, thousands separators,
+    a leading sign or dollar. A completion without a number is `unparsed`, and so is a number of over 600 characters.
+
+    Args:
+        take: "first" or "last": which number of a *free* text is the answer. "first" suits a prefilled "13 + 5 =",
+            which the completion continues with the answer; "last" suits a derivation.
+
+    Raises:
+        ConfigError: `take` is neither.
+
+    Example:
+        >>> reward = NumericReward(take="first")
+        >>> reward.score([" 18, since 13 + 5 = 18", r"\boxed{36/2}", "I do not know"], ["18", "18", "18"])
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [Verdict(reward=1.0, status='correct', extracted='18'),
+         Verdict(reward=1.0, status='correct', extracted='36/2'),
+         Verdict(reward=0.0, status='unparsed', extracted=None)]
+    """
+
+    def __init__(self, take: str = "first"):
+        if take not in ("first", "last"):
+            raise ConfigError(f'reward.take is {take!r}: it must be "first" or "last"')
+        self.take = take
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        """One verdict per completion, in order; `error` where the *gold* is no number."""
+        return [self._judge(completion, gold) for completion, gold in zip(completions, answers, strict=True)]
+
+    def check_answers(self, answers: Sequence[str]) -> None:
+        """Raise ConfigError for the first gold answer that is no number."""
+        for index, gold in enumerate(answers):
+            if _value(_lone_number(gold)) is None:
+                raise ConfigError(
+                    f"answer {index} of {len(answers)} is {gold[:200]!r}, not a number: "
+                    "use reward=math_verify, or drop the row"
+                )
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _judge(self, completion: str, gold: str) -> Verdict:
+        expected = _value(_lone_number(gold))
+        if expected is None:
+            return Verdict(reward=0.0, status="error")
+        stated = self._stated_number(completion)
+        value = _value(stated)
+        if stated is None or value is None:
+            return Verdict(reward=0.0, status="unparsed")
+        if value == expected:
+            return Verdict(reward=1.0, status="correct", extracted=stated.group())
+        return Verdict(reward=0.0, status="incorrect", extracted=stated.group())
+
+    def _stated_number(self, completion: str) -> re.Match[str] | None:
+        # An unclosed box is a completion cut short: a number from its derivation would not be its answer.
+        if r"\boxed" in completion:
+            return _lone_number(last_boxed(completion))
+        if _MARKER.search(completion):
+            return _lone_number(last_line_after(completion, _MARKER))
+        if self.take == "first":
+            return _NUMBER.search(completion)
+        *_, last = [None, *_NUMBER.finditer(completion)]
+        return last
+
+
+def _lone_number(text: str | None) -> re.Match[str] | None:
+    """The number that makes up the whole text, but for a unit."""
+    if text is None or len(text) > MAX_ANSWER_CHARS:
+        return None
+    text = unwrap(text).replace("{,}", ",")
+    number = _NUMBER.match(text)
+    if number is None or (number.end() < len(text) and _UNIT.fullmatch(text, number.end()) is None):
+        return None
+    return number
+
+
+def _value(number: re.Match[str] | None) -> Fraction | None:
+    """The number's exact value; None where it has none (n/0) or is too long to be read."""
+    if number is None or len(number.group()) > _MAX_NUMBER_CHARS:
+        return None
+    denominator = int(number["denominator"] or 1)
+    if denominator == 0:
+        return None
+    value = Fraction(number["numerator"].replace(",", "")) / denominator
+    is_negative = "".join(filter(None, (number["sign"], number["sign_after_currency"]))) in ("-", "−")
+    return -value if is_negative else value

@@ -1,0 +1,50 @@
+"""Counting verdicts, and when to stop believing them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import get_args
+
+from apo_lightning.errors import VerifierError
+from apo_lightning.types import Verdict, VerdictStatus
+
+
+def verdict_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """How many verdicts have each status; every status is present, so that a logger's columns never change.
+
+    Example:
+        >>> verdict_counts([Verdict(reward=1.0, status="correct"), Verdict(reward=0.0, status="timeout")])
+        {'correct': 1, 'incorrect': 0, 'unparsed': 0, 'timeout': 1, 'error': 0}
+    """
+    counts = Counter(verdict.status for verdict in verdicts)
+    return {status: counts[status] for status in get_args(VerdictStatus)}
+
+
+def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01) -> None:
+    """Stop a run whose rewards have become meaningless.
+
+    Only `error` counts, which says that the *verifier* failed. `unparsed` and `timeout` are what a policy can bring
+    about by itself, and stopping would let it end the run.
+
+    Args:
+        verdicts: all completions of one step.
+        limit: the largest tolerated share of errors, in [0, 1].
+
+    Raises:
+        VerifierError: more than `limit` of the verdicts are errors.
+
+    Example:
+        One error in a hundred is tolerated, two are not.
+
+        >>> right, broken = Verdict(reward=1.0, status="correct"), Verdict(reward=0.0, status="error")
+        >>> check_error_rate([right] * 99 + [broken])
+        >>> check_error_rate([right] * 98 + [broken] * 2)
+        Traceback (most recent call last):
+        apo_lightning.errors.VerifierError: 2 of 100 completions could not be judged (limit 1%): ...
+    """
+    counts = verdict_counts(verdicts)
+    if counts["error"] > limit * len(verdicts):
+        examples = [verdict.extracted for verdict in verdicts if verdict.status == "error"][:3]
+        raise VerifierError(
+            f"{counts['error']} of {len(verdicts)} completions could not be judged (limit {limit:.0%}): their reward "
+            f"of 0 says nothing; the verifier's warnings in the log say why, the first answers were {examples}"
+        )

@@ -1,0 +1,191 @@
+"""The parent's side of the workers: hands out one answer at a time, and kills a worker that does not come back."""
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from apo_lightning.errors import VerifierError
+from apo_lightning.types import VerdictStatus
+
+_START_TIMEOUT_S = 120.0
+"""Generous: importing sympy from a cold network file system takes a minute."""
+_MAX_FAILED_STARTS = 3
+_SELF_DESTRUCT_S = 2.0
+"""How much later than the parent a worker would end itself [s]."""
+_STATUSES: dict[bytes, VerdictStatus] = {
+    b"correct\n": "correct",
+    b"incorrect\n": "incorrect",
+    b"unparsed\n": "unparsed",
+    b"error\n": "error",
+}
+
+_logger = logging.getLogger(__name__)
+
+
+class _Worker:
+    """One child process. It is starting, idle, or busy with one answer."""
+
+    def __init__(self, timeout_s: float, memory_limit_bytes: int):
+        # A fresh interpreter on a file, neither forked (vLLM's and torch's threads and CUDA contexts live here) nor
+        # multiprocessing's spawn, which imports the parent's __main__ again. -P keeps this folder off sys.path:
+        # its math_verify.py would hide the library of that name.
+        arguments = [str(timeout_s + _SELF_DESTRUCT_S), str(memory_limit_bytes)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.is_ready = False
+        self.task: int | None = None
+        self.deadline = time.monotonic() + _START_TIMEOUT_S
+
+    def fileno(self) -> int:
+        """The pipe of the replies, for a selector."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def send(self, task: int, gold: str, answer: str, timeout_s: float) -> None:
+        """Hand over an answer; its deadline starts now. Raises BrokenPipeError if the worker is gone."""
+        assert self.process.stdin is not None
+        line = json.dumps([gold, answer], ensure_ascii=False) + "\n"
+        # An idle worker has emptied its pipe, and the line is shorter than the pipe: this cannot block.
+        self.process.stdin.write(line.encode("utf-8", "surrogatepass"))
+        self.process.stdin.flush()
+        self.task = task
+        self.deadline = time.monotonic() + timeout_s
+
+    def receive(self) -> bytes:
+        """One reply, or nothing if the worker is gone."""
+        return os.read(self.fileno(), 64)  # a reply is shorter than PIPE_BUF, so it arrives whole
+
+    def end(self) -> None:
+        """Kill it, wherever it is, and leave nothing behind."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # an unsent rest of a line
+            self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class WorkerPool:
+    """Judges pairs of gold and answer in processes of their own; starts them when first needed.
+
+    A hanging answer costs its own deadline, counted from when a worker received it, and one worker's restart. It
+    never delays the verdict of another by more than that, nor changes it.
+    """
+
+    def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):
+        self.num_workers = num_workers
+        self.timeout_s = timeout_s
+        self.memory_limit_bytes = memory_limit_bytes
+        self.num_started = 0
+        """Workers started so far, replacements included."""
+        self._workers: list[_Worker] = []
+        self._lock = threading.Lock()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers that are up."""
+        return [worker.process.pid for worker in self._workers]
+
+    def judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
+        """The status of each (gold, answer), in order.
+
+        Raises:
+            VerifierError: workers cannot be started at all.
+        """
+        with self._lock:
+            try:
+                return self._judge(pairs)
+            except BaseException:
+                # A worker still busy would answer the next call with this call's verdict.
+                self._end_all()
+                raise
+
+    def close(self) -> None:
+        """End all workers; the next `judge` starts new ones."""
+        with self._lock:
+            self._end_all()
+
+    def _judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
+        statuses: dict[int, VerdictStatus] = {}
+        waiting = deque(range(len(pairs)))
+        num_failed_starts = 0
+        while len(statuses) < len(pairs):
+            self._hand_out(waiting, pairs)
+            for worker, reply in self._next_events():
+                if reply == b"ready\n":
+                    worker.is_ready, num_failed_starts = True, 0
+                elif reply:
+                    assert worker.task is not None
+                    statuses[worker.task], worker.task = _STATUSES[reply], None
+                else:
+                    timed_out = reply is None
+                    self._discard(worker)
+                    if worker.task is not None:
+                        statuses[worker.task] = "timeout" if timed_out else "error"
+                        self._log(worker, pairs[worker.task], statuses[worker.task])
+                    elif not worker.is_ready:
+                        num_failed_starts += 1
+                        self._check_starts(worker, num_failed_starts)
+        return [statuses[index] for index in range(len(pairs))]
+
+    def _hand_out(self, waiting: deque[int], pairs: Sequence[tuple[str, str]]) -> None:
+        """Give every idle worker an answer, and have enough workers for the rest."""
+        for worker in [worker for worker in self._workers if worker.is_ready and worker.task is None]:
+            if not waiting:
+                return
+            try:
+                worker.send(waiting[0], *pairs[waiting[0]], self.timeout_s)
+                waiting.popleft()
+            except BrokenPipeError:  # it died while idle, which is not this answer's fault
+                self._discard(worker)
+        num_starting = sum(not worker.is_ready for worker in self._workers)
+        for _ in range(min(len(waiting) - num_starting, self.num_workers - len(self._workers))):
+            self._workers.append(_Worker(self.timeout_s, self.memory_limit_bytes))
+            self.num_started += 1
+
+    def _next_events(self) -> list[tuple[_Worker, bytes | None]]:
+        """Wait for the first replies or the first deadline; nothing read means dead, None means out of time."""
+        active = [worker for worker in self._workers if worker.task is not None or not worker.is_ready]
+        with selectors.DefaultSelector() as selector:
+            for worker in active:
+                selector.register(worker, selectors.EVENT_READ, worker)
+            next_deadline = min(worker.deadline for worker in active)
+            ready = selector.select(max(0.0, next_deadline - time.monotonic()))
+        events: list[tuple[_Worker, bytes | None]] = [(key.data, key.data.receive()) for key, _ in ready]
+        heard = {id(worker) for worker, _ in events}
+        now = time.monotonic()
+        return events + [(worker, None) for worker in active if worker.deadline <= now and id(worker) not in heard]
+
+    def _discard(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        worker.end()
+
+    def _end_all(self) -> None:
+        while self._workers:
+            self._workers.pop().end()
+
+    def _log(self, worker: _Worker, pair: tuple[str, str], status: VerdictStatus) -> None:
+        gold, answer = pair
+        message = "verifier worker ended (%s, exit status %d) on the gold %.200r and the answer %.200r"
+        _logger.warning(message, status, worker.process.returncode, gold, answer)
+
+    def _check_starts(self, worker: _Worker, num_failed_starts: int) -> None:
+        if num_failed_starts >= _MAX_FAILED_STARTS:
+            raise VerifierError(
+                f"the last {num_failed_starts} verifier workers ended before they could start (exit status "
+                f"{worker.process.returncode}): see their output above, and run "
+                f'`{sys.executable} -c "import math_verify"`'
+            )

@@ -1,0 +1,90 @@
+"""Prompts → scored rollouts: asks the engine for G completions a prompt and the verifier for a verdict on each."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from apo_lightning.phases import PhaseClock
+from apo_lightning.rewards import Reward
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.types import GenerationRequest, Prompt, Rollouts
+
+
+def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: int) -> int:
+    """The seed of one sample: a 63-bit hash of what the sample *is*, not of when or where it is drawn.
+
+    So batch order, the number of ranks and a resume leave the completions as they are, and neighbouring samples do
+    not share noise, as they would with a counter.
+
+    Example:
+        >>> sample_seed(1, "train", 3, "5+7", 0) == sample_seed(1, "train", 3, "5+7", 0)
+        True
+        >>> sample_seed(1, "train", 3, "5+7", 0) == sample_seed(1, "train", 3, "5+7", 1)
+        False
+    """
+    key = "\x1f".join((str(run_seed), stream, str(step), prompt_id, str(sample)))
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collector:
+    """Samples and scores.
+
+    Attributes:
+        engine: where completions come from.
+        reward: who judges them.
+        tokenizer: decodes them.
+        run_seed: the run's `seed`.
+        max_completion_tokens: a completion is cut there, finish reason "length".
+        stop_token_ids: a completion ends with any of these.
+        clock: told of the phases "generate" and "reward".
+    """
+
+    engine: RolloutEngine
+    reward: Reward
+    tokenizer: PreTrainedTokenizerBase
+    run_seed: int
+    max_completion_tokens: int
+    stop_token_ids: tuple[int, ...]
+    clock: PhaseClock
+
+    def collect(
+        self, prompts: Sequence[Prompt], *, group_size: int, temperature: float, step: int, stream: str
+    ) -> Rollouts:
+        """Draw `group_size` completions of each prompt and judge them.
+
+        Args:
+            prompts: the step's problems.
+            group_size: completions a prompt.
+            temperature: of the sampling.
+            step: enters the seeds, so that a prompt that comes back is sampled anew. A held-out set is sampled with
+                the same step each time: before and after then differ by the policy alone.
+            stream: "train" or the name of a held-out set; enters the seeds.
+        """
+        requests = [
+            GenerationRequest(
+                prompt_token_ids=prompt.token_ids,
+                seed=sample_seed(self.run_seed, stream, step, prompt.id, sample),
+                max_new_tokens=self.max_completion_tokens,
+                temperature=temperature,
+                stop_token_ids=self.stop_token_ids,
+            )
+            for prompt in prompts
+            for sample in range(group_size)
+        ]
+        with self.clock.phase("generate"):
+            completions = self.engine.generate(requests)
+        with self.clock.phase("reward"):
+            texts = [self.tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
+            verdicts = self.reward.score(texts, [prompt.answer for prompt in prompts for _ in range(group_size)])
+        return Rollouts(
+            step=step,
+            prompts=tuple(prompts),
+            completions=tuple(completions),
+            texts=tuple(texts),
+            verdicts=tuple(verdicts),
+            group_size=group_size,
+            policy_version=completions[0].policy_version,
+        )

@@ -1,0 +1,198 @@
+"""The composition root: configuration → checked parts → one trained policy. The only importer of Hydra."""
+
+import functools
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import hydra
+import lightning.pytorch as pl
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import CSVLogger, Logger
+from omegaconf import DictConfig, OmegaConf
+
+from transformers import PreTrainedTokenizerBase
+
+from apo_lightning.advantages import AdvantageEstimator
+from apo_lightning.console import quiet_libraries, say
+from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.module import RLVRModule
+from apo_lightning.phases import PhaseClock
+from apo_lightning.policy import Policy, PolicySpec, describe
+from apo_lightning.preflight import check_devices, check_dtype, check_model
+from apo_lightning.reference import Reference
+from apo_lightning.rewards import Reward
+from apo_lightning.rollout.collector import Collector
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.settings import StepSettings
+from apo_lightning.types import Needs
+
+CONFIG_DIR = str(Path(__file__).resolve().parents[2] / "configs")
+
+
+def train_from_command_line() -> None:
+    """What `train.py` calls: compose, train, and end with one line where something was wrong."""
+    hydra.main(config_path=CONFIG_DIR, config_name="train", version_base="1.3")(_job)()
+
+
+def _job(cfg: DictConfig) -> None:
+    try:
+        train(cfg, Path(HydraConfig.get().runtime.output_dir))
+    except Exception as error:
+        message = user_message(error)
+        if message is None:
+            raise
+        sys.exit(f"error: {message}")
+
+
+def user_message(error: BaseException) -> str | None:
+    """The one line for the user, where this or what caused it is the user's to mend; None: a bug, show it whole."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConfigError | StaleWeightsError | VerifierError):
+            return str(cause)
+        cause = cause.__cause__
+    return None
+
+
+def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
+    """Train one policy: look at the held-out problems, fit, look again.
+
+    Args:
+        cfg: composed from `configs/train.yaml`.
+        output_dir: where the run leaves its files.
+
+    Raises:
+        ConfigError: something cannot work; raised before any weights are loaded.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    quiet_libraries(output_dir / "run.log")
+    pl.seed_everything(cfg.seed, verbose=False)
+
+    parts = prepare(cfg)
+    say(parts.data.describe())
+    model = parts.model.load_model(cfg.seed)
+    policy = Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens)
+    say(describe(model, parts.compute_dtype))
+
+    module = RLVRModule(
+        policy=policy,
+        reference=Reference(policy) if parts.needs.reference else None,
+        loss=parts.loss,
+        advantage=parts.advantage,
+        collector=Collector(
+            engine=parts.engine,
+            reward=parts.reward,
+            tokenizer=parts.tokenizer,
+            run_seed=cfg.seed,
+            max_completion_tokens=parts.settings.max_completion_tokens,
+            stop_token_ids=policy.stop_token_ids,
+            clock=PhaseClock(),
+        ),
+        settings=parts.settings,
+        optimizer=instantiate(cfg.optimizer),
+        scheduler=instantiate(cfg.scheduler),
+        validation_names=parts.data.validation_names,
+        seed=cfg.seed,
+    )
+    trainer = instantiate(
+        cfg.trainer,
+        logger=_loggers(cfg, output_dir),
+        callbacks=parts.callbacks,
+        default_root_dir=str(output_dir),
+        # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
+        inference_mode=False,
+        max_epochs=-1,
+    )
+    try:
+        trainer.validate(module, datamodule=parts.data, verbose=False)
+        trainer.fit(module, datamodule=parts.data)
+        if module.validation_outputs and module.validation_outputs[0].step < trainer.global_step:
+            trainer.validate(module, datamodule=parts.data, verbose=False)
+    finally:
+        parts.engine.close()
+        parts.reward.close()
+    return module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything of a run that loads no weights, instantiated and checked."""
+
+    settings: StepSettings
+    loss: PolicyLoss
+    advantage: AdvantageEstimator
+    model: PolicySpec
+    tokenizer: PreTrainedTokenizerBase
+    compute_dtype: torch.dtype
+    engine: RolloutEngine
+    reward: Reward
+    data: PromptDataModule
+    callbacks: list[pl.Callback]
+    needs: Needs
+    """Of the loss and of all callbacks."""
+
+
+def prepare(cfg: DictConfig) -> Parts:
+    """Instantiate and check, cheapest first.
+
+    Raises:
+        ConfigError: the first thing found that cannot work.
+    """
+    source = instantiate(cfg.data)
+    settings = StepSettings(
+        **{field.name: cfg[field.name] for field in fields(StepSettings) if field.name in cfg},
+        max_prompt_tokens=source.max_prompt_tokens,
+        max_completion_tokens=source.max_completion_tokens,
+    )
+    loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
+    advantage.check(settings.group_size)
+    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    needs = functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
+    model = instantiate(cfg.model, _convert_="all")
+    device = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes, settings)
+    compute_dtype = model.dtype(device)
+    check_dtype(device, compute_dtype)
+    engine = instantiate(cfg.engine)
+    engine.check(device)
+    source.check()
+    reward = instantiate(cfg.reward)
+
+    tokenizer = model.load_tokenizer()
+    config = model.load_config()
+    check_model(model.name, config, config.vocab_size, needs, settings)
+    data = PromptDataModule(
+        source=source,
+        tokenizer=tokenizer,
+        prompt_template=model.prompt_template,
+        prompts_per_step=settings.prompts_per_step,
+        seed=cfg.seed,
+    )
+    data.prepare()
+    reward.check_answers(data.answers)
+    return Parts(
+        settings=settings,
+        loss=loss,
+        advantage=advantage,
+        model=model,
+        tokenizer=tokenizer,
+        compute_dtype=compute_dtype,
+        engine=engine,
+        reward=reward,
+        data=data,
+        callbacks=callbacks,
+        needs=needs,
+    )
+
+
+def _loggers(cfg: DictConfig, output_dir: Path) -> list[Logger]:
+    """`metrics.csv` always; others by `logger=…`."""
+    csv = CSVLogger(save_dir=str(output_dir), name="", version="", flush_logs_every_n_steps=1)
+    others = [instantiate(node) for node in (cfg.logger or {}).values()]
+    for logger in others:
+        logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+    return [csv, *others]

@@ -1,0 +1,177 @@
+"""The table of one training step: a row per response token, filled in stage by stage, read by the loss.
+
+Rows stand in packed order: completion after completion, as in `Rollouts.completions`. A stage that looks at some of
+the tokens writes the rows it computed; the rest stay NaN (log-probs) or absent (anchors).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from apo_lightning.losses.aggregation import truncated_importance_weights
+from apo_lightning.packing import Microbatch, PackedSequences
+from apo_lightning.types import (
+    Advantages,
+    Anchor,
+    LossInputs,
+    Needs,
+    ReferenceStatistics,
+    Rollouts,
+    StepTokens,
+    TokenStatistics,
+)
+
+
+class StepTable:
+    """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks."""
+
+    def __init__(self, rollouts: Rollouts, advantages: Advantages, device: torch.device) -> None:
+        completions = rollouts.completions
+        lengths = rollouts.lengths.flatten()
+        owner = torch.arange(len(completions)).repeat_interleave(lengths)
+        per_completion = advantages.values.flatten() if advantages.values.dim() == 2 else None
+        self.rollouts = rollouts
+        self.device = device
+        self.sequences = PackedSequences(
+            [prompt.token_ids for prompt in rollouts.prompts for _ in range(rollouts.group_size)],
+            [completion.token_ids for completion in completions],
+        )
+        self.lengths: Int[Tensor, "sequences"] = lengths
+        self.keep: Bool[Tensor, "sequences"] = advantages.keep.flatten()
+        self.sequence_ids: Int[Tensor, "tokens"] = owner.to(device)
+        self.token_ids = torch.tensor([i for c in completions for i in c.token_ids]).to(device)
+        self.rollout_logprobs = torch.tensor([value for c in completions for value in c.logprobs]).to(device)
+        self.advantages = (advantages.values if per_completion is None else per_completion[owner]).float().to(device)
+        self.is_correct = rollouts.is_correct.flatten()[owner].to(device)
+        self.old_logprobs = self._unknown()
+        self.entropy = self._unknown()
+        self.max_prob = self._unknown()
+        self.ref_logprobs: Tensor | None = None
+        self.anchor: Anchor | None = None
+
+    def _unknown(self) -> Float[Tensor, "tokens"]:
+        return torch.full_like(self.rollout_logprobs, torch.nan)
+
+    def microbatches(self, completions: Sequence[int], tokens_per_microbatch: int) -> list[Microbatch]:
+        """The given completions under a token budget."""
+        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)
+
+    def completions_with(self, wanted: Bool[Tensor, "tokens"]) -> list[int]:
+        """Completions that have a wanted token, ascending."""
+        return self.sequence_ids[wanted].unique().tolist()
+
+    def prepare_reference(self, anchor_size: int) -> None:
+        """Make room for what the reference will say; every row is absent until it is recorded."""
+        num_tokens = len(self.token_ids)
+        self.ref_logprobs = self._unknown()
+        if anchor_size > 0:
+            absent = torch.full((num_tokens, anchor_size), -torch.inf, device=self.device)
+            ids = torch.full((num_tokens, anchor_size), -1, dtype=torch.long, device=self.device)
+            self.anchor = Anchor(token_ids=ids, ref_logprobs=absent, logprobs=absent.clone())
+
+    def record_reference(self, microbatch: Microbatch, statistics: ReferenceStatistics) -> None:
+        """Write what the reference says of these tokens."""
+        assert self.ref_logprobs is not None
+        self.ref_logprobs[microbatch.token_index] = statistics.logprobs
+        if self.anchor is not None:
+            assert statistics.anchor_ids is not None
+            assert statistics.anchor_logprobs is not None
+            self.anchor.token_ids[microbatch.token_index] = statistics.anchor_ids.long()
+            self.anchor.ref_logprobs[microbatch.token_index] = statistics.anchor_logprobs
+
+    def record_policy(self, microbatch: Microbatch, statistics: TokenStatistics) -> None:
+        """Write what the policy that sampled these tokens says of them."""
+        index = microbatch.token_index
+        self.old_logprobs[index] = statistics.logprobs.detach()
+        self.entropy[index] = statistics.entropy.detach()
+        self.max_prob[index] = statistics.max_prob
+        if self.anchor is not None and statistics.anchor_logprobs is not None:
+            slots = statistics.anchor_logprobs.shape[1]
+            self.anchor.logprobs[index, :slots] = statistics.anchor_logprobs.detach()
+
+    @property
+    def kept_tokens(self) -> Bool[Tensor, "tokens"]:
+        """Tokens whose completion takes part in the update."""
+        return self.keep.to(self.device)[self.sequence_ids]
+
+    def anchor_ids(
+        self, microbatch: Microbatch, anchor_size: int, wanted: Bool[Tensor, "tokens"] | None = None
+    ) -> Int[Tensor, "part anchors"] | None:
+        """The first `anchor_size` anchors of these tokens, absent (−1) where not wanted; None: no anchors."""
+        if self.anchor is None or anchor_size == 0:
+            return None
+        ids = self.anchor.token_ids[microbatch.token_index, :anchor_size]
+        return ids if wanted is None else ids.masked_fill(~wanted[microbatch.token_index, None], -1)
+
+    def loss_inputs(
+        self,
+        microbatch: Microbatch,
+        statistics: TokenStatistics,
+        *,
+        old_logprobs: Float[Tensor, "tokens"] | None,
+        needs: Needs,
+        reference_mask: Bool[Tensor, "tokens"],
+        importance_cap: float | None,
+    ) -> LossInputs:
+        """What the loss may read of this micro-batch: what it declared, on the tokens it declared, and no more.
+
+        A callback may have asked for more of the reference than the loss did; handing that on would let a
+        diagnostic steer the training.
+
+        Args:
+            microbatch: which tokens.
+            statistics: what the policy says of them now; carries the gradient.
+            old_logprobs: log π_old [T]; None: the policy has not moved since it sampled, π_old = π.
+            needs: the loss's own.
+            reference_mask: [T] tokens whose reference rows the loss can use.
+            importance_cap: of the truncated importance weights; None: none.
+        """
+        index = microbatch.token_index
+        wanted = reference_mask[index]
+        ref_logprobs = anchor = None
+        if needs.ref_logprobs:
+            assert self.ref_logprobs is not None
+            ref_logprobs = torch.where(wanted, self.ref_logprobs[index], 0.0)
+        if needs.anchor_size > 0:
+            assert self.anchor is not None
+            assert statistics.anchor_logprobs is not None
+            k = needs.anchor_size
+            anchor = Anchor(
+                token_ids=self.anchor.token_ids[index, :k].masked_fill(~wanted[:, None], -1),
+                ref_logprobs=self.anchor.ref_logprobs[index, :k].masked_fill(~wanted[:, None], -torch.inf),
+                logprobs=statistics.anchor_logprobs,
+            )
+        old = statistics.logprobs.detach() if old_logprobs is None else old_logprobs[index]
+        importance_weights = None
+        if importance_cap is not None:
+            importance_weights = truncated_importance_weights(old, self.rollout_logprobs[index], importance_cap)
+        return LossInputs(
+            token_ids=microbatch.targets,
+            sequence_ids=self.sequence_ids[index],
+            logprobs=statistics.logprobs,
+            old_logprobs=old,
+            advantages=self.advantages[index],
+            is_correct=self.is_correct[index],
+            ref_logprobs=ref_logprobs,
+            anchor=anchor,
+            entropy=statistics.entropy if needs.entropy else None,
+            full_kl=None if statistics.full_kl is None else torch.where(wanted, statistics.full_kl, 0.0),
+            importance_weights=importance_weights,
+        )
+
+    def freeze(self) -> StepTokens:
+        """The table as the callbacks see it."""
+        return StepTokens(
+            token_ids=self.token_ids,
+            sequence_ids=self.sequence_ids,
+            advantages=self.advantages,
+            is_correct=self.is_correct,
+            rollout_logprobs=self.rollout_logprobs,
+            old_logprobs=self.old_logprobs,
+            entropy=self.entropy,
+            max_prob=self.max_prob,
+            ref_logprobs=self.ref_logprobs,
+            anchor=self.anchor,
+        )

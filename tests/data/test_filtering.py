@@ -1,0 +1,111 @@
+"""What leaves the training set, on texts small enough to count by hand."""
+
+import random
+import string
+from dataclasses import fields
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.data.filtering import SHINGLE_LENGTH, Contamination, filter_rows, normalised_problem
+from apo_lightning.data.rows import Row
+
+
+def rows_of(*problems_and_answers):
+    return [Row(id=str(i), problem=p, answer=a) for i, (p, a) in enumerate(problems_and_answers)]
+
+
+def letters(length, seed):
+    return "".join(random.Random(seed).choices(string.ascii_lowercase, k=length))
+
+
+def verdict(benchmark_problem, training_problem):
+    return Contamination.of(rows_of((benchmark_problem, "1"))).verdict(training_problem)
+
+
+def test_of_copies_the_first_is_kept():
+    kept, report = filter_rows(
+        rows_of(
+            ("Find $x + 1$.", "1"),
+            ("find  $x+1$.", "1"),
+            ("Find\n$x\\,+\\;1$.", "1"),
+            ("Find $x$.", "1"),
+        )
+    )
+    assert [row.id for row in kept] == ["0", "3"]
+    assert (report.num_rows, report.num_duplicates, report.num_conflicting, report.num_kept) == (4, 2, 0, 2)
+
+
+def test_of_copies_that_disagree_none_is_kept():
+    kept, report = filter_rows(rows_of(("Find $x$.", "1"), ("find $x$.", "2"), ("Find $x$.", "1"), ("Find $y$.", "2")))
+    assert [row.id for row in kept] == ["3"]
+    assert (report.num_conflicting, report.num_duplicates, report.num_kept) == (3, 0, 1)
+
+
+def test_a_row_without_an_answer_is_counted_apart_and_conflicts_with_nothing():
+    kept, report = filter_rows(rows_of(("Find $x$.", ""), ("Find $x$.", "2")))
+    assert [row.id for row in kept] == ["1"]
+    assert (report.num_without_answer, report.num_conflicting, report.num_duplicates) == (1, 0, 0)
+
+
+def test_spacing_commands_are_spacing_and_other_commands_are_not():
+    assert normalised_problem(r"$a\,b\!c\quad d~e\ f$") == normalised_problem("$abcdef$")
+    assert normalised_problem(r"$\quadratic$") != normalised_problem(r"$ratic$")
+    assert normalised_problem(r"$x + 1$") != normalised_problem(r"$x - 1$")
+
+
+def test_a_benchmark_problem_is_found_verbatim_up_to_spacing_and_case():
+    assert verdict("Find $x + 1$.", "find $x+1$.") == "verbatim"
+    assert verdict("Find $x + 1$.", "Find $x - 1$.") == "normalised"  # letters and digits are all the same
+    assert verdict("Find $x + 1$.", "Find $x + 2$.") is None
+
+
+def test_a_short_benchmark_problem_does_not_hit_as_a_substring():
+    assert verdict("Find x.", f"Find x. {letters(100, 1)}") is None
+
+
+def test_half_of_the_shingles_is_contamination_and_less_is_not():
+    # 119 letters have 60 shingles of 60; a copy of the first n letters holds n − 59 of them.
+    problem = letters(119, seed=2)
+    assert SHINGLE_LENGTH == 60
+    assert verdict(problem, letters(80, 3) + problem[:89]) == "normalised"  # 30 of 60
+    assert verdict(problem, letters(80, 3) + problem[:88]) is None  # 29 of 60
+
+
+def test_shingles_of_two_places_add_up():
+    problem = letters(200, seed=4)  # 141 shingles; two copies of 95 letters hold 36 each: 72 of 141
+    assert verdict(problem, f"{problem[:95]} and then {problem[-95:]}") == "normalised"
+    assert verdict(problem, f"{problem[:95]} and then {problem[:95]}") is None
+
+
+def test_a_benchmark_of_repetitions_is_counted_by_distinct_shingles():
+    # 200 times the same letter is one distinct shingle, and 60 of them hold it.
+    assert verdict("a" * 200, "a" * 60) == "normalised"
+
+
+def test_punctuation_and_case_hide_nothing():
+    words = [letters(7, seed) for seed in range(20)]
+    assert verdict(" ".join(words), ", ".join(word.upper() for word in words) + "!") == "normalised"
+
+
+def test_contaminated_rows_are_dropped_and_counted_by_kind():
+    reworded = letters(119, seed=5)
+    kept, report = filter_rows(
+        rows_of(("Find $x$.", "1"), (reworded + " Round down.", "2"), ("Find $z$.", "3")),
+        benchmarks=rows_of(("find $x$ .", "9"), (reworded, "9")),
+    )
+    assert [row.id for row in kept] == ["2"]
+    assert (report.num_in_benchmark_verbatim, report.num_in_benchmark_normalised) == (1, 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["p", "P", "q q", "qq", "r"]), st.sampled_from(["", "1", "2"]))))
+def test_the_counts_add_up(problems_and_answers):
+    kept, report = filter_rows(rows_of(*problems_and_answers), benchmarks=rows_of(("r", "1")))
+    counts = {item.name: getattr(report, item.name) for item in fields(report)}
+    assert counts.pop("num_rows") == len(problems_and_answers) == sum(counts.values())
+    assert report.num_kept == len(kept) == len({normalised_problem(row.problem) for row in kept})
+
+
+def test_the_report_is_one_line():
+    _, report = filter_rows(rows_of(("a", "1"), ("a", "1"), ("b", "1"), ("b", "2")))
+    assert str(report) == "1 of 4 problems to train on, 0 held out; dropped: 2 conflicting, 1 duplicates"

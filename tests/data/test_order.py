@@ -1,0 +1,61 @@
+"""Which prompts a step gets."""
+
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.data.order import PromptOrder
+from apo_lightning.errors import ConfigError
+
+
+@st.composite
+def orders(draw):
+    num_prompts = draw(st.integers(1, 12))
+    return PromptOrder(
+        ids=[f"id{i}" for i in range(num_prompts)],
+        prompts_per_step=draw(st.integers(1, num_prompts)),
+        seed=draw(st.integers(0, 5)),
+    )
+
+
+@given(orders())
+def test_every_epoch_has_every_prompt_once_across_step_boundaries(order):
+    num_prompts = len(order.ids)
+    stream = [i for step in islice(order.steps(), 5 * num_prompts) for i in step]
+    for start in range(0, len(stream) - num_prompts + 1, num_prompts):
+        assert sorted(stream[start : start + num_prompts]) == list(range(num_prompts))
+
+
+@given(orders())
+def test_no_step_has_a_prompt_twice(order):
+    for step in islice(order.steps(), 30):
+        assert len(step) == len(set(step)) == order.prompts_per_step
+
+
+@given(orders(), st.integers(0, 20))
+def test_a_later_start_gives_the_rest_of_the_same_stream(order, start):
+    assert list(islice(order.steps(start), 5)) == list(islice(order.steps(), start, start + 5))
+
+
+def test_epochs_are_shuffled_differently_and_so_are_seeds():
+    def epochs(seed):
+        return list(islice(PromptOrder(ids=list("abcdefgh"), prompts_per_step=8, seed=seed).steps(), 2))
+
+    first, second = epochs(0)
+    assert first != second
+    assert epochs(1)[0] != first
+
+
+def test_the_order_does_not_depend_on_the_order_of_the_file():
+    def named_steps(ids):
+        return [[ids[i] for i in step] for step in islice(PromptOrder(ids=ids, prompts_per_step=3, seed=0).steps(), 6)]
+
+    assert named_steps(list("abcdefg")) == named_steps(list("gfedcba"))
+
+
+@pytest.mark.parametrize("prompts_per_step", [0, 4])
+def test_a_step_that_cannot_be_filled_is_refused(prompts_per_step):
+    with pytest.raises(ConfigError, match=f"prompts_per_step is {prompts_per_step}"):
+        PromptOrder(ids=list("abc"), prompts_per_step=prompts_per_step, seed=0)

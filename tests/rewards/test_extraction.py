@@ -1,0 +1,86 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
+
+ANSWER = re.compile("Answer:")
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{[0, \infty\}} and more", None),  # \} is a set's brace, the box is closed by the next one
+        (r"\boxed{a \\} b", r"a \\"),  # \\ is a line break, and } closes
+        (r"\boxed{}", ""),
+        (r"\boxed{1} and \boxed{2", None),
+        (r"\boxed", None),
+        (r"\boxed 5", None),
+        ("no box", None),
+        ("", None),
+    ],
+)
+def test_the_last_box_is_read_with_its_braces_balanced(text: str, content: str | None):
+    assert last_boxed(text) == (content if content is not None or "more" not in text else r"[0, \infty\}")
+
+
+@given(
+    st.recursive(
+        st.text("ab1+\n\x00", max_size=5),
+        lambda inner: st.builds("{}{{{}}}{}".format, inner, inner, inner),
+        max_leaves=20,
+    )
+)
+def test_any_balanced_content_comes_back_whole(content: str):
+    assert last_boxed(f"so \\boxed{{{content}}} }}{{") == content
+
+
+def test_the_answer_is_on_the_line_of_the_last_marker_or_on_the_next():
+    assert last_line_after("Answer: 1\nAnswer: 2 apples \nbye", ANSWER) == "2 apples"
+    assert last_line_after("**Answer:** 7", ANSWER) == "7"
+    assert last_line_after("Answer:\n\n 7\n8", ANSWER) == "7"
+    assert last_line_after("Answer: Answer: 7", ANSWER) == "7"
+    assert last_line_after("Answer: ", ANSWER) is None
+    assert last_line_after("7", ANSWER) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "bare"),
+    [
+        ("$5$", "5"),
+        ("$5$.", "5"),
+        (r"\(x^2\)", "x^2"),
+        (r"\[ x \].", "x"),
+        ("**$$7$$**", "7"),
+        ("5.", "5"),
+        ("5.0", "5.0"),
+        ("$3$ and $4$", "$3$ and $4$"),
+        ("$5", "$5"),
+        ("$", "$"),
+        ("", ""),
+        (r"\left\{ x \right.", r"\left\{ x \right."),
+    ],
+)
+def test_what_surrounds_an_answer_is_taken_off_and_nothing_else(answer: str, bare: str):
+    assert unwrap(answer) == bare
+
+
+@given(st.text("$.* 5()\\[]", max_size=30))
+def test_unwrapping_twice_is_unwrapping_once(answer: str):
+    assert unwrap(unwrap(answer)) == unwrap(answer)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("unit", ["{", "}", r"\boxed{", r"\boxed{}", "\\", "Answer:", "$", " ", "\x00", "1", "\n*"])
+def test_a_megabyte_of_anything_is_read_in_linear_time(unit: str):
+    text = unit * (1_000_000 // len(unit))
+    last_boxed(r"\boxed{" + text)
+    last_boxed(text)
+    last_line_after(text, ANSWER)
+    unwrap(text[:MAX_ANSWER_CHARS])

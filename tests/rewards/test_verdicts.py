@@ -1,0 +1,31 @@
+from typing import get_args
+
+import pytest
+
+from apo_lightning.errors import VerifierError
+from apo_lightning.rewards import check_error_rate, verdict_counts
+from apo_lightning.types import Verdict, VerdictStatus
+
+STATUSES: tuple[VerdictStatus, ...] = get_args(VerdictStatus)
+
+
+def verdicts(**counts: int) -> list[Verdict]:
+    return [Verdict(reward=0.0, status=status) for status in STATUSES for _ in range(counts.get(status, 0))]
+
+
+def test_every_status_is_counted_even_where_there_is_none():
+    assert verdict_counts([]) == dict.fromkeys(STATUSES, 0)
+    counted = {"correct": 3, "incorrect": 1, "unparsed": 2, "timeout": 4, "error": 5}
+    assert verdict_counts(verdicts(**counted)) == counted
+
+
+def test_a_run_survives_one_per_cent_of_errors_and_not_more():
+    check_error_rate([])
+    check_error_rate(verdicts(correct=99, error=1))
+    with pytest.raises(VerifierError, match="2 of 199 completions"):
+        check_error_rate(verdicts(incorrect=197, error=2))
+    check_error_rate(verdicts(correct=1, error=1), limit=0.5)
+
+
+def test_a_policy_cannot_stop_the_run_with_answers_that_hang_or_say_nothing():
+    check_error_rate(verdicts(timeout=50, unparsed=50))

@@ -1,0 +1,68 @@
+"""The axes are orthogonal: whatever algorithm, model and trainer are named together, a run composes."""
+
+import itertools
+
+import pytest
+from composing import CONFIGS, composed, names
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+PAPER = {
+    *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),
+    "qwen_math7b_nsr",
+    "qwen_math7b_grpo_kl_error_only",
+    *(f"sensitivity_pull_{value}" for value in ("0.0", "0.01", "0.02", "0.05")),
+    *(f"sensitivity_push_{value}" for value in ("1.0", "1.1")),
+    *(f"sensitivity_anchor_{value}" for value in ("4", "16")),
+}
+
+
+@pytest.mark.parametrize("trainer", names("trainer"))
+def test_every_algorithm_and_model_compose_with_the_trainer(trainer):
+    for algo, model in itertools.product(names("algo"), names("model")):
+        cfg = composed(f"algo={algo}", f"model={model}", f"trainer={trainer}")
+        OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        assert cfg.model.name == model
+
+
+@pytest.mark.parametrize("group", ["data", "engine", "reward", "callbacks", "logger"])
+def test_every_option_of_the_other_groups_composes(group):
+    for option in names(group):
+        if (group, option) != ("reward", "callable"):
+            OmegaConf.to_container(composed(f"{group}={option}").get(group), resolve=False)
+
+
+def test_the_papers_runs_are_all_there():
+    assert {path.stem for path in (CONFIGS / "experiment" / "paper").glob("*.yaml")} == PAPER | {"base"}
+
+
+@pytest.mark.parametrize("run", sorted(PAPER))
+def test_a_paper_run_has_the_papers_hyper_parameters(run):
+    cfg = composed(f"experiment=paper/{run}")
+    assert (cfg.prompts_per_step, cfg.prompts_per_minibatch, cfg.group_size) == (512, 32, 8)
+    assert (cfg.data.max_prompt_tokens, cfg.data.max_completion_tokens) == (512, 1536)
+    assert (cfg.optimizer.lr, cfg.optimizer.weight_decay, cfg.gradient_clip_norm) == (1e-6, 0.1, 1.0)
+    assert (cfg.scheduler.name, cfg.temperature, cfg.aggregation) == ("constant", 1.0, "token_mean")
+    assert cfg.trainer.max_steps == 240
+    loss = cfg.algo.loss
+    assert (loss.clip_eps, loss.clip_eps_high, loss.dual_clip, loss.entropy_coef) == (0.2, None, 3.0, 0.0)
+    if "kl_coef" in loss:
+        assert loss.kl_coef == 0.01
+    if "push_coef" in loss:
+        default = {"pull_coef": 0.1, "push_coef": 1.05, "anchor_size": 8}
+        if run.startswith("sensitivity_"):
+            _, key, value = run.split("_")
+            default[{"pull": "pull_coef", "push": "push_coef", "anchor": "anchor_size"}[key]] = float(value)
+        assert {key: loss[key] for key in default} == default
+
+
+def test_an_experiment_gives_way_to_the_command_line():
+    cfg = composed("experiment=paper/llama3b_apo", "algo.loss.pull_coef=0.05", "trainer=cpu", "model=tiny")
+    assert (cfg.algo.loss.pull_coef, cfg.trainer.accelerator, cfg.model.name) == (0.05, "cpu", "tiny")
+
+
+@pytest.mark.parametrize("algo", names("algo"))
+def test_every_algorithm_instantiates_and_its_advantage_takes_a_group_of_eight(algo):
+    cfg = composed(f"algo={algo}")
+    instantiate(cfg.algo.advantage).check(8)
+    assert instantiate(cfg.algo.loss).needs is not None

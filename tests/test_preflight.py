@@ -1,0 +1,57 @@
+"""Each thing that cannot work is one line, before any weights are loaded."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from apo_lightning.errors import ConfigError
+from apo_lightning.run import prepare, user_message
+from composing import ROOT, composed
+
+TINY = ("model=tiny", "engine=transformers", "callbacks=none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("algo.loss.push_coef=1.0", "algo.loss.pull_coef=0.3"), ("push_coef", "pull_coef", "clip_eps")),
+        (("algo=grpo", "group_size=1"), ("group_size", "1")),
+        (("algo.loss.anchor_size=99",), ("anchor_size", "99", "vocabulary")),
+        (("data=gsm8k", "data.path=/no/such/file.jsonl"), ("/no/such/file.jsonl",)),
+        (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "512")),
+        (("prompts_per_minibatch=5",), ("prompts_per_minibatch", "5")),
+        (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
+        (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),
+        (("data=gsm8k", "data.path={long}", "data.max_prompt_tokens=4"), ("max_prompt_tokens",)),
+    ],
+)
+def test_what_cannot_work_is_one_line_that_names_it(overrides, words, tmp_path):
+    golds = tmp_path / "golds.jsonl"
+    golds.write_text("".join(f'{{"problem": "Halve {i}.", "answer": "\\\\frac{{{i}}}{{2}}"}}\n' for i in range(1, 600)))
+    paths = {"golds": golds, "long": golds}
+    cfg = composed(*TINY, *(override.format(**paths) for override in overrides))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra wraps what a constructor raises
+        prepare(cfg)
+    message = user_message(caught.value)
+    assert message is not None, repr(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_trainer_without_a_gpu_says_so():
+    with pytest.raises(ConfigError, match=r"8 GPUs.*trainer=cpu"):
+        prepare(composed(*TINY, "trainer=fsdp8"))
+
+
+@pytest.mark.slow
+def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
+    command = [sys.executable, "train.py", *TINY, "prompts_per_minibatch=5", f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines() == [
+        "error: prompts_per_minibatch is 5, which does not divide prompts_per_step 16: the last optimizer step of a "
+        "rollout would weigh its tokens differently"
+    ]

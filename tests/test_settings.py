@@ -1,0 +1,43 @@
+"""Every size that cannot work is refused in one line that names it."""
+
+import pytest
+from apo_lightning.errors import ConfigError
+from apo_lightning.settings import StepSettings
+
+GOOD = {
+    "prompts_per_step": 4,
+    "group_size": 2,
+    "prompts_per_minibatch": 2,
+    "tokens_per_microbatch": 64,
+    "max_prompt_tokens": 8,
+    "max_completion_tokens": 8,
+    "temperature": 1.0,
+    "aggregation": "token_mean",
+    "old_logprobs": "trainer",
+    "importance_cap": None,
+    "gradient_clip_norm": 1.0,
+    "validation_samples": 1,
+}
+
+
+def test_a_step_counts_its_optimizer_steps():
+    assert StepSettings(**GOOD).minibatches_per_step == 2
+    assert StepSettings(**GOOD).max_model_len == 16
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prompts_per_step", 0),
+        ("prompts_per_minibatch", 3),
+        ("temperature", 0.0),
+        ("aggregation", "mean"),
+        ("old_logprobs", "engine"),
+        ("importance_cap", 0.0),
+        ("gradient_clip_norm", -1.0),
+    ],
+)
+def test_a_bad_size_is_refused_by_name_and_value(key, value):
+    with pytest.raises(ConfigError, match=rf"{key} is '?{value}") as caught:
+        StepSettings(**{**GOOD, key: value})
+    assert "\n" not in str(caught.value)
