@@ -9,7 +9,7 @@ test check: export HF_HUB_OFFLINE := 1
 test check: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check clean
+.PHONY: help setup train test check format lint types layers examples clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +23,21 @@ train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 test: setup  ## Run the tests: ARGS go to pytest
 	@$(python) -m pytest $(ARGS)
 
-check: setup  ## Formatting, lint, types, import layers and every example in docstrings and docs
+check: format lint types layers examples  ## Formatting, lint, types, import layers, the examples in docstrings and docs
+
+format: setup
 	.venv/bin/ruff format --check .
+
+lint: setup
 	.venv/bin/ruff check .
+
+types: setup
 	.venv/bin/pyright
+
+layers: setup
 	.venv/bin/lint-imports
+
+examples: setup
 	$(python) -m pytest --quiet --doctest-modules --doctest-glob='*.md' -p no:cacheprovider src $(wildcard README.md) docs
 
 clean:  ## Remove .venv, caches and build products; outputs/ stays

@@ -52,9 +52,14 @@ def test_an_exception_closes_the_phase():
     clock = PhaseClock(now=time)
     heard = []
     clock.subscribe(heard.append)
-    with pytest.raises(RuntimeError), clock.phase("reward"):
-        time.seconds += 1
-        raise RuntimeError
+
+    def fails():
+        with clock.phase("reward"):
+            time.seconds += 1
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
     time.seconds += 7
     assert clock.take() == {"reward": 1.0}
     assert heard == ["reward", None]

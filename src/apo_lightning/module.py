@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -101,7 +102,7 @@ class RLVRModule(pl.LightningModule):
         """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""
         optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
         num_steps = self.trainer.max_steps * self.settings.minibatches_per_step
-        self.schedule = self.make_scheduler(optimizer, num_training_steps=num_steps)
+        self.schedule = self.make_scheduler(optimizer=optimizer, num_training_steps=num_steps)
         return optimizer
 
     def on_train_start(self) -> None:
@@ -121,8 +122,8 @@ class RLVRModule(pl.LightningModule):
             return
         with self.policy.architecture_folder() as folder:
             self.engine.setup(
-                EngineContext.of(
-                    folder,
+                EngineContext(
+                    model_dir=Path(folder),
                     dtype=self.policy.compute_dtype,
                     max_model_len=self.settings.max_model_len,
                     device=self.device,
@@ -162,7 +163,7 @@ class RLVRModule(pl.LightningModule):
         count_rollout(self.trainer)
         timings = {**self.clock.take(), "step": time.perf_counter() - started}
         metrics = self.step_metrics.compute(rollouts, table.freeze(), record, timings)
-        self.log_dict(metrics, on_step=True, batch_size=1)
+        self.log_dict({**metrics, "step": float(step)}, on_step=True, batch_size=1)
         return {
             "step_output": StepOutput(
                 step=step,
@@ -197,7 +198,7 @@ class RLVRModule(pl.LightningModule):
         """What this step's diagnostics read beyond the loss."""
         needs = Needs()
         for callback in self.trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            if hasattr(callback, "needs") and step % callback.every_n_steps == 0:
+            if hasattr(callback, "needs") and callback.is_due(step):
                 needs |= callback.needs
         return needs
 
@@ -342,7 +343,7 @@ class RLVRModule(pl.LightningModule):
         for name, parts in self._validation_rollouts.items():
             rollouts = concatenate(parts)
             metrics = validation_metrics(name, rollouts)
-            self.log_dict(metrics)
+            self.log_dict({**metrics, "step": float(self.global_step)})
             self.validation_outputs.append(
                 ValidationOutput(step=self.global_step, name=name, rollouts=rollouts, metrics=metrics)
             )

@@ -113,20 +113,18 @@ def test_without_held_out_problems_the_trainer_still_runs(tmp_path):
     assert module.validated == []
 
 
-def test_the_order_neither_reads_nor_moves_the_global_generators():
+def test_the_order_neither_reads_nor_moves_the_global_generator():
     def draw(seed):
-        random.seed(seed)
         torch.manual_seed(seed)
+        random.seed(seed)
         data = data_module_prepared()
-        batches = ids(data.train_dataloader(), 20), [ids(loader, 9) for loader in data.val_dataloader()]
-        return batches, random.random(), torch.rand(()).item()
+        return ids(data.train_dataloader(), 20), [ids(loader, 9) for loader in data.val_dataloader()]
 
-    random.seed(1)
     torch.manual_seed(1)
-    untouched = random.random(), torch.rand(()).item()
-    batches, *after = draw(1)
-    assert tuple(after) == untouched
-    assert draw(2)[0] == batches
+    untouched = torch.rand(()).item()
+    batches = draw(1)
+    assert torch.rand(()).item() == untouched
+    assert draw(2) == batches
 
 
 def test_two_seeds_have_two_orders_but_one_held_out_set():
@@ -148,7 +146,18 @@ def test_long_training_prompts_are_dropped_and_counted(tmp_path):
         data_module(source).prepare()
 
 
-def test_a_long_held_out_prompt_is_refused(tmp_path):
+def test_long_prompts_of_the_held_out_part_are_dropped_like_those_of_the_training_part(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"problem": "x" * n, "answer": "1"}) + "\n" for n in range(1, 41)))
+    source = DatasetSource(name="s", path=str(path), num_validation=20, max_prompt_tokens=18 + 30)
+    data = data_module_prepared(source=source)
+    assert data.report is not None
+    assert (data.report.num_too_long, data.report.num_kept + data.report.num_held_out) == (10, 30)
+    assert len(data.validation_prompts["s"]) == data.report.num_held_out < 20
+    assert max(len(prompt.problem) for prompt in [*data.train_prompts, *data.validation_prompts["s"]]) == 30
+
+
+def test_a_long_benchmark_prompt_is_refused(tmp_path):
     (tmp_path / "bench.jsonl").write_text(json.dumps({"problem": "x" * 100, "answer": "1"}))
     (tmp_path / "train.jsonl").write_text(json.dumps({"problem": "x", "answer": "1"}))
     source = DatasetSource(

@@ -100,5 +100,5 @@ def test_a_malformed_record_is_named_by_file_and_line(record, message):
 
 def test_two_rows_of_one_id_are_refused():
     rows = [Row(id="a", problem="p", answer="1"), Row(id="a", problem="q", answer="1")]
-    with pytest.raises(ConfigError, match="set.jsonl has two rows with the id 'a'"):
+    with pytest.raises(ConfigError, match=r"set\.jsonl has two rows with the id 'a'"):
         require_unique_ids(rows, "set.jsonl")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def publish_folder(partial: Path, final: Path) -> None:

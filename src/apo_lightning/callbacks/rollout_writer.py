@@ -49,7 +49,7 @@ class RolloutWriter(StepCallback):
 
 
 def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
-    """One dict a completion, keys in the order of the file: what was asked, what came, how it was judged, how it trains.
+    """One dict a completion, keys in the order of the file: the question, the completion, its verdict, its training.
 
     Entropy, max-prob and log-prob are means over the completion's tokens, at the policy that sampled them.
     """

@@ -78,29 +78,30 @@ class PromptDataModule(LightningDataModule):
     def prepare(self) -> None:
         """Read, filter and tokenise. Needs no model, so a run calls it before it loads one; the second time is free.
 
-        Held-out prompts are not dropped when they are too long: that would quietly change the benchmark.
+        A benchmark's prompts are not dropped when they are too long: that would quietly change the benchmark.
         """
         if self.report is not None:
             return
-        problems, limit = self.source.load(), self.source.max_prompt_tokens
-        train = self._prompts(problems.train, self.source.name)
-        self.train_prompts = [prompt for prompt in train if len(prompt.token_ids) <= limit]
-        num_kept = len(self.train_prompts)
-        report = replace(problems.report, num_too_long=len(train) - num_kept, num_kept=num_kept)
+        problems, name = self.source.load(), self.source.name
+        train = self._prompts(problems.train, name)
+        held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
+
+        self.train_prompts = [prompt for prompt in train if self._fits(prompt)]
+        num_too_long = len(train) - len(self.train_prompts)
+        report = replace(problems.report, num_too_long=num_too_long, num_kept=len(self.train_prompts))
+        if report.num_held_out:  # a part of the training set, and filtered like it
+            fitting = [prompt for prompt in held_out[name] if self._fits(prompt)]
+            num_too_long += len(held_out[name]) - len(fitting)
+            report = replace(report, num_too_long=num_too_long, num_held_out=len(fitting))
+            held_out[name] = fitting
         if not self.train_prompts:
             raise ConfigError(
-                f"nothing is left of {self.source.name} to train on (max_prompt_tokens={limit}): {report}"
+                f"nothing is left of {name} to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
             )
         self._order()
-        for name, rows in problems.validation.items():
-            prompts = self._prompts(rows, name)
-            longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-            if len(longest.token_ids) > limit:
-                raise ConfigError(
-                    f"benchmark {name}, problem '{longest.id}' has {len(longest.token_ids)} prompt tokens, above "
-                    f"max_prompt_tokens={limit}: raise data.max_prompt_tokens, or take the problem out of the benchmark"
-                )
-            self.validation_prompts[name] = prompts
+        for benchmark, prompts in held_out.items():
+            self._require_fitting(benchmark, prompts)
+        self.validation_prompts = {benchmark: prompts for benchmark, prompts in held_out.items() if prompts}
         self.report = report
 
     def setup(self, stage: str | None = None) -> None:
@@ -151,6 +152,18 @@ class PromptDataModule(LightningDataModule):
 
     def _prompts(self, rows: Sequence[Row], source: str) -> list[Prompt]:
         return [build_prompt(row, self.tokenizer, self.template, source=source) for row in rows]
+
+    def _fits(self, prompt: Prompt) -> bool:
+        return len(prompt.token_ids) <= self.source.max_prompt_tokens
+
+    def _require_fitting(self, benchmark: str, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if not self._fits(prompt):
+                raise ConfigError(
+                    f"benchmark {benchmark}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, above "
+                    f"max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or take the "
+                    "problem out of the benchmark"
+                )
 
     def _order(self) -> PromptOrder:
         ids = [prompt.id for prompt in self.train_prompts]

@@ -16,7 +16,7 @@ def full_kl(
     ref_hidden: Float[Tensor, "tokens ref_hidden"],
     ref_head_weight: Float[Tensor, "vocab ref_hidden"],
     *,
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
 ) -> Float[Tensor, "tokens"]:
     """The exact KL divergence of the policy from the reference, over the whole vocabulary.
 
@@ -55,7 +55,7 @@ class _FullKL(torch.autograd.Function):
         head_weight: Tensor,
         ref_hidden: Tensor,
         ref_head_weight: Tensor,
-        temperature: float,
+        temperature: float | int,
         compute_dtype: torch.dtype,
     ) -> Tensor:
         head = Head(hidden, head_weight, temperature, compute_dtype)

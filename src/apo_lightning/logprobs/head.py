@@ -25,7 +25,7 @@ class Head:
 
     hidden: Tensor
     weight: Tensor
-    temperature: float
+    temperature: float | int
     compute_dtype: torch.dtype
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ def compute_dtype_of(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and dtype != torch.float64 else dtype
 
 
-def check_temperature(temperature: float) -> None:
+def check_temperature(temperature: float | int) -> None:
     """Refuse a temperature that makes no distribution."""
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}: probabilities need one above 0")

@@ -21,7 +21,7 @@ def token_statistics(
     token_ids: Int[Tensor, "tokens"],
     anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
     *,
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
 ) -> TokenStatistics:
     """What the policy says at each token: log-prob, entropy, largest probability, log-probs at the anchors.
 
@@ -71,7 +71,7 @@ def reference_statistics(
     token_ids: Int[Tensor, "tokens"],
     anchor_size: int,
     *,
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
 ) -> ReferenceStatistics:
     """What a frozen model says at each token: its log-prob, and the K most likely tokens, T_K.
 
@@ -146,7 +146,7 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head_weight: Tensor, ids: Tensor, temperature: float, compute_dtype: torch.dtype
+        ctx: Any, hidden: Tensor, head_weight: Tensor, ids: Tensor, temperature: float | int, compute_dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(hidden, head_weight, temperature, compute_dtype)
         largest, log_sum, entropy = hidden.new_empty(3, len(hidden), dtype=head.state_dtype).unbind()

@@ -6,16 +6,13 @@ The counts in w are those of the whole mini-batch over all ranks, so neither the
 the number of ranks can change the result.
 """
 
-from typing import Literal, get_args
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 
-Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm"]
-AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm")
 
 
 def token_weights(
@@ -69,7 +66,7 @@ def token_weights(
 
 
 def truncated_importance_weights(
-    old_logprobs: Float[Tensor, "tokens"], rollout_logprobs: Float[Tensor, "tokens"], cap: float
+    old_logprobs: Float[Tensor, "tokens"], rollout_logprobs: Float[Tensor, "tokens"], cap: float | int
 ) -> Float[Tensor, "tokens"]:
     """Corrects for an engine that samples from slightly other probabilities than the trainer computes.
 

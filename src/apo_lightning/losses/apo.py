@@ -1,7 +1,6 @@
 """Anchored Policy Optimization: push an error down and, within the same trust region, pull the alternatives up."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -10,6 +9,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses.base import PolicyLoss, applicable, required
 from apo_lightning.losses.functional import (
     LOG_RATIO_LIMIT,
+    Number,
     anchor_log_ratio,
     anchor_set,
     importance_ratio,
@@ -57,10 +57,10 @@ class APO(PolicyLoss):
         ConfigError: a value outside its range, or coefficients under which no error could ever learn.
     """
 
-    push_coef: float = 1.05
-    pull_coef: float = 0.1
+    push_coef: Number = 1.05
+    pull_coef: Number = 0.1
     anchor_size: int = 8
-    trigger: Literal["negative_advantage", "incorrect"] = "negative_advantage"
+    trigger: str = "negative_advantage"
     exclude_sampled: bool = True
 
     def __post_init__(self) -> None:

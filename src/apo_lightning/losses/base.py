@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.functional import clipped_objective, is_clipped
+from apo_lightning.losses.functional import Number, clipped_objective, is_clipped
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 T = TypeVar("T")
@@ -33,10 +33,10 @@ class PolicyLoss(ABC):
         ConfigError: a value outside its range.
     """
 
-    clip_eps: float = 0.2
-    clip_eps_high: float | None = None
-    dual_clip: float | None = None
-    entropy_coef: float = 0.0
+    clip_eps: Number = 0.2
+    clip_eps_high: Number | None = None
+    dual_clip: Number | None = None
+    entropy_coef: Number = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.clip_eps < 1:

@@ -3,14 +3,14 @@
 Log-probs are in nats, of full-vocabulary softmaxes. *Objectives* are maximised; a loss is minus an objective.
 """
 
-from typing import Literal, get_args
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-KLEstimator = Literal["k1", "k2", "k3", "k3_plus"]
-KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
+KL_ESTIMATORS = ("k1", "k2", "k3", "k3_plus")
+
+Number = float | int
+"""A setting: YAML and people write 3.0 as 3, which type checkers at run time hold to be no float."""
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ±20 before exp: e²⁰ ≈ 5·10⁸ still leaves float32 products finite."""
@@ -51,9 +51,9 @@ def clipped_objective(
     ratio: Float[Tensor, "tokens"],
     advantages: Float[Tensor, "tokens"],
     *,
-    clip_eps: float,
-    clip_eps_high: float | None = None,
-    dual_clip: float | None = None,
+    clip_eps: Number,
+    clip_eps_high: Number | None = None,
+    dual_clip: Number | None = None,
 ) -> Float[Tensor, "tokens"]:
     """PPO's pessimistic surrogate of the policy improvement.
 
@@ -92,9 +92,9 @@ def is_clipped(
     ratio: Float[Tensor, "tokens"],
     advantages: Float[Tensor, "tokens"],
     *,
-    clip_eps: float,
-    clip_eps_high: float | None = None,
-    dual_clip: float | None = None,
+    clip_eps: Number,
+    clip_eps_high: Number | None = None,
+    dual_clip: Number | None = None,
 ) -> Bool[Tensor, "tokens"]:
     """True where A ≠ 0 and `clipped_objective` is flat in ρ, so that the token has no gradient.
 
@@ -112,9 +112,9 @@ def is_clipped(
 def kl_estimate(
     logprobs: Float[Tensor, "tokens"],
     ref_logprobs: Float[Tensor, "tokens"],
-    estimator: KLEstimator,
+    estimator: str,
     *,
-    clamp: float | None = None,
+    clamp: Number | None = None,
 ) -> Float[Tensor, "tokens"]:
     """What one sampled token says of KL(π‖π_ref).
 
@@ -129,12 +129,15 @@ def kl_estimate(
     Args:
         logprobs: log π(y); carries the gradient.
         ref_logprobs: log π_ref(y).
-        estimator: which of the four.
+        estimator: one of `KL_ESTIMATORS`.
         clamp: caps the value of k3 (also inside k3_plus); k3 has no gradient beyond it, which for 10 means Δ > 2.61
             or Δ < −11. None: no cap.
 
     Returns:
         The estimate [nats]; ≥ 0 except for k1.
+
+    Raises:
+        ValueError: there is no such estimator.
 
     Example:
         The reference finds the token twice as likely: k3 = 2 − log 2 − 1.
@@ -142,6 +145,8 @@ def kl_estimate(
         >>> kl_estimate(torch.tensor([0.25]).log(), torch.tensor([0.5]).log(), "k3")
         tensor([0.3069])
     """
+    if estimator not in KL_ESTIMATORS:
+        raise ValueError(f"kl_estimator is {estimator!r}: choose one of {', '.join(KL_ESTIMATORS)}")
     delta = (ref_logprobs.detach() - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
         return -delta
@@ -200,39 +205,17 @@ def anchor_log_ratio(
     ref_logprobs: Float[Tensor, "tokens anchors"],
     members: Bool[Tensor, "tokens anchors"],
 ) -> Float[Tensor, "tokens"]:
-    """Log of `anchor_ratio`, not clamped.
-
-        log r_anchor = log Σ_{k∈S} π(k) − log Σ_{k∈S} π_ref(k)
-
-    An additive epsilon in the denominator instead would bias tokens of which the reference is sure: their Z_ref is
-    tiny.
-
-    Returns:
-        The log-ratio [nats]; about −10³⁰ where S is empty.
-
-    Example:
-        >>> policy, reference = torch.tensor([[0.2, 0.1]]).log(), torch.tensor([[0.4, 0.2]]).log()
-        >>> anchor_log_ratio(policy, reference, torch.tensor([[True, True]]))
-        tensor([-0.6931])
-    """
-    log_z_ref = log_mass(ref_logprobs.detach(), members)
-    # Without this an empty S would be log 0 − log 0 = 0, a ratio of 1.
-    return log_mass(logprobs, members) - torch.where(members.any(1), log_z_ref, 0.0)
-
-
-def anchor_ratio(
-    logprobs: Float[Tensor, "tokens anchors"],
-    ref_logprobs: Float[Tensor, "tokens anchors"],
-    members: Bool[Tensor, "tokens anchors"],
-) -> Float[Tensor, "tokens"]:
-    """The policy's probability mass on the anchor set, in units of the reference's.
+    """The policy's probability mass on the anchor set in units of the reference's, as a log.
 
         r_anchor = (1/Z_ref)·Σ_{k∈S} π(k),   Z_ref = Σ_{k∈S} π_ref(k)
+
+    A difference of logs rather than a quotient with an additive epsilon, which would bias tokens of which the
+    reference is sure: their Z_ref is tiny.
 
     Source: Wang et al. 2026, Eqs. 7 and 8.
 
     Departure: the paper leaves S = {} open (K = 1 and the sampled token is the reference's favourite). Here r_anchor
-    is 0 there, with a gradient of exactly 0. The log-ratio is clamped to at most 20.
+    is 0 there, with a gradient of exactly 0.
 
     Args:
         logprobs: log π at the top-K ids; carries the gradient.
@@ -240,16 +223,18 @@ def anchor_ratio(
         members: True for the members of S.
 
     Returns:
-        r_anchor in [0, e²⁰]; 1 where the policy equals the reference.
+        log r_anchor [nats], not clamped; 0 where the policy equals the reference, about −10³⁰ where S is empty.
 
     Example:
         The policy gives the anchors half the mass that the reference does.
 
         >>> policy, reference = torch.tensor([[0.2, 0.1]]).log(), torch.tensor([[0.4, 0.2]]).log()
-        >>> anchor_ratio(policy, reference, torch.tensor([[True, True]]))
+        >>> anchor_log_ratio(policy, reference, torch.tensor([[True, True]])).exp()
         tensor([0.5000])
     """
-    return anchor_log_ratio(logprobs, ref_logprobs, members).clamp(max=LOG_RATIO_LIMIT).exp()
+    log_z_ref = log_mass(ref_logprobs.detach(), members)
+    # Without this an empty S would be log 0 − log 0 = 0, a ratio of 1.
+    return log_mass(logprobs, members) - torch.where(members.any(1), log_z_ref, 0.0)
 
 
 def rectified_ratio(
@@ -257,8 +242,8 @@ def rectified_ratio(
     anchor_ratio: Float[Tensor, "tokens"],
     triggered: Bool[Tensor, "tokens"],
     *,
-    push_coef: float,
-    pull_coef: float,
+    push_coef: Number,
+    pull_coef: Number,
 ) -> Float[Tensor, "tokens"]:
     """The ratio that pushes an error down and pulls the reference's alternatives up.
 

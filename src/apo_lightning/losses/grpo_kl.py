@@ -1,7 +1,6 @@
 """GRPO with a KL penalty towards the reference: on every token, or on the tokens of errors alone."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.base import applicable, required
-from apo_lightning.losses.functional import KL_ESTIMATORS, kl_estimate
+from apo_lightning.losses.functional import KL_ESTIMATORS, Number, kl_estimate
 from apo_lightning.losses.grpo import GRPO
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
@@ -35,9 +34,9 @@ class GRPOKL(GRPO):
         ConfigError: a value outside its range, or an unknown estimator.
     """
 
-    kl_coef: float = 0.01
-    kl_estimator: Literal["k1", "k2", "k3", "k3_plus", "full"] = "k3"
-    kl_clamp: float | None = 10.0
+    kl_coef: Number = 0.01
+    kl_estimator: str = "k3"
+    kl_clamp: Number | None = 10.0
     error_only: bool = False
 
     def __post_init__(self) -> None:

@@ -4,13 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torchmetrics import CatMetric, MeanMetric, Metric, SumMetric
+from torchmetrics import CatMetric, Metric, SumMetric
 
 from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.metrics.token_mean import TokenMean
 from apo_lightning.types import LossOutput, Rollouts, StepTokens
 
 STATUSES = ("correct", "incorrect", "unparsed", "timeout", "error")
@@ -83,20 +85,23 @@ class StepMetrics(nn.Module):
         means["train/grad_norm"] = torch.tensor(record.grad_norms)
         sums = {f"reward/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
         sums["train/loss"] = record.loss
-        nonfinite = sum(int(values.isinf().sum()) for values in [*means.values(), *loss_metrics.values()])
-        sums["train/num_nonfinite"] = float(nonfinite)
+        sums["num_tokens"] = float(rollouts.lengths.sum())
 
-        result = {name: self._reduce(name, MeanMetric, values.to(device)) for name, values in means.items()}
-        result |= {name: self._reduce(name, SumMetric, torch.tensor(value).to(device)) for name, value in sums.items()}
+        result = {name: self._reduce(name, SumMetric, torch.tensor(value).to(device)) for name, value in sums.items()}
+        num_infinite = 0
+        for name, values in means.items():
+            reduced = self._reduce(name, TokenMean, values.to(device))
+            result[name] = float(reduced.mean)
+            num_infinite += int(reduced.num_infinite)
         for name in self.medians & loss_metrics.keys():
-            result[name] = self._reduce(name, CatMetric, loss_metrics[name])
+            result[name] = _median(self._reduce(name, CatMetric, loss_metrics[name]))
+        result["train/num_nonfinite"] = float(num_infinite)
         result["train/num_empty_minibatches"] = float(record.num_empty)
         result["train/num_skipped_steps"] = float(record.num_nonfinite)
         result["sync/logprob_gap"] = record.logprob_gap
         result |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
-        num_tokens = result.pop("num_tokens") * len(rollouts.completions)
-        result["perf/tokens_per_second"] = num_tokens / timings["step"]
-        return result
+        result["perf/tokens_per_second"] = float(result.pop("num_tokens")) / timings["step"]
+        return {name: float(value) for name, value in result.items()}
 
     def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
         correct = rollouts.is_correct
@@ -110,24 +115,26 @@ class StepMetrics(nn.Module):
             "train/completion_tokens": lengths,
             "train/truncated_fraction": torch.tensor([float(c.finish_reason == "length") for c in rollouts.completions]),
             "train/zero_advantage_fraction": (tokens.advantages.cpu()[first_token] == 0).float(),
-            "num_tokens": lengths,
         }
 
     def _token_means(self, tokens: StepTokens) -> dict[str, Tensor]:
         return {"train/entropy": tokens.entropy, "train/max_prob": tokens.max_prob}
 
-    def _reduce(self, name: str, kind: type[Metric], values: Tensor) -> float:
+    def _reduce(self, name: str, kind: type[Metric], values: Tensor) -> Any:
+        """Over all ranks, by torchmetrics."""
         if name not in self.reducers:
             self.reducers[name] = kind().to(values.device)
         reducer = self.reducers[name]
         assert isinstance(reducer, Metric)
-        reducer.update(values[values.isfinite()] if values.dim() else values)
+        reducer.update(values)
         reduced = reducer.compute()
         reducer.reset()
-        if kind is CatMetric:
-            reduced = torch.as_tensor(reduced, dtype=torch.float32).flatten()
-            return float(reduced.median()) if len(reduced) else math.nan
-        return float(reduced)
+        return reduced
+
+
+def _median(values: Tensor | list[Tensor]) -> float:
+    values = torch.as_tensor(values, dtype=torch.float32).flatten()
+    return float(values.nanmedian()) if len(values) else math.nan
 
 
 def log_name(metric: str) -> str:

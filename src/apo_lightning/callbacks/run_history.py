@@ -1,0 +1,128 @@
+"""The numbers of a whole run, and what its beginning and its end say when they are compared."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from apo_lightning.callbacks.formatting import mean_of_finite
+from apo_lightning.metrics.functional import paired_interval
+from apo_lightning.types import StepOutput, ValidationOutput
+
+CONFIDENCE = 0.95
+VERDICT_PREFIX = "reward/num_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at one held-out set."""
+
+    samples_per_problem: int
+    accuracies: Mapping[str, float]
+    """Problem id → share of its samples that were correct."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class RunHistory:
+    """Keyed by step, so that steps done again after a resume replace those they repeat."""
+
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    validations: dict[str, dict[int, Look]] = field(default_factory=dict)
+    group_size: int = 1
+
+    def add_step(self, step: StepOutput) -> None:
+        """Its logged metrics."""
+        self.group_size = step.rollouts.group_size
+        self.steps[step.step] = dict(step.metrics)
+
+    def add_validation(self, output: ValidationOutput) -> None:
+        """Its metrics, and the accuracy on each problem."""
+        shares = output.rollouts.is_correct.double().mean(1).tolist()
+        ids = [prompt.id for prompt in output.rollouts.prompts]
+        self.validations.setdefault(output.name, {})[output.step] = Look(
+            samples_per_problem=output.rollouts.group_size,
+            accuracies=dict(zip(ids, shares, strict=True)),
+            metrics=dict(output.metrics),
+        )
+
+    @property
+    def newest_validation(self) -> int | None:
+        """Training steps done before the last look at a held-out set; None: nobody looked."""
+        return max((step for looks in self.validations.values() for step in looks), default=None)
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one training metric; NaN where a step did not log it."""
+        steps = sorted(self.steps)
+        return steps, [self.steps[step].get(key, math.nan) for step in steps]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: a checkpoint is loaded without running code."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the saved beginning before what this process has seen."""
+        self.steps = state["steps"] | self.steps
+        self.group_size = state["group_size"]
+        for name, looks in state["validations"].items():
+            saved = {step: Look(**look) for step, look in looks.items()}
+            self.validations[name] = saved | self.validations.get(name, {})
+
+
+def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
+    """Means of every logged metric over the first and the last steps.
+
+    At most half of the run is "first", so that the two never share a step (but in a run of one step). Values that are
+    not finite are left out of a mean and counted.
+    """
+    steps = sorted(history.steps)
+    edge = min(num_edge_steps, max(1, len(steps) // 2))
+    keys = sorted({key for metrics in history.steps.values() for key in metrics})
+    result: dict[str, Any] = {"num_edge_steps": edge if steps else 0, "metrics": {}, "num_nonfinite": {}}
+    for key in keys:
+        values = [history.steps[step][key] for step in steps if key in history.steps[step]]
+        first = [history.steps[step].get(key, math.nan) for step in steps[:edge]]
+        last = [history.steps[step].get(key, math.nan) for step in steps[-edge:]]
+        result["metrics"][key] = {"first": mean_of_finite(first), "last": mean_of_finite(last)}
+        if num_nonfinite := sum(not math.isfinite(value) for value in values):
+            result["num_nonfinite"][key] = num_nonfinite
+    return result
+
+
+def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
+    """pass@1 at the first and at the last look, and the interval of the difference, paired by problem."""
+    first, last = min(looks), max(looks)
+    before, after = looks[first], looks[last]
+    ids = [identifier for identifier in before.accuracies if identifier in after.accuracies]
+    paired = [torch.tensor([look.accuracies[i] for i in ids], dtype=torch.float64) for look in (before, after)]
+    interval = paired_interval(paired[0], paired[1], confidence=CONFIDENCE)
+    return {
+        "num_problems": len(ids),
+        "samples_per_problem": after.samples_per_problem,
+        "step_before": first,
+        "step_after": last,
+        "pass@1_before": float(paired[0].mean()),
+        "pass@1_after": float(paired[1].mean()),
+        "change": {
+            "mean": float(interval.mean),
+            "low": float(interval.low),
+            "high": float(interval.high),
+            "confidence": CONFIDENCE,
+            "exact": interval.exact,
+        },
+        "metrics_before": dict(before.metrics),
+        "metrics_after": dict(after.metrics),
+    }
+
+
+def verdict_counts(history: RunHistory) -> dict[str, int]:
+    """How many training completions got each status, over the whole run and all ranks."""
+    counts: dict[str, int] = {}
+    for metrics in history.steps.values():
+        for key, value in metrics.items():
+            if key.startswith(VERDICT_PREFIX):
+                status = key.removeprefix(VERDICT_PREFIX)
+                counts[status] = counts.get(status, 0) + round(value)
+    return counts

@@ -1,0 +1,99 @@
+"""What a run came to: a closing table, `summary.json` and `curves.png`."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from rich.console import Console
+
+from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks.curves import curves_png
+from apo_lightning.callbacks.files import to_json, write_atomically
+from apo_lightning.callbacks.fingerprint import versions, weights_sha256
+from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, verdict_counts
+from apo_lightning.callbacks.summary_table import closing_table
+from apo_lightning.errors import ConfigError
+from apo_lightning.types import StepOutput, ValidationOutput
+
+
+class RunSummary(StepCallback):
+    """Compares the first steps with the last, and the held-out problems before with after.
+
+    Files are written when training ends and once more when the held-out problems have been looked at after it; the
+    table is printed once, at the latest of the two.
+
+    Args:
+        num_edge_steps: how many steps "first" and "last" mean; fewer in a run too short for both.
+    """
+
+    def __init__(self, num_edge_steps: int = 5) -> None:
+        if num_edge_steps < 1:
+            raise ConfigError(f"callbacks.summary.num_edge_steps is {num_edge_steps}: give 1 or more")
+        self.num_edge_steps = num_edge_steps
+        self._history = RunHistory()
+        self._started: float | None = None
+        self._weights_sha256: str | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Wall time counts from the first stage of this process."""
+        if self._started is None:
+            self._started = time.monotonic()
+
+    def on_step(self, step: StepOutput) -> None:
+        """Keep the step's numbers."""
+        self._history.add_step(step)
+
+    def on_validated(self, output: ValidationOutput) -> None:
+        """Keep the accuracy on each problem, for the paired comparison."""
+        self._history.add_validation(output)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write; and print, unless another look at the held-out problems is to come."""
+        policy: Any = pl_module.policy
+        self._weights_sha256 = weights_sha256(policy)
+        summary = self._write(trainer, pl_module)
+        newest = self._history.newest_validation
+        if newest is None or newest >= trainer.global_step:
+            self._print(trainer, summary)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A look at the held-out problems after training completes the summary."""
+        super().on_validation_end(trainer, pl_module)
+        if self._weights_sha256 is not None:
+            self._print(trainer, self._write(trainer, pl_module))
+
+    def state_dict(self) -> dict[str, Any]:
+        """So that a resumed run knows its beginning."""
+        return self._history.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The beginning of a run that is resumed."""
+        self._history.load_state_dict(state_dict)
+
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        history = self._history
+        seconds = time.monotonic() - self._started if self._started is not None else 0.0
+        summary = {
+            "steps": trainer.global_step,
+            "max_steps": trainer.max_steps,
+            "seed": getattr(pl_module, "seed", None),
+            "wall_seconds": round(seconds, 1),
+            "train": first_and_last(history, self.num_edge_steps),
+            "held_out": {name: held_out_change(looks) for name, looks in history.validations.items()},
+            "verdicts": verdict_counts(history),
+            "versions": versions(),
+            "weights_sha256": self._weights_sha256,
+        }
+        if trainer.is_global_zero:
+            folder = Path(trainer.default_root_dir)
+            write_atomically(folder / "summary.json", to_json(summary, indent=2) + b"\n")
+            write_atomically(folder / "curves.png", curves_png(history))
+        return summary
+
+    def _print(self, trainer: pl.Trainer, summary: dict[str, Any]) -> None:
+        if trainer.is_global_zero:
+            console = Console(highlight=False)
+            console.print()
+            console.print(closing_table(summary))
+            console.print(f"summary.json, curves.png and rollouts/ are in {trainer.default_root_dir}", soft_wrap=True)

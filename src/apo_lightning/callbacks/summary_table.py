@@ -1,0 +1,82 @@
+"""The closing table."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from apo_lightning.callbacks.formatting import duration, number
+
+# Log name (the start of it where it ends in @), label, decimals.
+ROWS = (
+    ("train/reward", "reward", 3),
+    ("train/pass@", "pass@", 3),
+    ("train/entropy", "entropy [nats]", 3),
+    ("train/max_prob", "max-prob", 3),
+    ("train/completion_tokens", "tokens a completion", 1),
+    ("train/truncated_fraction", "truncated fraction", 3),
+    ("train/grad_norm", "gradient norm", 3),
+    ("sync/logprob_gap", "engine-trainer gap [nats]", 5),
+    ("time/step", "seconds a step", 1),
+    ("perf/tokens_per_second", "tokens a second", 0),
+)
+
+
+def closing_table(summary: Mapping[str, Any]) -> RenderableType:
+    """Training first against last, the held-out sets before against after, and what was judged how."""
+    parts: list[RenderableType] = [_training(summary)] if summary["steps"] else []
+    parts += [_held_out(name, change) for name, change in summary["held_out"].items()]
+    judged = ", ".join(f"{count} {status}" for status, count in summary["verdicts"].items() if count)
+    parts.append(
+        Text(f"{summary['steps']} steps in {duration(summary['wall_seconds'])}; completions: {judged or 'none'}")
+    )
+    parts.append(Text(f"weights sha256 {summary['weights_sha256'][:16]}", style="dim"))
+    return Group(*parts)
+
+
+def _training(summary: Mapping[str, Any]) -> Table:
+    edge = summary["train"]["num_edge_steps"]
+    of_steps = "step" if edge == 1 else f"{edge} steps"
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("training", no_wrap=True)
+    for title in (f"first {of_steps}", f"last {of_steps}", "change"):
+        table.add_column(title, justify="right", no_wrap=True)
+    metrics: Mapping[str, Mapping[str, float]] = summary["train"]["metrics"]
+    for prefix, label, decimals in ROWS:
+        exact = not prefix.endswith("@")
+        keys = [prefix] if exact else sorted((k for k in metrics if k.startswith(prefix)), key=_k_of)
+        for key in keys:
+            if key in metrics:
+                first, last = metrics[key]["first"], metrics[key]["last"]
+                name = label if exact else key.removeprefix("train/")
+                table.add_row(Text(name), number(first, decimals), number(last, decimals), _signed(last - first, decimals))
+    return table
+
+
+def _k_of(key: str) -> int:
+    return int(key.rsplit("@", 1)[1])
+
+
+def _held_out(name: str, change: Mapping[str, Any]) -> Text:
+    interval = change["change"]
+    before, after = change["step_before"], change["step_after"]
+    text = Text(f"\nheld-out {name}, {change['num_problems']} problems: ")
+    if before == after:
+        return text.append(f"pass@1 {number(change['pass@1_before'])} at step {before}\n")
+    return text.append_text(
+        Text.assemble(
+            f"pass@1 {number(change['pass@1_before'])} at step {before} -> ",
+            (number(change["pass@1_after"]), "bold"),
+            f" at step {after},\nchange ",
+            (_signed(interval["mean"], 3), "bold"),
+            f", paired {interval['confidence']:.0%} interval "
+            f"[{_signed(interval['low'], 3)}, {_signed(interval['high'], 3)}]\n",
+        )
+    )
+
+
+def _signed(value: float, decimals: int) -> str:
+    return f"{value:+.{decimals}f}" if math.isfinite(value) else "-"

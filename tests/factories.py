@@ -1,0 +1,96 @@
+"""Records built by hand, small enough to compute with on paper."""
+
+import torch
+
+from apo_lightning.types import (
+    Advantages,
+    Anchor,
+    Completion,
+    Prompt,
+    Rollouts,
+    StepOutput,
+    StepTokens,
+    ValidationOutput,
+    Verdict,
+)
+
+
+def make_prompt(identifier="p0", problem="What is 1 + 1?", answer="2"):
+    return Prompt(id=identifier, problem=problem, answer=answer, text=f"Q: {problem} A:", token_ids=(1, 2, 3))
+
+
+def make_rollouts(statuses, group_size, *, lengths=None, step=1, first_prompt=0, texts=None):
+    """One completion a status, prompt-major; completion b has tokens 10·b, 10·b + 1, …"""
+    lengths = lengths or [2] * len(statuses)
+    num_prompts = len(statuses) // group_size
+    return Rollouts(
+        step=step,
+        prompts=tuple(make_prompt(f"p{first_prompt + i}") for i in range(num_prompts)),
+        completions=tuple(
+            Completion(
+                token_ids=tuple(10 * b + t for t in range(length)),
+                logprobs=(-0.5,) * length,
+                finish_reason="stop",
+                policy_version=step,
+            )
+            for b, length in enumerate(lengths)
+        ),
+        texts=tuple(texts or [f"text {b}" for b in range(len(statuses))]),
+        verdicts=tuple(
+            Verdict(reward=float(status == "correct"), status=status, extracted="2" if status == "correct" else None)
+            for status in statuses
+        ),
+        group_size=group_size,
+        policy_version=step,
+    )
+
+
+def make_step(
+    statuses=("correct", "incorrect"),
+    *,
+    group_size=2,
+    lengths=None,
+    step=1,
+    max_steps=4,
+    metrics=None,
+    entropy=None,
+    max_prob=None,
+    ref_logprobs=None,
+    anchor: Anchor | None = None,
+    loss_metrics=None,
+    texts=None,
+):
+    """Advantage +1 on correct completions and −1 on others."""
+    rollouts = make_rollouts(statuses, group_size, lengths=lengths, step=step, texts=texts)
+    owner = torch.repeat_interleave(torch.arange(len(statuses)), rollouts.lengths.flatten())
+    values = torch.where(rollouts.is_correct, 1.0, -1.0)
+    num_tokens = len(owner)
+    tokens = StepTokens(
+        token_ids=torch.tensor([i for completion in rollouts.completions for i in completion.token_ids]),
+        sequence_ids=owner,
+        advantages=values.flatten()[owner],
+        is_correct=rollouts.is_correct.flatten()[owner],
+        rollout_logprobs=torch.full((num_tokens,), -0.5),
+        old_logprobs=torch.full((num_tokens,), -0.5),
+        entropy=torch.ones(num_tokens) if entropy is None else torch.tensor(entropy),
+        max_prob=torch.full((num_tokens,), 0.25) if max_prob is None else torch.tensor(max_prob),
+        ref_logprobs=ref_logprobs,
+        anchor=anchor,
+    )
+    counts = {f"reward/num_{name}": float(statuses.count(name)) for name in ("correct", "incorrect", "unparsed")}
+    return StepOutput(
+        step=step,
+        max_steps=max_steps,
+        rollouts=rollouts,
+        advantages=Advantages(values=values, keep=torch.ones_like(rollouts.is_correct)),
+        tokens=tokens,
+        loss_metrics=loss_metrics or {},
+        metrics=counts | (metrics or {}),
+        timings={"generate": 1.0, "update": 2.0, "step": 3.5},
+    )
+
+
+def make_validation(statuses, *, step=0, name="sums", group_size=2):
+    rollouts = make_rollouts(statuses, group_size, step=step)
+    metrics = {f"val/{name}/pass@1": float(rollouts.is_correct.float().mean())}
+    return ValidationOutput(step=step, name=name, rollouts=rollouts, metrics=metrics)

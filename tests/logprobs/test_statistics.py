@@ -1,0 +1,296 @@
+"""The tiled head against the naive one: full logits, log_softmax, autograd."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.logprobs import full_kl, head, reference_statistics, token_statistics
+from apo_lightning.logprobs.statistics import top_ids
+
+
+def problem(num_tokens=11, hidden_size=6, vocab=17, anchors=3, dtype=torch.float64, scale=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (scale * torch.randn(num_tokens, hidden_size, generator=generator)).to(dtype)
+    weight = torch.randn(vocab, hidden_size, generator=generator).to(dtype)
+    token_ids = torch.randint(vocab, (num_tokens,), generator=generator)
+    anchor_ids = torch.stack([torch.randperm(vocab, generator=generator)[:anchors] for _ in range(num_tokens)])
+    anchor_ids[::3, -1] = -1
+    return hidden.requires_grad_(), weight.requires_grad_(), token_ids, anchor_ids
+
+
+def naive(hidden, weight, token_ids, anchor_ids, temperature):
+    logprobs = (hidden @ weight.T / temperature).log_softmax(1)
+    at_anchors = logprobs.gather(1, anchor_ids.clamp(min=0)).masked_fill(anchor_ids < 0, -torch.inf)
+    entropy = -(logprobs.exp() * logprobs).sum(1)
+    return logprobs.gather(1, token_ids[:, None])[:, 0], entropy, logprobs.exp().amax(1).detach(), at_anchors
+
+
+def outputs(statistics):
+    return statistics.logprobs, statistics.entropy, statistics.max_prob, statistics.anchor_logprobs
+
+
+def scalar(values, anchor_ids):
+    """Mixes all differentiable outputs with unequal weights."""
+    logprobs, entropy, _, at_anchors = values
+    coefficients = torch.arange(1, len(logprobs) + 1, dtype=logprobs.dtype) / len(logprobs)
+    anchors = torch.where(anchor_ids >= 0, at_anchors, 0.0)
+    slots = torch.arange(1, anchor_ids.shape[1] + 1, dtype=logprobs.dtype)
+    return (coefficients * (logprobs - 0.7 * entropy) + (anchors * slots).sum(1)).sum()
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 5e-6)])
+def test_values_and_gradients_are_those_of_the_full_logits(dtype, tolerance, temperature):
+    hidden, weight, token_ids, anchor_ids = problem(dtype=dtype)
+    exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    expected = naive(*exact, token_ids, anchor_ids, temperature)
+    actual = outputs(token_statistics(hidden, weight, token_ids, anchor_ids, temperature=temperature))
+    for value, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value.double(), reference, rtol=tolerance, atol=tolerance)
+    gradients = torch.autograd.grad(scalar(actual, anchor_ids), (hidden, weight))
+    expected_gradients = torch.autograd.grad(scalar(expected, anchor_ids), exact)
+    for gradient, reference in zip(gradients, expected_gradients, strict=True):
+        assert gradient.dtype == dtype
+        error = (gradient.double() - reference).abs().max() / reference.abs().max()
+        assert error < tolerance
+
+
+@pytest.mark.parametrize("reads", ["logprobs", "entropy", "anchors"])
+def test_each_output_passes_gradcheck(reads):
+    hidden, weight, token_ids, anchor_ids = problem(num_tokens=4, hidden_size=3, vocab=5, anchors=2)
+    anchor_ids = anchor_ids.clamp(min=0)
+
+    def function(hidden, weight):
+        logprobs, entropy, _, at_anchors = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
+        return {"logprobs": logprobs, "entropy": entropy, "anchors": at_anchors}[reads]
+
+    assert torch.autograd.gradcheck(function, (hidden, weight))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 11])
+def test_the_size_of_a_chunk_changes_nothing(monkeypatch, rows):
+    hidden, weight, token_ids, anchor_ids = problem()
+
+    def run():
+        values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
+        return *values, *torch.autograd.grad(scalar(values, anchor_ids), (hidden, weight))
+
+    expected = run()
+    monkeypatch.setattr(head, "rows_per_chunk", lambda *_: rows)
+    for value, reference in zip(run(), expected, strict=True):
+        torch.testing.assert_close(value, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_the_uniform_distribution():
+    statistics = token_statistics(torch.zeros(2, 3), torch.randn(8, 3), torch.tensor([0, 7]))
+    torch.testing.assert_close(statistics.logprobs, torch.full((2,), -math.log(8)))
+    torch.testing.assert_close(statistics.entropy, torch.full((2,), math.log(8)))
+    torch.testing.assert_close(statistics.max_prob, torch.full((2,), 1 / 8))
+    assert statistics.anchor_logprobs is None
+
+
+def test_a_certain_distribution_has_entropy_zero_and_finite_gradients():
+    hidden, weight = torch.ones(1, 1, requires_grad=True), torch.tensor([[1000.0], [0.0]], requires_grad=True)
+    statistics = token_statistics(hidden, weight, torch.tensor([1]), torch.tensor([[0]]))
+    assert statistics.logprobs.item() == -1000.0
+    assert statistics.entropy.item() == 0.0
+    assert statistics.max_prob.item() == 1.0
+    (statistics.logprobs + statistics.entropy).sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+
+
+def test_logits_of_minus_infinity_give_no_nan():
+    """1e30 · (−1e30) overflows to −∞; that token has probability 0."""
+    hidden = torch.tensor([[1e30, 1.0]], requires_grad=True)
+    weight = torch.tensor([[0.0, 1.0], [0.0, 2.0], [-1e30, 0.0]], requires_grad=True)
+    statistics = token_statistics(hidden, weight, torch.tensor([0]), torch.tensor([[1, 2]]))
+    assert statistics.anchor_logprobs is not None
+    assert statistics.anchor_logprobs[0, 1] == -torch.inf
+    p = torch.tensor([1.0, 2.0]).softmax(0)
+    torch.testing.assert_close(statistics.entropy, -(p * p.log()).sum()[None])
+    (statistics.logprobs + statistics.entropy + statistics.anchor_logprobs[:, 0]).sum().backward()
+    for tensor in (hidden, weight):
+        assert tensor.grad is not None
+        assert not tensor.grad.isnan().any()
+
+
+def test_an_absent_anchor_is_minus_infinity_and_passes_no_gradient():
+    hidden, weight, token_ids, _ = problem()
+    absent = torch.full((11, 2), -1)
+    statistics = token_statistics(hidden, weight, token_ids, absent)
+    assert statistics.anchor_logprobs is not None
+    assert (statistics.anchor_logprobs == -torch.inf).all()
+    # What flows back to an absent slot is poison on purpose.
+    gradients = torch.autograd.grad(
+        (statistics.anchor_logprobs, statistics.logprobs),
+        (hidden, weight),
+        (torch.full((11, 2), torch.nan, dtype=torch.float64), torch.zeros(11, dtype=torch.float64)),
+    )
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_max_prob_is_detached_and_the_rest_is_not():
+    logprobs, entropy, max_prob, at_anchors = outputs(token_statistics(*problem()))
+    assert not max_prob.requires_grad
+    assert logprobs.requires_grad
+    assert entropy.requires_grad
+    assert at_anchors.requires_grad
+
+
+def test_no_tokens_can_be_backwarded():
+    hidden, weight, token_ids, anchor_ids = problem(num_tokens=1)
+    hidden = hidden.detach()[:0].requires_grad_()
+    values = outputs(token_statistics(hidden, weight, token_ids[:0], anchor_ids[:0]))
+    gradients = torch.autograd.grad(scalar(values, anchor_ids[:0]), (hidden, weight))
+    assert gradients[0].shape == (0, 6)
+    assert (gradients[1] == 0).all()
+    reference = reference_statistics(hidden, weight, token_ids[:0], 3)
+    assert reference.anchor_ids is not None
+    assert reference.anchor_ids.shape == (0, 3)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    hidden, weight, token_ids, anchor_ids = problem()
+    values = outputs(token_statistics(hidden, weight.detach(), token_ids, anchor_ids))
+    (gradient,) = torch.autograd.grad(scalar(values, anchor_ids), hidden)
+    expected = naive(hidden, weight, token_ids, anchor_ids, 1.0)
+    torch.testing.assert_close(gradient, torch.autograd.grad(scalar(expected, anchor_ids), hidden)[0])
+
+
+def test_under_autocast_products_run_in_bfloat16_and_everything_else_in_float32():
+    hidden, weight, token_ids, anchor_ids = problem(num_tokens=64, hidden_size=32, vocab=50, dtype=torch.float32)
+    expected = naive(hidden, weight, token_ids, anchor_ids, 1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
+    assert all(value.dtype == torch.float32 for value in actual)
+    assert (actual[0] != expected[0]).any()
+    present = anchor_ids >= 0
+    for value, reference in zip(actual[:3], expected[:3], strict=True):
+        torch.testing.assert_close(value, reference, rtol=0.02, atol=0.15)
+    gradients = torch.autograd.grad(scalar(actual, anchor_ids), (hidden, weight))
+    exact = torch.autograd.grad(scalar(expected, anchor_ids), (hidden, weight))
+    for gradient, reference in zip(gradients, exact, strict=True):
+        assert gradient.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(gradient.flatten(), reference.flatten(), dim=0) > 0.999
+    assert present.any()
+
+
+def test_probabilities_sum_to_one_even_when_logits_are_rounded_to_bfloat16():
+    """Log-probs are softmaxes of the rounded logits in float32, not rounded themselves."""
+    hidden, weight, _, _ = problem(num_tokens=1, vocab=40, scale=5.0, dtype=torch.float32)
+    every = torch.arange(40)[None]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        statistics = token_statistics(hidden, weight, torch.tensor([0]), every)
+    assert statistics.anchor_logprobs is not None
+    assert statistics.anchor_logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_low_precision_inputs_get_low_precision_gradients():
+    hidden, weight, token_ids, anchor_ids = problem(dtype=torch.bfloat16)
+    values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
+    assert values[0].dtype == torch.float32
+    gradients = torch.autograd.grad(scalar(values, anchor_ids), (hidden, weight))
+    assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
+
+
+class LargestAllocation(TorchDispatchMode):
+    """The most elements that any operation returned, heads and their gradients aside."""
+
+    def __init__(self, head_shape):
+        super().__init__()
+        self.head_shapes = {tuple(head_shape), tuple(reversed(head_shape))}
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) not in self.head_shapes:
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_logits_of_all_tokens_never_exist(autocast):
+    num_tokens, vocab = 64, 999
+    hidden, weight, token_ids, anchor_ids = problem(num_tokens=num_tokens, vocab=vocab, dtype=torch.float32)
+    with LargestAllocation(weight.shape) as largest, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
+        kl = full_kl(hidden, weight, hidden.detach(), weight.detach() * 1.1)
+        torch.autograd.grad(scalar(values, anchor_ids) + kl.sum(), (hidden, weight))
+        reference_statistics(hidden.detach(), weight.detach(), token_ids, 8)
+    assert 0 < largest.elements < num_tokens * vocab / 4
+
+
+# ---------------------------------------------------------------------------------------------- the reference
+
+
+def test_the_reference_returns_its_largest_probabilities_in_descending_order():
+    hidden, weight, token_ids, _ = problem(num_tokens=20)
+    statistics = reference_statistics(hidden, weight, token_ids, 4, temperature=0.7)
+    logprobs = (hidden @ weight.T / 0.7).log_softmax(1).detach()
+    values, ids = logprobs.topk(4)
+    assert torch.equal(statistics.anchor_ids, ids)
+    torch.testing.assert_close(statistics.anchor_logprobs, values)
+    torch.testing.assert_close(statistics.logprobs, logprobs.gather(1, token_ids[:, None])[:, 0])
+    assert not statistics.logprobs.requires_grad
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 9])
+def test_ties_go_to_the_lower_id_inside_and_at_the_boundary(k):
+    """Whole numbers from a small range tie in every row."""
+    scores = torch.randint(4, (200, 9), generator=torch.Generator().manual_seed(0)).float()
+    expected = [sorted(range(9), key=lambda v, row=row: (-row[v], v))[:k] for row in scores.tolist()]
+    assert top_ids(scores, k).tolist() == expected
+
+
+def test_the_reference_breaks_ties_of_the_head_itself():
+    """Four equal rows in the head: their logits are equal to the last bit."""
+    weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).repeat(4, 1)
+    hidden = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+    statistics = reference_statistics(hidden, weight, torch.zeros(9, dtype=torch.long), 6)
+    for row, best in zip(statistics.anchor_ids.tolist(), (hidden @ weight[:3].T).tolist(), strict=True):
+        first, second, _ = sorted(range(3), key=lambda v, best=best: -best[v])
+        assert row == [first, first + 3, first + 6, first + 9, second, second + 3]
+
+
+def test_tokens_of_probability_zero_are_no_anchors():
+    hidden = torch.tensor([[1e30, 1.0]])
+    weight = torch.tensor([[-1e30, 0.0], [0.0, 1.0], [0.0, 2.0], [-1e30, 0.0]])
+    statistics = reference_statistics(hidden, weight, torch.tensor([1]), 4)
+    assert statistics.anchor_ids.tolist() == [[2, 1, -1, -1]]
+    assert (statistics.anchor_logprobs[0, 2:] == -torch.inf).all()
+    torch.testing.assert_close(statistics.anchor_logprobs[0, :2].exp().sum(), torch.tensor(1.0))
+
+
+def test_the_policy_agrees_with_the_reference_at_equal_weights():
+    hidden, weight, token_ids, _ = problem(dtype=torch.float32)
+    reference = reference_statistics(hidden, weight, token_ids, 5)
+    policy = token_statistics(hidden, weight, token_ids, reference.anchor_ids)
+    assert torch.equal(policy.logprobs, reference.logprobs)
+    assert torch.equal(policy.anchor_logprobs, reference.anchor_logprobs)
+
+
+def test_without_anchors_there_are_none():
+    statistics = reference_statistics(*problem()[:3], 0)
+    assert statistics.anchor_ids is None
+    assert statistics.anchor_logprobs is None
+
+
+def test_more_anchors_than_tokens_are_refused():
+    with pytest.raises(ConfigError, match="anchor_size is 18: the vocabulary has 17"):
+        reference_statistics(*problem()[:3], 18)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_a_temperature_without_a_distribution_is_refused(temperature):
+    hidden, weight, token_ids, _ = problem()
+    with pytest.raises(ConfigError, match="temperature is"):
+        token_statistics(hidden, weight, token_ids, temperature=temperature)
+    with pytest.raises(ConfigError, match="temperature is"):
+        reference_statistics(hidden, weight, token_ids, 1, temperature=temperature)
+    with pytest.raises(ConfigError, match="temperature is"):
+        full_kl(hidden, weight, hidden, weight, temperature=temperature)

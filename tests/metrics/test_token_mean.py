@@ -1,0 +1,33 @@
+"""Non-finite values are counted, never averaged away."""
+
+import torch
+
+from apo_lightning.metrics.token_mean import TokenMean
+
+
+def test_the_mean_is_over_tokens_not_over_batches():
+    metric = TokenMean()
+    metric.update(torch.tensor([1.0]))
+    metric.update(torch.tensor([3.0, 3.0, 3.0]))
+    assert metric.compute().mean.item() == 2.5
+
+
+def test_what_is_not_finite_is_counted_by_kind():
+    metric = TokenMean()
+    metric.update(torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, 3.0]))
+    result = metric.compute()
+    assert (result.mean.item(), result.num_finite.item()) == (2.0, 2)
+    assert (result.num_nan.item(), result.num_infinite.item()) == (1, 2)
+
+
+def test_without_a_finite_value_there_is_no_mean():
+    metric = TokenMean()
+    metric.update(torch.tensor([torch.nan]))
+    assert metric.compute().mean.isnan()
+
+
+def test_it_sums_in_float64():
+    metric = TokenMean()
+    for _ in range(4):
+        metric.update(torch.full((1_000_000,), 0.1))
+    torch.testing.assert_close(metric.compute().mean, torch.tensor(0.1).double(), rtol=1e-9, atol=0)

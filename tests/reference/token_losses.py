@@ -1,0 +1,121 @@
+"""Every loss for one token, from the equations: plain Python in float64, sharing no code with the package.
+
+The gradient with respect to the logits is analytic; `tests/losses/test_battery.py` checks it by finite differences.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LIMIT = 20.0
+INF = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    logits: Sequence[float]
+    y: int
+    old_logprob: float
+    advantage: float
+    is_correct: bool
+    ref_logits: Sequence[float] | None  # None: the reference was not run
+    importance_weight: float = 1.0
+
+
+def log_softmax(logits: Sequence[float]) -> list[float]:
+    largest = max(logits)
+    log_sum = math.log(math.fsum(math.exp(z - largest) for z in logits))
+    return [z - largest - log_sum for z in logits]
+
+
+def top_k(logits: Sequence[float], k: int) -> list[int]:
+    return [v for v in sorted(range(len(logits)), key=lambda v: (-logits[v], v))[:k] if logits[v] > -INF]
+
+
+def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float, list[float]]:
+    logp = log_softmax(token.logits)
+    p = [math.exp(x) for x in logp]
+    vocab = range(len(p))
+    a = token.advantage
+
+    # r and dr/dz
+    raw = logp[token.y] - token.old_logprob
+    r = math.exp(min(max(raw, -LIMIT), LIMIT))
+    dlogp_y = [(v == token.y) - p[v] for v in vocab]
+    rho, drho = r, [r * d if abs(raw) <= LIMIT else 0.0 for d in dlogp_y]
+
+    # rho = push * r - pull * r_anchor on triggered tokens
+    if "push_coef" in settings:
+        triggered = a < 0 and not (settings["trigger"] == "incorrect" and token.is_correct)
+        if triggered:
+            r_anchor, danchor = anchor(settings, token, logp, p)
+            rho = settings["push_coef"] * r - settings["pull_coef"] * r_anchor
+            drho = [settings["push_coef"] * x - settings["pull_coef"] * y for x, y in zip(drho, danchor, strict=True)]
+
+    low = 1 - settings["clip_eps"]
+    high = 1 + (settings["clip_eps"] if settings["clip_eps_high"] is None else settings["clip_eps_high"])
+    objective, flat = rho * a, False
+    if a > 0 and rho > high:
+        objective, flat = high * a, True
+    if a < 0 and rho < low:
+        objective, flat = low * a, True
+    dual = settings["dual_clip"]
+    if dual is not None and a < 0 and objective < dual * a:
+        objective, flat = dual * a, True
+    weight = token.importance_weight
+    loss = -weight * objective
+    gradient = [0.0 if flat else -weight * a * d for d in drho]
+
+    if settings["entropy_coef"]:
+        entropy = -math.fsum(p[v] * logp[v] for v in vocab if p[v] > 0)
+        loss -= settings["entropy_coef"] * entropy
+        for v in vocab:
+            if p[v] > 0:
+                gradient[v] += settings["entropy_coef"] * p[v] * (logp[v] + entropy)
+
+    if "kl_coef" in settings and not (settings["error_only"] and a >= 0):
+        value, dkl = divergence(settings, token, logp, p, dlogp_y)
+        loss += settings["kl_coef"] * value
+        gradient = [g + settings["kl_coef"] * d for g, d in zip(gradient, dkl, strict=True)]
+    return loss, gradient
+
+
+def anchor(settings, token, logp, p):
+    """r_anchor and its gradient."""
+    nothing = 0.0, [0.0] * len(p)
+    if token.ref_logits is None:
+        return nothing
+    ref = log_softmax(token.ref_logits)
+    members = top_k(token.ref_logits, settings["anchor_size"])
+    if settings["exclude_sampled"]:
+        members = [k for k in members if k != token.y]
+    if not members:
+        return nothing
+    mass, z_ref = math.fsum(p[k] for k in members), math.fsum(math.exp(ref[k]) for k in members)
+    if mass > math.exp(LIMIT) * z_ref:
+        return math.exp(LIMIT), [0.0] * len(p)
+    return mass / z_ref, [p[v] * ((v in members) - mass) / z_ref for v in range(len(p))]
+
+
+def divergence(settings, token, logp, p, dlogp_y):
+    """The KL term and its gradient."""
+    ref = log_softmax(token.ref_logits)
+    estimator = settings["kl_estimator"]
+    if estimator == "full":
+        live = [v for v in range(len(p)) if p[v] > 0]
+        kl = math.fsum(p[v] * (logp[v] - ref[v]) for v in live)
+        return kl, [p[v] * (logp[v] - ref[v] - kl) if v in live else 0.0 for v in range(len(p))]
+    raw = ref[token.y] - logp[token.y]
+    delta = min(max(raw, -LIMIT), LIMIT)
+    k3 = math.exp(delta) - delta - 1
+    cap = INF if settings["kl_clamp"] is None else settings["kl_clamp"]
+    value = {"k1": -delta, "k2": delta**2 / 2, "k3": min(k3, cap), "k3_plus": min(k3, cap)}[estimator]
+    slope = {
+        "k1": 1.0,
+        "k2": -delta,
+        "k3": 1 - math.exp(delta) if k3 <= cap else 0.0,
+        "k3_plus": -delta,
+    }[estimator]
+    slope = slope if abs(raw) <= LIMIT else 0.0
+    return value, [slope * d for d in dlogp_y]

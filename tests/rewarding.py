@@ -1,0 +1,5 @@
+"""A reward with a signal for random models: TRL's signature, right about half of the time."""
+
+
+def even_start(completions: list[str], **columns: object) -> list[float]:
+    return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in completions]

