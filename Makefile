@@ -42,4 +42,4 @@ examples: setup
 
 clean:  ## Remove .venv, caches and build products; outputs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
-from composing import CONFIGS, composed, names
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+
+from composing import CONFIGS, composed, names
 
 PAPER = {
     *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),

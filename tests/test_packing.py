@@ -1,9 +1,10 @@
 """Micro-batches hold whole completions, keep the budget and point at the right hidden states."""
 
 import torch
-from apo_lightning.packing import PackedSequences, minibatches, split_by_token_budget
 from hypothesis import given
 from hypothesis import strategies as st
+
+from apo_lightning.packing import PackedSequences, minibatches, split_by_token_budget
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
@@ -23,7 +24,7 @@ def test_a_padded_group_keeps_the_budget_unless_one_sequence_alone_exceeds_it(le
 
 def test_minibatches_go_by_prompt_in_sampling_order_and_the_last_may_be_short():
     assert minibatches(num_prompts=5, group_size=3, prompts_per_minibatch=2) == [
-        range(0, 6),
+        range(6),
         range(6, 12),
         range(12, 15),
     ]

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from apo_lightning.errors import ConfigError
 from apo_lightning.packing import PackedSequences
 from apo_lightning.policy import Policy, PolicySpec, refuse_unsupported_head
 from apo_lightning.reference import Reference
 from composing import composed
-from hydra.utils import instantiate
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.fixture(scope="module")

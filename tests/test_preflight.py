@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import prepare, user_message
 from composing import ROOT, composed

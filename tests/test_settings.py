@@ -1,6 +1,7 @@
 """Every size that cannot work is refused in one line that names it."""
 
 import pytest
+
 from apo_lightning.errors import ConfigError
 from apo_lightning.settings import StepSettings
 

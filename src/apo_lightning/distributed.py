@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import lightning.pytorch as pl
 import torch
@@ -65,7 +65,7 @@ def shard(policy: "Policy", trainer: pl.Trainer) -> None:
         return
     assert trainer.strategy.device_mesh is not None
     mesh = trainer.strategy.device_mesh["data_parallel"]
-    for layer in policy.model.base_model.layers:
+    for layer in cast(nn.ModuleList, policy.model.base_model.layers):
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh, reshard_after_forward=False)
 

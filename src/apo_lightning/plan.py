@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
 
 
+@runtime_checkable
 class Ranks(Protocol):
     """The processes of a run, as far as the plan must know them."""
 

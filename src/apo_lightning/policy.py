@@ -148,15 +148,16 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
-def _forget_quantization(model: PreTrainedModel) -> None:
+def _forget_quantization(model: Any) -> None:
     """A GGUF file is dequantised on load, but leaves marks that make `save_pretrained` refuse the model."""
-    for attribute in ("hf_quantizer", "quantization_method"):
-        if hasattr(model, attribute):
-            setattr(model, attribute, None)
-    if hasattr(model, "is_quantized"):
-        model.is_quantized = False
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    for owner, attribute in (
+        (model, "hf_quantizer"),
+        (model, "quantization_method"),
+        (model, "is_quantized"),
+        (model.config, "quantization_config"),
+        (model.config, "_is_quantized"),
+    ):
+        vars(owner).pop(attribute, None)
 
 
 def refuse_unsupported_head(model: PreTrainedModel) -> None:
@@ -195,16 +196,18 @@ class Policy(nn.Module):
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
         """The matrix from hidden states to logits."""
-        return self.model.get_output_embeddings().weight
+        weight = self.model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
+        assert isinstance(weight, Tensor)
+        return weight
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Every token that ends a completion, ascending."""
         generation = self.model.generation_config
         declared = generation.eos_token_id if generation is not None else None
-        ids = {self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
-        ids |= set(self.tokenizer.convert_tokens_to_ids(list(self.stop_tokens)))
-        return tuple(sorted(i for i in ids if i is not None))
+        ids: list[Any] = [self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
+        ids += [self.tokenizer.convert_tokens_to_ids(token) for token in self.stop_tokens]
+        return tuple(sorted({i for i in ids if i is not None}))
 
     def autocast(self) -> torch.autocast:
         """The context in which forward passes run: float32 weights, matrix products in `compute_dtype`."""

@@ -12,7 +12,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger, Logger
 from omegaconf import DictConfig, OmegaConf
-
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator

@@ -167,8 +167,8 @@ def test_under_autocast_products_run_in_bfloat16_and_everything_else_in_float32(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
     assert all(value.dtype == torch.float32 for value in actual)
-    assert (actual[0] != expected[0]).any()
-    present = anchor_ids >= 0
+    # bfloat16 has eight bits: errors far above those of float32, far below those of a wrong formula.
+    assert (actual[0] - expected[0]).abs().max() > 1e-3
     for value, reference in zip(actual[:3], expected[:3], strict=True):
         torch.testing.assert_close(value, reference, rtol=0.02, atol=0.15)
     gradients = torch.autograd.grad(scalar(actual, anchor_ids), (hidden, weight))
@@ -176,7 +176,6 @@ def test_under_autocast_products_run_in_bfloat16_and_everything_else_in_float32(
     for gradient, reference in zip(gradients, exact, strict=True):
         assert gradient.dtype == torch.float32
         assert torch.nn.functional.cosine_similarity(gradient.flatten(), reference.flatten(), dim=0) > 0.999
-    assert present.any()
 
 
 def test_probabilities_sum_to_one_even_when_logits_are_rounded_to_bfloat16():

@@ -119,12 +119,12 @@ def test_what_the_loss_did_not_ask_the_reference_for_cannot_reach_it(name):
     unread = ~loss.reference_mask(case.advantages, case.is_correct)
     garbage = {}
     if inputs.ref_logprobs is not None:
-        garbage["ref_logprobs"] = torch.where(unread, -7.0, inputs.ref_logprobs)
+        garbage["ref_logprobs"] = torch.where(unread, torch.nan, inputs.ref_logprobs)
     if inputs.full_kl is not None:
-        garbage["full_kl"] = torch.where(unread, 99.0, inputs.full_kl)
+        garbage["full_kl"] = torch.where(unread, torch.nan, inputs.full_kl)
     if inputs.anchor is not None:
         garbage["anchor"] = replace(
-            inputs.anchor, ref_logprobs=torch.where(unread[:, None], -0.1, inputs.anchor.ref_logprobs)
+            inputs.anchor, ref_logprobs=torch.where(unread[:, None], torch.nan, inputs.anchor.ref_logprobs)
         )
     expected, actual = loss(inputs), loss(replace(inputs, **garbage))
     assert torch.equal(actual.per_token, expected.per_token)

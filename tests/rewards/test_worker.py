@@ -20,7 +20,13 @@ def test_numbers_that_agree_only_because_they_are_small_are_not_equal(gold: str,
 
 @pytest.mark.parametrize(
     ("gold", "answer"),
-    [(r"\frac{1}{3}", "0.333333"), (r"6 \times 10^{-5}", "0.00006"), ("0.0", "0"), (r"\sqrt{2}", "1.414214")],
+    [
+        ("0", r"\sqrt{2} + \sqrt{3} - \sqrt{5 + 2\sqrt{6}}"),
+        (r"\frac{1}{3}", "0.333333"),
+        (r"6 \times 10^{-5}", "0.00006"),
+        ("0.0", "0"),
+        (r"\sqrt{2}", "1.414214"),
+    ],
 )
 def test_a_rounded_decimal_is_still_equal(gold: str, answer: str):
     assert judge(gold, answer) == "correct"
@@ -30,6 +36,12 @@ def test_an_answer_that_sympy_refuses_to_compare_is_unparsed_and_no_error():
     assert judge("5", r"\frac{1}{0}") != "error"
     assert judge(r"05\!:\!00", "3") != "error"
     assert judge(r"05\!:\!00", r"05\!:\!00") == "correct"
+
+
+@pytest.mark.parametrize("infinite", [r"\infty", r"-\infty", r"\frac{1}{0}"])
+def test_infinities_can_be_compared(infinite: str):
+    assert judge(infinite, infinite) == "correct"
+    assert judge(infinite, "5") in ("incorrect", "unparsed")
 
 
 def test_a_gold_answer_that_cannot_be_read_is_an_error():

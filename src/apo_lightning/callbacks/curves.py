@@ -1,7 +1,7 @@
 """`curves.png`: reward, pass@k and entropy over a run, side by side."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,18 +23,21 @@ def curves_png(history: RunHistory) -> bytes:
     # A Figure of its own, not pyplot: no display, and no global list that keeps it alive.
     figure = Figure(figsize=(11, 3.2), dpi=150, layout="constrained")
     reward, accuracy, entropy = figure.subplots(1, 3)
-    _curve(reward, history, "train/reward", "reward", BLACK, "-")
-    _curve(accuracy, history, "train/pass@1", "pass@1", BLACK, "-")
+    _curve(reward, history, "train/reward", BLACK, "-")
+    _curve(entropy, history, "train/entropy", BLACK, "-")
+    ends = {"pass@1": _curve(accuracy, history, "train/pass@1", BLACK, "-")}
     if history.group_size > 1:
-        _curve(accuracy, history, f"train/pass@{history.group_size}", f"pass@{history.group_size}", GREY, "--")
+        name = f"pass@{history.group_size}"
+        ends[name] = _curve(accuracy, history, f"train/{name}", GREY, "--")
     for name, looks in history.validations.items():
         steps = sorted(looks)
         values = [looks[step].metrics.get(f"val/{name}/pass@1", np.nan) for step in steps]
         accuracy.plot(steps, values, "o:", color=BLACK, markerfacecolor="white", markersize=5, linewidth=1)
-        _label(accuracy, steps, values, f"held-out {name}", BLACK)
-    _curve(entropy, history, "train/entropy", "entropy", BLACK, "-")
+        ends[f"held-out {name}"] = (float(steps[-1]), values[-1])
     for axes, title in ((reward, "reward"), (accuracy, "pass@k"), (entropy, "entropy [nats]")):
         _finish(axes, title)
+    accuracy.set_ylim(0, 1.02)
+    _label_ends(accuracy, ends)
     buffer = io.BytesIO()
     # Without the metadata the file would name the version of matplotlib, and differ where the picture does not.
     figure.savefig(buffer, format="png", metadata={"Software": None})
@@ -55,20 +58,41 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
 
 
-def _curve(axes: Axes, history: RunHistory, key: str, label: str, color: str, dash: str) -> None:
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """The heights, those closer than `gap` to the one below moved up, so that labels do not lie on one another.
+
+    Example:
+        >>> spread([0.5, 0.5, 0.0], gap=0.25)
+        [0.5, 0.75, 0.0]
+    """
+    moved = list(heights)
+    floor = -np.inf
+    for index in np.argsort(heights, kind="stable"):
+        moved[index] = max(moved[index], floor)
+        floor = moved[index] + gap
+    return moved
+
+
+def _curve(axes: Axes, history: RunHistory, key: str, color: str, dash: str) -> tuple[float, float]:
+    """Draw one metric; returns where its line ends, NaN where it has no value."""
     steps, values = history.series(key)
     if not np.isfinite(values).any():
-        return
+        return np.nan, np.nan
     smooth = moving_mean(values, max(1, len(values) // STEPS_PER_WINDOW))
     axes.plot(steps, values, color=PALE, linewidth=0.8)
-    axes.plot(steps, smooth, dash, color=color, linewidth=1.8)
-    _label(axes, steps, smooth, label, color)
+    # A line through one step would be invisible.
+    axes.plot(steps, smooth, dash, color=color, linewidth=1.8, marker="." if len(steps) == 1 else None)
+    return float(steps[-1]), smooth[-1]
 
 
-def _label(axes: Axes, steps: Sequence[int], values: Sequence[float], label: str, color: str) -> None:
-    axes.annotate(
-        label, (steps[-1], values[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=color
-    )
+def _label_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
+    known = {label: end for label, end in ends.items() if np.isfinite(end).all()}
+    heights = spread([height for _, height in known.values()], gap=0.065)
+    right = max((step for step, _ in known.values()), default=0)
+    for label, height in zip(known, heights, strict=True):
+        axes.annotate(
+            label, (right, height), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=BLACK
+        )
 
 
 def _finish(axes: Axes, title: str) -> None:
@@ -79,5 +103,3 @@ def _finish(axes: Axes, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
     axes.margins(y=0.12)
-    if title == "pass@k":
-        axes.set_ylim(0, 1.02)

@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss; "-" where unknown.
 
     Example:
-        >>> duration(75.4), duration(3725), duration(float("nan"))
+        >>> duration(75.4), duration(3725.0), duration(float("nan"))
         ('1:15', '1:02:05', '-')
     """
     if not math.isfinite(seconds):
@@ -37,7 +37,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     A gap stands for a value that is not finite.
 
     Example:
-        >>> sparkline([0, 1, 2, 7], width=10), sparkline([0, 0, 7, 7], width=2), sparkline([5, 5], width=9)
+        >>> sparkline([0.0, 1.0, 2.0, 7.0], 10), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([5.0, 5.0], 9)
         ('▁▂▃█', '▁█', '▄▄')
     """
     if width < 1 or not values:

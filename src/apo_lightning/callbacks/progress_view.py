@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -141,7 +141,7 @@ class _Sparkline:
     def __init__(self, values: Sequence[float]) -> None:
         self.values = values
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         yield Text(sparkline(self.values, options.max_width), style="cyan", no_wrap=True)
 
 

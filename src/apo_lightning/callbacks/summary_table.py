@@ -52,7 +52,9 @@ def _training(summary: Mapping[str, Any]) -> Table:
             if key in metrics:
                 first, last = metrics[key]["first"], metrics[key]["last"]
                 name = label if exact else key.removeprefix("train/")
-                table.add_row(Text(name), number(first, decimals), number(last, decimals), _signed(last - first, decimals))
+                table.add_row(
+                    Text(name), number(first, decimals), number(last, decimals), _signed(last - first, decimals)
+                )
     return table
 
 

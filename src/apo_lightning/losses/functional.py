@@ -15,7 +15,7 @@ Number = float | int
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ±20 before exp: e²⁰ ≈ 5·10⁸ still leaves float32 products finite."""
 LOG_ZERO = -1e30
-"""log 0, finite: under logsumexp and exp it is worth exactly 0, and so is its gradient, where −∞ gives NaN."""
+"""log 0, but finite: exp of it is exactly 0 and so is its gradient; −∞ would make the backward of logsumexp NaN."""
 
 
 def log_ratio(logprobs: Float[Tensor, "tokens"], old_logprobs: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:

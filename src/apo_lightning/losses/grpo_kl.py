@@ -64,15 +64,15 @@ class GRPOKL(GRPO):
         """−objective(r, A) + kl_coef·KL."""
         output = super().__call__(inputs)
         penalised = self.reference_mask(inputs.advantages, inputs.is_correct)
-        kl = torch.where(penalised, self._kl(inputs, penalised), 0.0)
+        # Where the reference was not run its row holds a placeholder.
+        kl = torch.where(penalised, self._kl(inputs), 0.0)
         return LossOutput(
             per_token=output.per_token + self.kl_coef * kl,
             metrics={**output.metrics, "kl": applicable(kl, penalised)},
         )
 
-    def _kl(self, inputs: LossInputs, penalised: Tensor) -> Tensor:
+    def _kl(self, inputs: LossInputs) -> Tensor:
         if self.kl_estimator == "full":
             return required(inputs.full_kl, "full_kl")
-        # Where the reference was not run, its log-prob is a placeholder: compare the policy with itself instead.
-        ref_logprobs = torch.where(penalised, required(inputs.ref_logprobs, "ref_logprobs"), inputs.logprobs.detach())
+        ref_logprobs = required(inputs.ref_logprobs, "ref_logprobs")
         return kl_estimate(inputs.logprobs, ref_logprobs, self.kl_estimator, clamp=self.kl_clamp)

@@ -48,7 +48,7 @@ def pass_at_k(
     samples, wrong = num_samples.double(), (num_samples - num_correct).double()
     all_wrong = torch.ones_like(samples)
     for drawn in range(k):
-        all_wrong *= (wrong - drawn).clamp(min=0) / (samples - drawn)
+        all_wrong *= (wrong - drawn) / (samples - drawn)  # 0 once k exceeds the wrong ones, and stays 0
     return 1 - all_wrong
 
 

@@ -113,7 +113,9 @@ class StepMetrics(nn.Module):
             "train/pass@1": correct.flatten().float(),
             f"train/pass@{self.group_size}": pass_at_k(group, correct.sum(1), self.group_size).float(),
             "train/completion_tokens": lengths,
-            "train/truncated_fraction": torch.tensor([float(c.finish_reason == "length") for c in rollouts.completions]),
+            "train/truncated_fraction": torch.tensor(
+                [float(c.finish_reason == "length") for c in rollouts.completions]
+            ),
             "train/zero_advantage_fraction": (tokens.advantages.cpu()[first_token] == 0).float(),
         }
 

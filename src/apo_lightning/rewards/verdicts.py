@@ -22,8 +22,8 @@ def verdict_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
 def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01) -> None:
     """Stop a run whose rewards have become meaningless.
 
-    Only `error` counts, which says that the *verifier* failed. `unparsed` and `timeout` are what a policy can bring
-    about by itself, and stopping would let it end the run.
+    Only `error` counts, which says that the *verifier* failed: a worker died, a gold answer cannot be read, a reward
+    function raised. `unparsed` and `timeout` are what a policy brings about by itself, and would let it end the run.
 
     Args:
         verdicts: all completions of one step.

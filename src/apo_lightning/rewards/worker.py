@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Abs, Expr
+from sympy import Abs, Expr, Float
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _RELATIVE_TOLERANCE = 1e-4
@@ -58,8 +58,8 @@ def _agrees_by_rounding_only(gold: Any, answer: Any) -> bool:
     if not (isinstance(gold, Expr) and isinstance(answer, Expr) and gold.is_number and answer.is_number):
         return False
     difference = Abs(gold - answer).evalf()
-    # Below 1e-100 is the noise of evaluating an exact 0 numerically.
-    return bool(1e-100 < difference <= 1e-6) and bool(difference > _RELATIVE_TOLERANCE * Abs(gold))
+    # No Float: an exact 0, or the nan of two infinities, which cannot be ordered.
+    return isinstance(difference, Float) and bool(_RELATIVE_TOLERANCE * Abs(gold) < difference <= 1e-6)
 
 
 def main(timeout_s: float, memory_limit_bytes: int) -> None:

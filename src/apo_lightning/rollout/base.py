@@ -37,11 +37,12 @@ class SyncedEngine(ABC):
         self._version = -1
         self._shapes: dict[str, torch.Size] = {}
         self._vocab_size = 0
+        self._dtype = torch.float32
 
     @property
     def dtype(self) -> torch.dtype:
         """See `RolloutEngine.dtype`."""
-        return self.context.dtype
+        return self._dtype
 
     def check(self, device: torch.device) -> None:
         """See `RolloutEngine.check`."""
@@ -55,6 +56,7 @@ class SyncedEngine(ABC):
         self._shapes = parameter_shapes(context.model_dir)
         self._vocab_size = AutoConfig.from_pretrained(context.model_dir).get_text_config().vocab_size
         self.context = context
+        self._dtype = context.dtype
         self._start(context)
         self._state = _State.UNSYNCED
 

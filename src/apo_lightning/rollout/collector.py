@@ -77,7 +77,7 @@ class Collector:
         with self.clock.phase("generate"):
             completions = self.engine.generate(requests)
         with self.clock.phase("reward"):
-            texts = [self.tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
+            texts = [str(self.tokenizer.decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
             verdicts = self.reward.score(texts, [prompt.answer for prompt in prompts for _ in range(group_size)])
         return Rollouts(
             step=step,

@@ -4,6 +4,9 @@ import gc
 import logging
 import os
 import random
+import sys
+import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,6 +57,32 @@ def environment(**variables: str) -> Iterator[None]:
         yield
     finally:
         _restore_environment(before)
+
+
+@contextmanager
+def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
+    """Send what the block writes to standard error, C++ libraries included, to a logger, at level DEBUG.
+
+    When the block fails it goes to standard error after all.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            file.seek(0)
+            os.write(stderr, file.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        file.seek(0)
+        for line in file.read().decode(errors="replace").splitlines():
+            logger.debug("%s", line)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -178,5 +179,5 @@ def sample_tokens(
 
 
 def _uniforms(seed: int, count: int) -> Float[Tensor, "count"]:
-    """Drawn up front, so that they depend on the seed alone."""
-    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    """Drawn up front, so that they depend on the seed alone; torch's CPU generator would drop the seed's upper half."""
+    return torch.from_numpy(numpy.random.default_rng(seed).random(count))

@@ -14,10 +14,16 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext
-from apo_lightning.rollout.process_guard import default_process_group_kept, environment, process_unchanged
+from apo_lightning.rollout.process_guard import (
+    default_process_group_kept,
+    environment,
+    process_unchanged,
+    stderr_to_log,
+)
 from apo_lightning.types import Completion, GenerationRequest
 
 GIB = 2**30
+BLOCK_SIZE = 32  # the least the CPU kernels take; with their default of 128, short prompts are never shared
 SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
 LOGGER = logging.getLogger("vllm")
 
@@ -34,15 +40,13 @@ _open: set[Any] = set()
 class VLLMEngine(SyncedEngine):
     """Samples with vLLM, colocated with the trainer on the same device.
 
-    Departure: vLLM shares prompt prefills between the completions of a group through its prefix cache, in whole
-    blocks of `block_size` tokens.
+    The completions of a group share the prefill of their prompt through the prefix cache, in blocks of 32 tokens.
 
     Args:
         kv_cache_gib: Memory for keys and values [GiB].
         max_num_seqs: The most completions decoded at once.
         max_num_batched_tokens: The most tokens of one forward; at least `max_model_len` is used where a prompt must
             not be split (CPU).
-        block_size: Tokens of a block of the prefix cache.
         enforce_eager: False captures CUDA graphs: faster decoding, a slower start. The CPU is always eager.
     """
 
@@ -53,14 +57,12 @@ class VLLMEngine(SyncedEngine):
         kv_cache_gib: float,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        block_size: int,
         enforce_eager: bool,
     ):
         super().__init__()
         self.kv_cache_gib = kv_cache_gib
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.block_size = block_size
         self.enforce_eager = enforce_eager
         self._llm: Any = None
         self._shares_process_group = False
@@ -98,7 +100,10 @@ class VLLMEngine(SyncedEngine):
             raise ConfigError(f"vLLM would start on cuda:0, not {context.device}: choose it by CUDA_VISIBLE_DEVICES")
         self._shares_process_group = is_distributed
         ranks = {"RANK": context.global_rank, "LOCAL_RANK": context.local_rank, "WORLD_SIZE": context.world_size}
-        with process_unchanged(), environment(**ENVIRONMENT, **{name: str(rank) for name, rank in ranks.items()}):
+        with ExitStack() as stack:
+            stack.enter_context(process_unchanged())
+            stack.enter_context(environment(**ENVIRONMENT, **{name: str(rank) for name, rank in ranks.items()}))
+            stack.enter_context(stderr_to_log(LOGGER))
             if not LOGGER.handlers:  # left to itself it would reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
                 LOGGER.propagate = False
@@ -128,7 +133,7 @@ class VLLMEngine(SyncedEngine):
             "max_num_batched_tokens": max(self.max_num_batched_tokens, context.max_model_len),
             # On the CPU a seeded request whose prompt is split dies with "CPU Generator does not use offset".
             "enable_chunked_prefill": not is_cpu,
-            "block_size": self.block_size,
+            "block_size": BLOCK_SIZE,
             "enable_prefix_caching": True,
             "enable_sleep_mode": not is_cpu,
             # Compiled CPU graphs keep the packed weights they were traced with.
@@ -145,7 +150,8 @@ class VLLMEngine(SyncedEngine):
                 self._is_kv_cache_asleep = False
             if not self._llm.reset_prefix_cache():
                 raise StaleWeightsError("vLLM kept its prefix cache after a weight sync: requests are still running")
-        return left_out
+            [with_parameters] = self._llm.collective_rpc(_layers_with_parameters)
+        return [message for message in left_out if message.partition(":")[0] in with_parameters]
 
     def _sample(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         from vllm import SamplingParams
@@ -223,6 +229,11 @@ def _layers_left_out() -> Iterator[list[str]]:
         yield messages
     finally:
         logger.removeFilter(note)
+
+
+def _layers_with_parameters(worker: Any) -> set[str]:
+    """Class names; a layer of buffers alone (rotary tables) is rightly left out of a sync."""
+    return {type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))}
 
 
 def _completion(output: Any, version: int) -> Completion:

@@ -1,0 +1,297 @@
+"""What every engine must do, as functions of a `Bench`; `test_engine_contract.py` runs them on each engine."""
+
+import contextlib
+import os
+import random
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+from rollout.bench import VOCAB, Bench, perturbed, reference_logprobs
+
+from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap, named_weights, publish
+from apo_lightning.types import GenerationRequest
+
+ATOL = 1e-3
+
+
+def request(prompt=(1, 2, 3), seed=0, max_new_tokens=6, **options):
+    return GenerationRequest(prompt_token_ids=tuple(prompt), seed=seed, max_new_tokens=max_new_tokens, **options)
+
+
+def prompts_of_many_lengths(count):
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 40, (count,), generator=generator).tolist()
+    return [tuple(torch.randint(3, VOCAB, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def gap(bench, requests, completions, model=None):
+    ours = [reference_logprobs(model or bench.model, r, c.token_ids) for r, c in zip(requests, completions, strict=True)]
+    return logprob_gap(torch.tensor([p for c in completions for p in c.logprobs]), torch.cat(ours))
+
+
+def results_keep_order_and_lengths(bench: Bench):
+    requests = [request(p, seed=i, max_new_tokens=1 + i % 5) for i, p in enumerate(prompts_of_many_lengths(20))]
+    completions = bench.engine.generate(requests)
+    assert [len(c.token_ids) for c in completions] == [r.max_new_tokens for r in requests]
+    assert all(len(c.logprobs) == len(c.token_ids) for c in completions)
+    assert {c.finish_reason for c in completions} == {"length"}
+    assert gap(bench, requests, completions) < ATOL  # each completion is its own prompt's
+    assert bench.engine.generate([]) == []
+
+
+def the_stop_token_ends_a_completion_and_belongs_to_it(bench: Bench):
+    stops = tuple(range(10, 40))
+    requests = [request(p, seed=i, max_new_tokens=8) for i, p in enumerate(prompts_of_many_lengths(24))]
+    endless = bench.engine.generate(requests)
+    assert {c.finish_reason for c in endless} == {"length"}  # no stop token but the request's own
+    for free, ended in zip(
+        endless, bench.engine.generate([replace(r, stop_token_ids=stops) for r in requests]), strict=True
+    ):
+        first = next((i for i, token in enumerate(free.token_ids) if token in stops), None)
+        assert ended.finish_reason == ("length" if first is None else "stop")
+        assert ended.token_ids == free.token_ids[: None if first is None else first + 1]
+    assert sum(any(t in stops for t in c.token_ids) for c in endless) > 5  # the case occurs
+
+
+def the_models_own_end_of_sequence_token_does_not_stop(bench: Bench):
+    publish(bench.always(bench.model.config.eos_token_id), bench.engine, version=1)
+    [completion] = bench.engine.generate([request(max_new_tokens=4)])
+    assert completion.token_ids == (bench.model.config.eos_token_id,) * 4
+    assert completion.finish_reason == "length"
+
+
+def one_token_is_a_completion(bench: Bench):
+    [completion] = bench.engine.generate([request(max_new_tokens=1)])
+    assert len(completion.token_ids) == len(completion.logprobs) == 1
+
+
+def logprobs_are_those_of_the_tempered_softmax(bench: Bench):
+    for temperature in (0.7, 1.0):
+        requests = [request(p, seed=i, temperature=temperature) for i, p in enumerate(prompts_of_many_lengths(16))]
+        for asked, completion in zip(requests, bench.engine.generate(requests), strict=True):
+            expected = reference_logprobs(bench.model, asked, completion.token_ids)
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=ATOL, rtol=0)
+
+
+def greedy_takes_the_most_likely_token(bench: Bench):
+    requests = [request(p, temperature=0.0, seed=i) for i, p in enumerate(prompts_of_many_lengths(8))]
+    # beside a sampled request, since engines treat batches of both specially
+    completions = bench.engine.generate([*requests, request(seed=9)])[:-1]
+    for asked, completion in zip(requests, completions, strict=True):
+        prefix = list(asked.prompt_token_ids)
+        for token in completion.token_ids:
+            with torch.no_grad():
+                assert token == bench.model(torch.tensor([prefix])).logits[0, -1].argmax().item()
+            prefix.append(token)
+    assert gap(bench, [replace(r, temperature=1.0) for r in requests], completions) < ATOL
+
+
+def a_seed_gives_the_same_tokens_in_any_batch(bench: Bench):
+    requests = [request(p, seed=1000 + i) for i, p in enumerate(prompts_of_many_lengths(30))]
+    tokens = [c.token_ids for c in bench.engine.generate(requests)]
+    assert [c.token_ids for c in bench.engine.generate(requests)] == tokens
+    assert [c.token_ids for c in bench.engine.generate(requests[::-1])][::-1] == tokens
+    assert [c.token_ids for r in requests[:6] for c in bench.engine.generate([r])] == tokens[:6]
+    assert [c.token_ids for half in (requests[:9], requests[9:]) for c in bench.engine.generate(half)] == tokens
+
+
+def seeds_are_independent(bench: Bench):
+    seeds = [0, 1, 2, 2**63 - 1, 2**40 + 5]  # of different lower halves: vLLM's CPU sampler reads no more
+    tokens = [c.token_ids for c in bench.engine.generate([request(seed=s, max_new_tokens=8) for s in seeds])]
+    assert len(set(tokens)) == len(seeds)
+
+
+def first_tokens_follow_the_softmax(bench: Bench):
+    draws = 2000
+    prompt = (1, 5, 9)
+    requests = [request(prompt, seed=77 * i + 3, max_new_tokens=1) for i in range(draws)]
+    counts = torch.zeros(VOCAB)
+    for completion in bench.engine.generate(requests):
+        counts[completion.token_ids[0]] += 1
+    with torch.no_grad():
+        expected = bench.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1) * draws
+    rare = expected < 5
+    observed = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    kept = expected > 0
+    chi_square = ((observed - expected)[kept] ** 2 / expected[kept]).sum().item()
+    freedom = int(kept.sum()) - 1
+    assert freedom > 20
+    # mean `freedom`, standard deviation √(2·freedom): five of them are a chance of one in a million
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def a_sync_moves_every_parameter(bench: Bench):
+    requests = [request(p, seed=i) for i, p in enumerate(prompts_of_many_lengths(4))]
+    before = bench.engine.generate(requests)
+    names = [name for name, _ in bench.model.named_parameters()]
+    for version, name in enumerate(names, start=2):
+        other = perturbed(bench.model, [name])
+        publish(other, bench.engine, version)
+        completions = bench.engine.generate(requests)
+        assert gap(bench, requests, completions, other) < ATOL, name
+        assert gap(bench, requests, completions) > 3 * gap(bench, requests, before) + 1e-5, name
+        assert {c.policy_version for c in completions} == {version}
+    publish(bench.model, bench.engine, version=99)
+    after = bench.engine.generate(requests)
+    assert [c.token_ids for c in after] == [c.token_ids for c in before]
+    assert gap(bench, requests, after) < ATOL
+
+
+def a_sync_copies(bench: Bench):
+    other = perturbed(bench.model, ["model.norm.weight"])
+    publish(other, bench.engine, version=2)
+    asked = request(seed=4)
+    before = bench.engine.generate([asked])
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert bench.engine.generate([asked]) == before
+
+
+def the_prefix_cache_forgets_old_weights(bench: Bench):
+    prompt = tuple(3 + i % 90 for i in range(100))
+    requests = [request(prompt, seed=i) for i in range(4)]
+    bench.engine.generate(requests)
+    other = perturbed(bench.model, ["model.layers.0.self_attn.v_proj.weight"])
+    publish(other, bench.engine, version=2)
+    assert gap(bench, requests, bench.engine.generate(requests), other) < ATOL
+
+
+def an_incomplete_sync_is_an_error_and_stops_generation(bench: Bench):
+    weights = dict(named_weights(bench.model, torch.float32))
+    for name in ("model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"):
+        with pytest.raises(StaleWeightsError, match=rf"1 missing \({name}\)"):
+            bench.engine.sync_weights(((n, w) for n, w in weights.items() if n != name), 2)
+        with pytest.raises(StaleWeightsError, match="half-finished"):
+            bench.engine.generate([request()])
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def unknown_double_and_misshapen_names_are_errors(bench: Bench):
+    weights = list(named_weights(bench.model, torch.float32))
+    bad = [("model.ghost.weight", torch.zeros(1)), weights[3]]
+    with pytest.raises(StaleWeightsError, match=r"1 unknown \(model.ghost.weight\); 1 given twice"):
+        bench.engine.sync_weights(iter(weights + bad), 2)
+    misshapen = [(n, w[:-1] if n == "model.norm.weight" else w) for n, w in weights]
+    with pytest.raises(StaleWeightsError, match=r"1 of another shape \(model.norm.weight\)"):
+        bench.engine.sync_weights(iter(misshapen), 2)
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def an_error_of_the_source_leaves_the_engine_repairable(bench: Bench):
+    def broken():
+        yield from list(named_weights(bench.model, torch.float32))[:5]
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        bench.engine.sync_weights(broken(), 2)
+    with pytest.raises(StaleWeightsError, match="half-finished"):
+        bench.engine.generate([request()])
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def a_planted_stale_head_is_caught_by_the_gap(bench: Bench):
+    head = "lm_head.weight" if not bench.tied else "model.embed_tokens.weight"
+    other = perturbed(bench.model, [head])
+    old_head = bench.model.lm_head.weight
+    stale = ((n, old_head if n == "lm_head.weight" else w) for n, w in named_weights(other, torch.float32))
+    bench.engine.sync_weights(stale, 2)
+    requests = [request(p, seed=i) for i, p in enumerate(prompts_of_many_lengths(4))]
+    with pytest.raises(StaleWeightsError, match="policy version 2"):
+        check_logprob_gap(gap(bench, requests, bench.engine.generate(requests), other), torch.float32, version=2)
+
+
+def a_sleeping_engine_refuses_and_wakes_without_weights(bench: Bench):
+    bench.engine.wake()  # awake already: nothing happens
+    bench.engine.generate([request()])
+    bench.engine.sleep()
+    bench.engine.sleep()
+    with pytest.raises(RuntimeError, match="asleep"):
+        bench.engine.generate([request()])
+    with pytest.raises(RuntimeError, match="asleep"):
+        publish(bench.model, bench.engine, version=2)
+    bench.engine.wake()
+    with pytest.raises(StaleWeightsError, match="call sync_weights first"):
+        bench.engine.generate([request()])
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def impossible_requests_are_refused_before_any_work(bench: Bench):
+    for impossible, message in [
+        (request((1,) * 120, max_new_tokens=9), r"120 \+ max_new_tokens of 9 = 129 tokens, but max_model_len is 128"),
+        (request(()), "no tokens"),
+        (request(max_new_tokens=0), "max_new_tokens is 0"),
+        (request(temperature=-1.0), "temperature is -1.0"),
+        (request(temperature=0.001), "temperature is 0.001"),
+        (request(seed=2**63), "sample seed"),
+        (request((1, VOCAB)), f"prompt token {VOCAB} is outside"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            bench.engine.generate([request(), impossible])
+    [longest] = bench.engine.generate([request((1,) * 119, max_new_tokens=9)])
+    assert len(longest.token_ids) == 9
+
+
+def the_process_is_left_as_it_was(bench: Bench):
+    assert bench.changed_by_setup == []
+    with torch.enable_grad():
+        before = process_state()
+        bench.fresh()
+        bench.engine.generate([request()])
+        assert changes(before, process_state()) == []
+
+
+def process_state():
+    return {
+        "python": random.getstate(),
+        "numpy": str(numpy.random.get_state()),
+        "torch": torch.get_rng_state().tolist(),
+        "environment": dict(os.environ),
+        "threads": torch.get_num_threads(),
+        "set_num_threads": torch.set_num_threads,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def changes(before, after):
+    return [key for key in before if before[key] != after[key]]
+
+
+@contextlib.contextmanager
+def recording_changes(found):
+    before = process_state()
+    yield
+    found.extend(changes(before, process_state()))
+
+
+CONTRACTS = [
+    results_keep_order_and_lengths,
+    the_stop_token_ends_a_completion_and_belongs_to_it,
+    the_models_own_end_of_sequence_token_does_not_stop,
+    one_token_is_a_completion,
+    logprobs_are_those_of_the_tempered_softmax,
+    greedy_takes_the_most_likely_token,
+    a_seed_gives_the_same_tokens_in_any_batch,
+    seeds_are_independent,
+    first_tokens_follow_the_softmax,
+    a_sync_moves_every_parameter,
+    a_sync_copies,
+    the_prefix_cache_forgets_old_weights,
+    an_incomplete_sync_is_an_error_and_stops_generation,
+    unknown_double_and_misshapen_names_are_errors,
+    an_error_of_the_source_leaves_the_engine_repairable,
+    a_planted_stale_head_is_caught_by_the_gap,
+    a_sleeping_engine_refuses_and_wakes_without_weights,
+    impossible_requests_are_refused_before_any_work,
+    the_process_is_left_as_it_was,
+]

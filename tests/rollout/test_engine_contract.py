@@ -1,0 +1,36 @@
+"""One suite for all engines."""
+
+import importlib.util
+
+import pytest
+
+pytest.register_assert_rewrite("rollout.contract")
+
+from rollout.bench import Bench, RemoteBench  # noqa: E402
+from rollout.contract import CONTRACTS  # noqa: E402
+
+VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((Bench, "transformers", True), id="transformers-tied"),
+        pytest.param((Bench, "transformers", False), id="transformers-untied"),
+        pytest.param((RemoteBench, "vllm", True), id="vllm-tied", marks=VLLM),
+        pytest.param((RemoteBench, "vllm", False), id="vllm-untied", marks=VLLM),
+    ],
+)
+def bench(request, tmp_path_factory):
+    make, engine_name, tied = request.param
+    bench = make(engine_name, tied, tmp_path_factory.mktemp("model"))
+    yield bench
+    bench.close()
+
+
+@pytest.mark.parametrize("contract", [contract.__name__ for contract in CONTRACTS])
+def test_contract(bench, contract):
+    bench.run(contract)

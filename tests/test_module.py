@@ -1,0 +1,179 @@
+"""Whole training steps on a random model, with the real trainer, engine, reward and data."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from composing import composed
+
+from apo_lightning.errors import StaleWeightsError
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.run import train
+
+RUN = (
+    "model=tiny",
+    "engine=transformers",
+    "logger=csv",
+    "callbacks=none",
+    "reward=callable",
+    "reward.function._target_=rewarding.even_start",  # a random model gets no sum right; this it gets half right
+    "data.num_validation=4",
+    "validation_samples=1",
+    "prompts_per_step=4",
+    "prompts_per_minibatch=4",
+    "group_size=4",
+    "optimizer.lr=1e-3",
+    "trainer.max_steps=2",
+    "trainer.val_check_interval=100",
+)
+
+
+def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[dict[str, str]]]:
+    """Final weights, and the training rows of metrics.csv."""
+    module = train(composed(*RUN, *overrides), folder)
+    with (folder / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["train/reward"]]
+    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}, rows
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def shared_columns(first: list[dict[str, str]], second: list[dict[str, str]]) -> set[str]:
+    columns = first[0].keys() & second[0].keys()
+    return {name for name in columns if not name.startswith(("time/", "perf/"))}
+
+
+@pytest.mark.parametrize("prompts_per_minibatch", [2, 4])
+def test_apo_that_neither_pushes_harder_nor_pulls_is_grpo_bit_for_bit(tmp_path, prompts_per_minibatch):
+    sizes = f"prompts_per_minibatch={prompts_per_minibatch}"
+    grpo, grpo_rows = run(tmp_path / "grpo", "algo=grpo", sizes)
+    coefs = ("algo.loss.push_coef=1", "algo.loss.pull_coef=0")
+    apo, apo_rows = run(tmp_path / "apo", "algo=apo", *coefs, sizes)
+    assert same(grpo, apo)
+    for name in shared_columns(grpo_rows, apo_rows):
+        assert [row[name] for row in grpo_rows] == [row[name] for row in apo_rows], name
+    assert {"train/loss", "train/clip_fraction", "train/entropy"} <= shared_columns(grpo_rows, apo_rows)
+
+
+def test_the_pull_changes_where_training_ends(tmp_path):
+    pulled, rows = run(tmp_path / "a", "algo=apo")
+    free, _ = run(tmp_path / "b", "algo=apo", "algo.loss.pull_coef=0")
+    assert float(rows[0]["apo/triggered_fraction"]) > 0
+    assert float(rows[0]["apo/anchor_ratio"]) == pytest.approx(1, abs=1e-3)
+    assert not same(pulled, free)
+
+
+def test_two_runs_of_one_seed_are_the_same_run(tmp_path):
+    first, first_rows = run(tmp_path / "a", "seed=3")
+    second, second_rows = run(tmp_path / "b", "seed=3")
+    other, _ = run(tmp_path / "c", "seed=4")
+    assert same(first, second)
+    assert not same(first, other)
+    for name in shared_columns(first_rows, second_rows):
+        assert [row[name] for row in first_rows] == [row[name] for row in second_rows], name
+
+
+def test_the_size_of_a_microbatch_is_a_matter_of_memory_alone(tmp_path):
+    whole, rows = run(tmp_path / "a", "tokens_per_microbatch=100000", "trainer.max_steps=1", "optimizer.eps=1")
+    split, split_rows = run(tmp_path / "b", "tokens_per_microbatch=64", "trainer.max_steps=1", "optimizer.eps=1")
+    assert float(rows[0]["train/grad_norm"]) == pytest.approx(float(split_rows[0]["train/grad_norm"]), rel=1e-4)
+    for name in whole:
+        torch.testing.assert_close(whole[name], split[name], atol=1e-6, rtol=1e-4)
+
+
+def test_a_diagnostic_that_reads_the_reference_steers_nothing(tmp_path):
+    monitor = (
+        "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor",
+        "+callbacks.monitor.anchor_size=12",
+        "+callbacks.monitor.every_n_steps=1",
+    )
+    for algo in ("grpo", "apo"):
+        alone, _ = run(tmp_path / f"{algo}-alone", f"algo={algo}")
+        watched, rows = run(tmp_path / f"{algo}-watched", f"algo={algo}", *monitor)
+        assert same(alone, watched), algo
+        assert any(name.startswith("support/") for name in rows[0])
+
+
+def test_completions_that_are_dropped_leave_the_update_but_not_the_statistics(tmp_path):
+    _, all_kept = run(tmp_path / "a", "algo=w_reinforce", "trainer.max_steps=1")
+    _, dropped = run(tmp_path / "b", "algo=nsr", "trainer.max_steps=1")
+    for name in ("train/entropy", "train/max_prob", "sync/logprob_gap"):
+        assert float(dropped[0][name]) == pytest.approx(float(all_kept[0][name]), rel=1e-3, abs=1e-7), name
+
+
+def test_a_rollout_with_nothing_to_learn_from_takes_no_optimizer_step_and_is_counted(tmp_path):
+    before = composed(*RUN, "algo=psr", "reward=numeric", "trainer.max_steps=1", "optimizer.weight_decay=0.5")
+    module = train(before, tmp_path)  # a random model gets no sum right, and psr drops what is wrong
+    with (tmp_path / "metrics.csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["train/reward"]]
+    assert float(row["train/num_empty_minibatches"]) == 1
+    assert math.isnan(float(row["train/grad_norm"]))
+    fresh = composed(*RUN).model
+    assert same(dict(module.policy.model.named_parameters()), _initial_weights(fresh))
+
+
+def _initial_weights(model) -> dict[str, torch.Tensor]:
+    from hydra.utils import instantiate
+
+    return dict(instantiate(model, _convert_="all").load_model(seed=1).named_parameters())
+
+
+def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeypatch):
+    from apo_lightning.policy import Policy
+
+    forwards = []
+    plain = Policy.forward
+
+    def counted(self, microbatch, *args, **kwargs):
+        forwards.append(torch.is_grad_enabled())
+        return plain(self, microbatch, *args, **kwargs)
+
+    monkeypatch.setattr(Policy, "forward", counted)
+    sizes = ("trainer.max_steps=1", "tokens_per_microbatch=100000", "algo=grpo")
+    run(tmp_path / "one", *sizes)
+    one = forwards.count(True), forwards.count(False)
+    forwards.clear()
+    run(tmp_path / "two", *sizes, "prompts_per_minibatch=2")
+    two = forwards.count(True), forwards.count(False)
+    # Each run looks at the engine twice in validation, without a gradient.
+    assert one == (1, 2)
+    assert two == (2, 2 + 2)
+
+
+@pytest.mark.parametrize("algo", ["grpo_kl", "grpo_kl_error_only", "apo_naive", "apo_pass_at_k", "rloo"])
+def test_every_kind_of_loss_trains(tmp_path, algo):
+    _, rows = run(tmp_path, f"algo={algo}", "prompts_per_minibatch=2")
+    assert all(math.isfinite(float(row["train/loss"])) and float(row["train/grad_norm"]) > 0 for row in rows)
+
+
+def test_the_exact_kl_is_zero_at_the_start_and_positive_after(tmp_path):
+    _, rows = run(tmp_path, "algo=grpo_kl", "algo.loss.kl_estimator=full", "algo.loss.kl_coef=1")
+    key = next(name for name in rows[0] if name.startswith("train/kl"))
+    assert float(rows[0][key]) == pytest.approx(0, abs=1e-5)
+    assert float(rows[1][key]) > 1e-6
+
+
+class StaleEngine(TransformersEngine):
+    """Accepts the second sync, but keeps one tensor of the first."""
+
+    def _load(self, named_weights):
+        if self._loads:
+            named_weights = ((name, self._old if "embed_tokens" in name else w) for name, w in named_weights)
+        else:
+            named_weights = list(named_weights)
+            self._old = next(w.clone() for name, w in named_weights if "embed_tokens" in name)
+            named_weights = iter(named_weights)
+        self._loads += 1
+        return super()._load(named_weights)
+
+    _loads = 0
+
+
+def test_a_stale_tensor_in_the_engine_stops_the_run(tmp_path):
+    stale = (f"engine._target_={__name__}.StaleEngine", "optimizer.lr=0.1")
+    with pytest.raises(StaleWeightsError, match="stale"):
+        run(tmp_path, *stale)
