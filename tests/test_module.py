@@ -6,19 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from composing import composed
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.run import train
+from composing import composed
 
 RUN = (
     "model=tiny",
     "engine=transformers",
     "logger=csv",
     "callbacks=none",
-    "reward=callable",
-    "reward.function._target_=rewarding.even_start",  # a random model gets no sum right; this it gets half right
     "data.num_validation=4",
     "validation_samples=1",
     "prompts_per_step=4",
@@ -28,11 +26,13 @@ RUN = (
     "trainer.max_steps=2",
     "trainer.val_check_interval=100",
 )
+# A random model gets no sum right; this it gets half right.
+SIGNAL = ("reward=callable", "reward.function._target_=rewarding.even_start")
 
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[dict[str, str]]]:
     """Final weights, and the training rows of metrics.csv."""
-    module = train(composed(*RUN, *overrides), folder)
+    module = train(composed(*RUN, *SIGNAL, *overrides), folder)
     with (folder / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["train/reward"]]
     return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}, rows
@@ -146,7 +146,8 @@ def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeyp
 
 @pytest.mark.parametrize("algo", ["grpo_kl", "grpo_kl_error_only", "apo_naive", "apo_pass_at_k", "rloo"])
 def test_every_kind_of_loss_trains(tmp_path, algo):
-    _, rows = run(tmp_path, f"algo={algo}", "prompts_per_minibatch=2")
+    pairs = ("algo.advantage.k=2",) if algo == "apo_pass_at_k" else ()
+    _, rows = run(tmp_path, f"algo={algo}", "prompts_per_minibatch=2", *pairs)
     assert all(math.isfinite(float(row["train/loss"])) and float(row["train/grad_norm"]) > 0 for row in rows)
 
 
@@ -162,14 +163,15 @@ class StaleEngine(TransformersEngine):
 
     def _load(self, named_weights):
         if self._loads:
-            named_weights = ((name, self._old if "embed_tokens" in name else w) for name, w in named_weights)
+            named_weights = ((name, self._old if self.KEPT in name else w) for name, w in named_weights)
         else:
             named_weights = list(named_weights)
-            self._old = next(w.clone() for name, w in named_weights if "embed_tokens" in name)
+            self._old = next(w.clone() for name, w in named_weights if self.KEPT in name)
             named_weights = iter(named_weights)
         self._loads += 1
         return super()._load(named_weights)
 
+    KEPT = "layers.0.mlp.down_proj"
     _loads = 0
 
 

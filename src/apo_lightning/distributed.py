@@ -34,15 +34,15 @@ class Ranks:
             return list(items)
         return [item for i, item in enumerate(items) if (i % items_per_minibatch) % self.world_size == self.rank]
 
-    def sum(self, value: float) -> float:
+    def sum(self, value: float | int) -> float:
         """Over all ranks."""
-        return value if self.world_size == 1 else float(self._reduce(value, "sum"))
+        return float(value) if self.world_size == 1 else float(self._reduce(value, "sum"))
 
-    def max(self, value: float) -> float:
+    def max(self, value: float | int) -> float:
         """Over all ranks."""
-        return value if self.world_size == 1 else float(self._reduce(value, "max"))
+        return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
 
-    def _reduce(self, value: float, operation: str) -> Tensor:
+    def _reduce(self, value: float | int, operation: str) -> Tensor:
         tensor = torch.tensor(float(value), dtype=torch.float64, device=self.trainer.strategy.root_device)
         kind = torch.distributed.ReduceOp.SUM if operation == "sum" else torch.distributed.ReduceOp.MAX
         torch.distributed.all_reduce(tensor, op=kind)

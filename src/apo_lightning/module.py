@@ -153,9 +153,9 @@ class RLVRModule(pl.LightningModule):
         advantages = self._estimate(rollouts)
         table = StepTable(rollouts, advantages, self.device)
         plan = plan_minibatches(table, self.settings, self.ranks)
-        needs = self.loss.needs | self._callback_needs(step)
-        loss_mask = self._score_reference(table, needs)
-        self._score_policy(table, plan, needs)
+        watched = self._callback_needs(step)
+        loss_mask = self._score_reference(table, watched)
+        self._score_policy(table, plan, watched)
         record = self._update(table, plan, loss_mask)
         with self.clock.phase("sync"):
             self._publish()
@@ -202,21 +202,30 @@ class RLVRModule(pl.LightningModule):
                 needs |= callback.needs
         return needs
 
-    def _score_reference(self, table: StepTable, needs: Needs) -> Tensor:
+    def _score_reference(self, table: StepTable, watched: Needs) -> Tensor:
         """Run the reference on the tokens that need it; returns which of them the loss may use."""
         loss_mask = self.loss.reference_mask(table.advantages, table.is_correct) & table.kept_tokens
-        if not (needs.ref_logprobs or needs.anchor_size):
+        needs = self.loss.needs | watched
+        if not needs.reference_statistics:
             return loss_mask
-        assert self.reference is not None
-        wanted = loss_mask if needs == self.loss.needs else torch.ones_like(loss_mask)
-        completions = table.completions_with(wanted)
         with self.clock.phase("reference"):
-            microbatches, _ = even_microbatches(table, completions, self.settings, self.ranks)
-            self.reference.score(table, microbatches, wanted, needs, temperature=self.settings.temperature)
+            table.prepare_reference(needs.anchor_size)
+            if watched.reference_statistics:
+                self._run_reference(table, torch.ones_like(loss_mask), watched.anchor_size)
+            # Again where a diagnostic has just looked: what the loss reads must be the same to the last bit, and that
+            # depends on which completions are run together.
+            if self.loss.needs.reference_statistics:
+                self._run_reference(table, loss_mask, self.loss.needs.anchor_size)
         return loss_mask
 
+    def _run_reference(self, table: StepTable, wanted: Tensor, anchor_size: int) -> None:
+        assert self.reference is not None
+        completions = table.completions_with(wanted)
+        microbatches, _ = even_microbatches(table, completions, self.settings, self.ranks)
+        self.reference.score(table, microbatches, wanted, anchor_size, temperature=self.settings.temperature)
+
     @torch.no_grad()
-    def _score_policy(self, table: StepTable, plan: Sequence[Minibatch], needs: Needs) -> None:
+    def _score_policy(self, table: StepTable, plan: Sequence[Minibatch], watched: Needs) -> None:
         """Fill in what the sampling policy says of the tokens that the update's first step will not see.
 
         With one optimizer step a rollout the update itself sees them, unless they were dropped or a diagnostic asks
@@ -227,16 +236,16 @@ class RLVRModule(pl.LightningModule):
                 unseen = [b for b in minibatch.completions if not table.keep[b]]
                 microbatches, _ = even_microbatches(table, unseen, self.settings, self.ranks)
                 several = len(plan) > 1 and self.settings.old_logprobs == "trainer"
-                if several or needs != self.loss.needs:
+                if several or watched != Needs():
                     microbatches += minibatch.microbatches
                 for microbatch in microbatches:
-                    anchor_ids = table.anchor_ids(microbatch, needs.anchor_size)
+                    anchor_ids = table.anchor_ids(microbatch, watched.anchor_size)
                     statistics = self.policy(microbatch, anchor_ids, temperature=self.settings.temperature)
                     table.record_policy(microbatch, statistics)
 
     def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor) -> UpdateRecord:
         """N optimizer steps. Before the first of them the engine is checked against the policy."""
-        record = UpdateRecord()
+        record = UpdateRecord(num_tokens=len(table.token_ids))
         old_logprobs = self._old_logprobs(table, len(plan))
         with self.clock.phase("update"):
             for i, minibatch in enumerate(plan):
@@ -290,7 +299,7 @@ class RLVRModule(pl.LightningModule):
             # Strategies average gradients over ranks; the weights already count the tokens of all of them.
             self.manual_backward(scalar * self.ranks.world_size)
             if i < num_real:
-                record.add(scalar, output)
+                record.add(scalar, output, microbatch.token_index)
 
     def _check_engine(self, table: StepTable) -> float:
         """Mean |engine − trainer| over the sampled tokens; stops the run when the engine's weights are stale."""

@@ -20,11 +20,11 @@ class Ranks(Protocol):
 
     world_size: int
 
-    def sum(self, value: float) -> float:
+    def sum(self, value: float | int) -> float:
         """Over all ranks."""
         ...
 
-    def max(self, value: float) -> float:
+    def max(self, value: float | int) -> float:
         """Over all ranks."""
         ...
 

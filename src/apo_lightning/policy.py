@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -250,9 +251,16 @@ class Policy(nn.Module):
         return replace(statistics, full_kl=kl)
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        """Write a Hugging Face folder that transformers and vLLM load; the first rank writes, all ranks must call."""
+        weights = None
+        is_first = True
+        if torch.distributed.is_initialized():
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            weights = get_model_state_dict(self.model, options=options)
+            is_first = torch.distributed.get_rank() == 0
+        if is_first:
+            self.model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
 
     def architecture_folder(self) -> tempfile.TemporaryDirectory[str]:
         """A folder with config and tokenizer but no weights: what an engine needs before its first sync."""

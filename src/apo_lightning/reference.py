@@ -11,7 +11,6 @@ from apo_lightning.logprobs import reference_statistics
 from apo_lightning.packing import Microbatch
 from apo_lightning.policy import Policy
 from apo_lightning.step import StepTable
-from apo_lightning.types import Needs
 
 
 class Reference:
@@ -34,20 +33,19 @@ class Reference:
         table: StepTable,
         microbatches: Sequence[Microbatch],
         wanted: Bool[Tensor, "tokens"],
-        needs: Needs,
+        anchor_size: int,
         *,
         temperature: float,
     ) -> None:
         """Write log π_ref and the top-K anchors of the wanted tokens into the table; all others stay absent.
 
         Args:
-            table: of the step.
+            table: of the step, prepared for at least as many anchors.
             microbatches: the completions that have a wanted token; the others need not run at all.
             wanted: the head sees only these.
-            needs: how many anchors.
+            anchor_size: how many anchors.
             temperature: of the rollout.
         """
-        table.prepare_reference(needs.anchor_size)
         for microbatch in microbatches:
             part = microbatch.only(wanted[microbatch.token_index])
             with self.policy.autocast():
@@ -55,7 +53,7 @@ class Reference:
                     self.policy.hidden_states(part),
                     self.policy.head_weight,
                     part.targets,
-                    needs.anchor_size,
+                    anchor_size,
                     temperature=temperature,
                 )
             table.record_reference(part, statistics)

@@ -74,12 +74,13 @@ class StepTable:
     def record_reference(self, microbatch: Microbatch, statistics: ReferenceStatistics) -> None:
         """Write what the reference says of these tokens."""
         assert self.ref_logprobs is not None
-        self.ref_logprobs[microbatch.token_index] = statistics.logprobs
-        if self.anchor is not None:
-            assert statistics.anchor_ids is not None
-            assert statistics.anchor_logprobs is not None
-            self.anchor.token_ids[microbatch.token_index] = statistics.anchor_ids.long()
-            self.anchor.ref_logprobs[microbatch.token_index] = statistics.anchor_logprobs
+        index = microbatch.token_index
+        self.ref_logprobs[index] = statistics.logprobs
+        if statistics.anchor_ids is not None and statistics.anchor_logprobs is not None:
+            assert self.anchor is not None
+            slots = statistics.anchor_ids.shape[1]
+            self.anchor.token_ids[index, :slots] = statistics.anchor_ids.long()
+            self.anchor.ref_logprobs[index, :slots] = statistics.anchor_logprobs
 
     def record_policy(self, microbatch: Microbatch, statistics: TokenStatistics) -> None:
         """Write what the policy that sampled these tokens says of them."""

@@ -214,9 +214,14 @@ class Needs:
     values: bool = False
 
     @property
+    def reference_statistics(self) -> bool:
+        """True when the reference is asked about tokens before the update."""
+        return self.ref_logprobs or self.anchor_size > 0
+
+    @property
     def reference(self) -> bool:
         """True when a frozen reference model must be kept."""
-        return self.ref_logprobs or self.anchor_size > 0 or self.full_kl
+        return self.reference_statistics or self.full_kl
 
     def __or__(self, other: "Needs") -> "Needs":
         """What satisfies both."""
@@ -287,8 +292,8 @@ class StepOutput:
     rollouts: Rollouts
     advantages: Advantages
     tokens: StepTokens
-    loss_metrics: Mapping[str, Float[Tensor, "updated"]]
-    """The loss's own per-token metrics, over the tokens that entered the update; NaN = not applicable."""
+    loss_metrics: Mapping[str, Float[Tensor, "tokens"]]
+    """The loss's own per-token metrics; NaN where they do not apply or the token did not enter the update."""
     metrics: Mapping[str, float]
     """What was logged: `train/…`, `sync/…`, `time/…`, `perf/…`, `apo/…`."""
     timings: Mapping[str, float]

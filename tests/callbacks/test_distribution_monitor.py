@@ -104,23 +104,23 @@ def test_the_shares_of_the_pull_by_the_references_probability_of_the_token():
     """|A| = 1 on both wrong tokens, the third is correct: no pull.
 
     token 10: r = 0.5, Σ_S π = 0.2: pull 0.5·0.8 = 0.4, π_ref(y) = 0.05
-    token 11: r = 2.0, Σ_S π = 0.2: pull 2.0·0.8 = 1.6, π_ref(y) = 0.95
+    token 11: r = 2.0, Σ_S π = 0.4: pull 2.0·0.6 = 1.2, π_ref(y) = 0.95
     """
     step = anchored_step(
-        [[(7, 0.4, 0.4)], [(7, 0.4, 0.2)], [(7, 0.1, 0.2)]],
+        [[(7, 0.4, 0.4)], [(7, 0.4, 0.2)], [(7, 0.2, 0.4)]],
         statuses=("correct", "incorrect"),
         lengths=[1, 2],
         ref_probs=[0.6, 0.05, 0.95],
-        loss_metrics={"pull": torch.tensor([NAN, 0.4, 1.6])},
+        loss_metrics={"pull": torch.tensor([NAN, 0.4, 1.2])},
     )
     shares = {name: value for name, value in DistributionMonitor(anchor_size=1).on_step(step).items() if "pull" in name}
     assert shares == pytest.approx(
         {
             "support/pull_share_0_to_0.01": 0.0,
-            "support/pull_share_0.01_to_0.1": 0.2,
+            "support/pull_share_0.01_to_0.1": 0.25,
             "support/pull_share_0.1_to_0.5": 0.0,
             "support/pull_share_0.5_to_0.9": 0.0,
-            "support/pull_share_0.9_to_1": 0.8,
+            "support/pull_share_0.9_to_1": 0.75,
         },
         abs=1e-6,
     )

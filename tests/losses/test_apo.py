@@ -108,18 +108,18 @@ def test_a_golden_token():
     assert metrics == {
         "clip_fraction": 0.0,
         "ratio": 1.0,
-        "triggered": 1.0,
-        "anchor_ratio": 0.5,
-        "ref_anchor_mass": 0.5,
-        "saturated": 0.0,
-        "pull": 0.075,
+        "apo/triggered_fraction": 1.0,
+        "apo/anchor_ratio": 0.5,
+        "apo/ref_anchor_mass": 0.5,
+        "apo/saturated_fraction": 0.0,
+        "apo/pull": 0.075,
     }
 
 
 def test_metrics_of_errors_are_nan_on_other_tokens():
     metrics = APO()(inputs(LOGITS, advantage=1.0)).metrics
-    assert metrics["triggered"].item() == 0.0
-    assert all(metrics[name].isnan().all() for name in ("anchor_ratio", "ref_anchor_mass", "saturated", "pull"))
+    assert metrics["apo/triggered_fraction"].item() == 0.0
+    assert all(metrics[name].isnan().all() for name in metrics if name.startswith("apo/") and "triggered" not in name)
 
 
 # ---------------------------------------------------------------------------------------------- propositions
@@ -158,7 +158,7 @@ def test_exclusive_anchoring_never_raises_the_error(seed, k, beta):
     case = make_case("plain", seed=seed)
     _, with_pull, output = value_and_gradient(APO(anchor_size=k, pull_coef=beta), case, torch.float64)
     _, push, _ = value_and_gradient(APO(anchor_size=k, pull_coef=0.0), case, torch.float64)
-    free = (output.metrics["clip_fraction"] == 0) & (output.metrics["triggered"] == 1)
+    free = (output.metrics["clip_fraction"] == 0) & (output.metrics["apo/triggered_fraction"] == 1)
     pull_at_y = (with_pull - push).gather(1, case.token_ids[:, None])[:, 0]
     assert (pull_at_y[free] >= -1e-12).all()
 
@@ -193,7 +193,7 @@ def test_push_and_pull_vanish_together_once_the_anchor_ratio_exceeds_two_and_a_h
     mass = LOGITS.softmax(1)[0, EXCLUSIVE].sum()
     ref = (LOGITS.softmax(1) / r_anchor).log()
     assert mass < 1
-    assert APO()(inputs(LOGITS, ref_logprobs=ref)).metrics["saturated"].item() == saturated
+    assert APO()(inputs(LOGITS, ref_logprobs=ref)).metrics["apo/saturated_fraction"].item() == saturated
     assert bool((loss_gradient(APO(), ref_logprobs=ref) == 0).all()) is bool(saturated)
 
 
@@ -201,7 +201,7 @@ def test_the_dual_clip_bounds_the_loss_of_an_error():
     """r = e² = 7.4: without it the loss is about 7.7·|A|, with c = 3 it is 3·|A| and flat."""
     capped = APO(dual_clip=3.0)(inputs(LOGITS, advantage=-2.0, log_ratio=2.0))
     assert capped.per_token.item() == pytest.approx(6.0)
-    assert capped.metrics["pull"].isnan().all()
+    assert capped.metrics["apo/pull"].isnan().all()
     assert (loss_gradient(APO(dual_clip=3.0), log_ratio=2.0) == 0).all()
     assert (loss_gradient(APO(), log_ratio=2.0) != 0).any()
 
@@ -214,8 +214,8 @@ def test_an_empty_anchor_set_pulls_nothing_and_pushes_by_lambda(ids):
     ids = torch.tensor(ids)
     output = APO()(inputs(LOGITS, ids=ids))
     assert output.per_token.item() == pytest.approx(1.05)
-    assert output.metrics["anchor_ratio"].item() == 0.0
-    assert output.metrics["ref_anchor_mass"].item() == 0.0
+    assert output.metrics["apo/anchor_ratio"].item() == 0.0
+    assert output.metrics["apo/ref_anchor_mass"].item() == 0.0
     torch.testing.assert_close(loss_gradient(APO(), ids=ids), 1.05 * loss_gradient(GRPO()))
 
 

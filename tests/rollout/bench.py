@@ -20,9 +20,7 @@ VOCAB = 128
 def make_engine(name):
     if name == "transformers":
         return TransformersEngine(sequences_per_batch=16)
-    return VLLMEngine(
-        kv_cache_gib=0.0625, max_num_seqs=64, max_num_batched_tokens=1024, enforce_eager=True
-    )
+    return VLLMEngine(kv_cache_gib=0.0625, max_num_seqs=64, max_num_batched_tokens=1024, enforce_eager=True)
 
 
 def tiny_llama(tied):
@@ -152,12 +150,9 @@ class RemoteBench:
 
 
 def _serve(pipe, engine_name, tied, folder):
-    from jaxtyping import install_import_hook
-
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    with install_import_hook("apo_lightning", "beartype.beartype"):
-        bench = _answer(pipe, lambda: Bench(engine_name, tied, folder))
+    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder))
     while bench is not None:
         contract_name = pipe.recv()
         if contract_name is None:

@@ -40,9 +40,9 @@ class APO(PolicyLoss):
     Eq. 23 (see `functional.clipped_objective`).
 
     Metrics, NaN outside triggered tokens except for the first two:
-        `ratio`: r. `triggered`: 1 or 0.
-        `anchor_ratio`: r_anchor. `ref_anchor_mass`: Z_ref. `saturated`: 1 where ρ < 1 − ε, else 0.
-        `pull`: |A|·β·r_anchor·(1 − Σ_S π), the pull's size before token weights; NaN also where it has no gradient.
+        `ratio`: r. `apo/triggered_fraction`: 1 or 0.
+        `apo/anchor_ratio`: r_anchor. `apo/ref_anchor_mass`: Z_ref. `apo/saturated_fraction`: 1 where ρ < 1 − ε, else 0.
+        `apo/pull`: |A|·β·r_anchor·(1 − Σ_S π), the pull's size before token weights; NaN also where it has no gradient.
 
     Attributes:
         push_coef: λ > 0, on the ratio of the error itself.
@@ -109,11 +109,11 @@ class APO(PolicyLoss):
         pulls = triggered & ~self._is_flat(rho, inputs.advantages)
         metrics = {
             "ratio": ratio.detach(),
-            "triggered": triggered.to(rho.dtype),
-            "anchor_ratio": applicable(r_anchor, triggered),
-            "ref_anchor_mass": applicable(log_mass(anchor.ref_logprobs, members).exp(), triggered),
-            "saturated": applicable((rho < 1 - self.clip_eps).to(rho.dtype), triggered),
-            "pull": applicable(pull, pulls),
+            "apo/triggered_fraction": triggered.to(rho.dtype),
+            "apo/anchor_ratio": applicable(r_anchor, triggered),
+            "apo/ref_anchor_mass": applicable(log_mass(anchor.ref_logprobs, members).exp(), triggered),
+            "apo/saturated_fraction": applicable((rho < 1 - self.clip_eps).to(rho.dtype), triggered),
+            "apo/pull": applicable(pull, pulls),
         }
         pull_moves = (self.pull_coef * r_anchor > 0) & (log_r_anchor <= LOG_RATIO_LIMIT)
         push_moves = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() <= LOG_RATIO_LIMIT

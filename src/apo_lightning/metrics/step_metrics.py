@@ -22,6 +22,8 @@ STATUSES = ("correct", "incorrect", "unparsed", "timeout", "error")
 class UpdateRecord:
     """What the optimizer steps of one rollout add up to."""
 
+    num_tokens: int
+    """[T] of the step."""
     loss: float = 0.0
     """Sum of the mini-batches' scalar losses, this rank's share."""
     grad_norms: list[float] = field(default_factory=list)
@@ -31,12 +33,13 @@ class UpdateRecord:
     num_nonfinite: int = 0
     """Gradients that were not finite: no optimizer step."""
     logprob_gap: float = math.nan
-    parts: list[Mapping[str, Tensor]] = field(default_factory=list)
+    parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
+    """Token indices and the loss's metrics there, a micro-batch each."""
 
-    def add(self, scalar: Tensor, output: LossOutput) -> None:
+    def add(self, scalar: Tensor, output: LossOutput, token_index: Int[Tensor, "part"]) -> None:
         """One micro-batch."""
         self.loss += float(scalar.detach())
-        self.parts.append(output.metrics)
+        self.parts.append((token_index, output.metrics))
 
     def count_step(self, grad_norm: float, num_tokens: int) -> bool:
         """Whether the optimizer may step; what it skips is counted."""
@@ -51,9 +54,14 @@ class UpdateRecord:
 
     @property
     def loss_metrics(self) -> dict[str, Tensor]:
-        """The loss's per-token metrics over all tokens of the update, in the order in which they were run."""
-        names = self.parts[0] if self.parts else {}
-        return {name: torch.cat([part[name] for part in self.parts]) for name in names}
+        """The loss's per-token metrics [T]; NaN where they do not apply or the token did not enter the update."""
+        table: dict[str, Tensor] = {}
+        for token_index, metrics in self.parts:
+            for name, values in metrics.items():
+                if name not in table:
+                    table[name] = torch.full((self.num_tokens,), torch.nan, device=values.device)
+                table[name][token_index] = values.float()
+        return table
 
 
 class StepMetrics(nn.Module):
@@ -120,7 +128,14 @@ class StepMetrics(nn.Module):
         }
 
     def _token_means(self, tokens: StepTokens) -> dict[str, Tensor]:
-        return {"train/entropy": tokens.entropy, "train/max_prob": tokens.max_prob}
+        """Over the tokens that the sampling policy was run on.
+
+        That is all of them, or with `old_logprobs: rollout` those of the first mini-batch. A NaN among them is a fault
+        and must be counted, not taken for "not applicable": it becomes an infinity.
+        """
+        known = ~tokens.old_logprobs.isnan()
+        values = {"train/entropy": tokens.entropy[known], "train/max_prob": tokens.max_prob[known]}
+        return {name: value.nan_to_num(nan=torch.inf) for name, value in values.items()}
 
     def _reduce(self, name: str, kind: type[Metric], values: Tensor) -> Any:
         """Over all ranks, by torchmetrics."""

@@ -44,6 +44,7 @@ class SyncedEngine(ABC):
         """See `RolloutEngine.dtype`."""
         return self._dtype
 
+    @abstractmethod
     def check(self, device: torch.device) -> None:
         """See `RolloutEngine.check`."""
 

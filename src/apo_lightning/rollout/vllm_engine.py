@@ -233,7 +233,9 @@ def _layers_left_out() -> Iterator[list[str]]:
 
 def _layers_with_parameters(worker: Any) -> set[str]:
     """Class names; a layer of buffers alone (rotary tables) is rightly left out of a sync."""
-    return {type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))}
+    return {
+        type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
+    }
 
 
 def _completion(output: Any, version: int) -> Completion:

@@ -1,0 +1,53 @@
+"""A sharded policy feeding one engine a rank."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from apo_lightning.rollout.weight_sync import logprob_gap, publish
+from rollout.bench import context, make_engine, reference_logprobs, tiny_llama
+from rollout.contract import request
+
+VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+def work(rank, engine_name, folder):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    whole, policy = tiny_llama(tied=True), tiny_llama(tied=True)
+    for layer in policy.model.layers:
+        fully_shard(layer)
+    fully_shard(policy)
+    assert isinstance(policy.model.norm.weight, DTensor)
+    environment = dict(os.environ)
+    engine = make_engine(engine_name)
+    engine.setup(context(folder, global_rank=rank, local_rank=rank, world_size=2))
+    assert dict(os.environ) == environment
+    publish(policy, engine, version=1)
+    # a number of its own on each rank: generating is not collective
+    requests = [request((3 + rank, 4, 5), seed=10 * rank + i, max_new_tokens=3 + rank) for i in range(3 + 2 * rank)]
+    for asked, completion in zip(requests, engine.generate(requests), strict=True):
+        expected = reference_logprobs(whole, asked, completion.token_ids)
+        assert logprob_gap(torch.tensor(completion.logprobs), expected) < 1e-3
+    engine.close()
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    assert total.item() == 3.0
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("engine_name", ["transformers", pytest.param("vllm", marks=VLLM)])
+def test_each_rank_samples_from_the_whole_policy(engine_name, tmp_path):
+    tiny_llama(tied=True).config.save_pretrained(tmp_path)
+    mp.spawn(work, args=(engine_name, str(tmp_path)), nprocs=2)

