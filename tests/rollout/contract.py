@@ -78,11 +78,15 @@ def one_token_is_a_completion(bench: Bench):
 
 
 def logprobs_are_those_of_the_tempered_softmax(bench: Bench):
-    for temperature in (0.7, 1.0):
-        requests = [request(p, seed=i, temperature=temperature) for i, p in enumerate(prompts_of_many_lengths(16))]
-        for asked, completion in zip(requests, bench.engine.generate(requests), strict=True):
-            expected = reference_logprobs(bench.model, asked, completion.token_ids)
-            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=ATOL, rtol=0)
+    temperatures = (0.7, 1.0, 1.6)
+    prompts = prompts_of_many_lengths(8) * 3  # completions of one prompt share its prefill
+    requests = [
+        request(prompt, seed=i, temperature=temperatures[i % 3], max_new_tokens=1 + i % 7)
+        for i, prompt in enumerate(prompts)
+    ]
+    for asked, completion in zip(requests, bench.engine.generate(requests), strict=True):
+        expected = reference_logprobs(bench.model, asked, completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=ATOL, rtol=0)
 
 
 def greedy_takes_the_most_likely_token(bench: Bench):

@@ -53,6 +53,7 @@ class TransformersEngine(SyncedEngine):
         with torch.inference_mode():
             for start in range(0, len(requests), self.sequences_per_batch):
                 batch = _Batch(requests[start : start + self.sequences_per_batch], self.context.device)
+                batch.advance(batch.spread(self._last_logits(batch)))
                 while batch.rows:
                     batch.advance(self._last_logits(batch))
                 completions.extend(batch.completions(self._version))
@@ -79,18 +80,23 @@ class TransformersEngine(SyncedEngine):
 
 
 class _Batch:
-    """Left-padded sequences that grow by one token a forward; finished ones leave."""
+    """Left-padded sequences that grow by one token a forward; finished ones leave.
+
+    The first forward reads each prompt once, however many completions it has; `spread` then gives every request a
+    row of its own.
+    """
 
     def __init__(self, requests: Sequence[GenerationRequest], device: torch.device):
         self.requests = requests
         self.rows = list(range(len(requests)))
-        """Requests still running, one a row of the tensors below."""
+        """Requests still running, one a row of the tensors below (after `spread`)."""
         self.cache = DynamicCache()
-        width = max(len(request.prompt_token_ids) for request in requests)
-        padding = [width - len(request.prompt_token_ids) for request in requests]
+        prompts = list(dict.fromkeys(request.prompt_token_ids for request in requests))
+        self._prompt_rows = torch.tensor([prompts.index(request.prompt_token_ids) for request in requests])
+        width = max(map(len, prompts))
+        padding = [width - len(prompt) for prompt in prompts]
         self.input_ids = torch.tensor(
-            [[0] * pad + list(request.prompt_token_ids) for pad, request in zip(padding, requests, strict=True)],
-            device=device,
+            [[0] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)], device=device
         )
         self.attention_mask = (torch.arange(width) >= torch.tensor(padding)[:, None]).long().to(device)
         # Counted from the first real token: the model must not see where the padding ends.
@@ -99,6 +105,13 @@ class _Batch:
         self._uniforms = [_uniforms(request.seed, request.max_new_tokens) for request in requests]
         self._token_ids: list[list[int]] = [[] for _ in requests]
         self._logprobs: list[list[float]] = [[] for _ in requests]
+
+    def spread(self, logits: Float[Tensor, "prompts vocab"]) -> Float[Tensor, "rows vocab"]:
+        """From one row a prompt to one row a request."""
+        index = self._prompt_rows.to(logits.device)
+        self.cache.batch_select_indices(index)
+        self.position_ids, self.attention_mask = self.position_ids[index], self.attention_mask[index]
+        return logits[index]
 
     def advance(self, logits: Float[Tensor, "rows vocab"]) -> None:
         """Append one token to every row, then keep the rows that are not finished."""
@@ -164,8 +177,8 @@ def sample_tokens(
         >>> logits = torch.tensor([[0.25, 0.75]]).log().expand(2, 2)
         >>> uniforms = torch.tensor([0.2, 0.3], dtype=torch.float64)
         >>> tokens, logprobs = sample_tokens(logits, torch.ones(2), uniforms)
-        >>> tokens.tolist(), logprobs.exp().tolist()
-        ([0, 1], [0.25, 0.75])
+        >>> tokens.tolist(), logprobs.exp()
+        ([0, 1], tensor([0.2500, 0.7500]))
     """
     is_greedy = temperatures == 0
     scaled = logits.float() / torch.where(is_greedy, 1.0, temperatures)[:, None]
