@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.packing import PackedSequences, minibatches, split_by_token_budget
+from apo_lightning.packing import PackedSequences, minibatches, split_by_shared_budget, split_by_token_budget
 
+CPU = torch.device("cpu")
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
@@ -31,8 +32,8 @@ def test_minibatches_go_by_prompt_in_sampling_order_and_the_last_may_be_short():
 
 
 def test_rows_point_at_the_position_before_each_response_token():
-    packed = PackedSequences(prompts=[(7, 8), (9,)], completions=[(1, 2), (3, 4, 5)])
-    (microbatch,) = packed.microbatches([0, 1], tokens_per_microbatch=100, device=torch.device("cpu"))
+    packed = PackedSequences(prompts=[(7, 8), (9,)], completions=[(1, 2), (3, 4, 5)], owners=[0, 1])
+    (microbatch,) = packed.microbatches([0, 1], 100, CPU, share_prompts=False)
     # Both are 4 tokens long, so the lower index stands first. Row 0: [7 8 1 2], row 1: [9 3 4 5].
     assert microbatch.input_ids.tolist() == [[7, 8, 1, 2], [9, 3, 4, 5]]
     assert microbatch.rows.tolist() == [1, 2, 4, 5, 6]
@@ -41,16 +42,39 @@ def test_rows_point_at_the_position_before_each_response_token():
 
 
 def test_token_index_is_the_place_among_all_tokens_of_the_step_whatever_the_grouping():
-    packed = PackedSequences(prompts=[(7,), (7,), (7,)], completions=[(1,), (2, 3, 4), (5, 6)])
-    microbatches = packed.microbatches([2, 1], tokens_per_microbatch=4, device=torch.device("cpu"))
+    packed = PackedSequences(prompts=[(7,)], completions=[(1,), (2, 3, 4), (5, 6)], owners=[0, 0, 0])
+    microbatches = packed.microbatches([2, 1], 4, CPU, share_prompts=False)
     assert [m.token_index.tolist() for m in microbatches] == [[1, 2, 3], [4, 5]]
     assert [m.attention_mask.sum().item() for m in microbatches] == [4, 3]
 
 
 def test_reading_off_fewer_tokens_keeps_the_forward():
-    packed = PackedSequences(prompts=[(7, 8)], completions=[(1, 2, 3)])
-    (microbatch,) = packed.microbatches([0], tokens_per_microbatch=9, device=torch.device("cpu"))
+    packed = PackedSequences(prompts=[(7, 8)], completions=[(1, 2, 3)], owners=[0])
+    (microbatch,) = packed.microbatches([0], 9, CPU, share_prompts=False)
     part = microbatch.only(torch.tensor([False, True, True]))
     assert part.targets.tolist() == [2, 3]
     assert part.token_index.tolist() == [1, 2]
     assert part.input_ids is microbatch.input_ids
+
+
+def test_a_shared_prompt_stands_once_and_predicts_the_first_token_of_each_of_its_completions():
+    packed = PackedSequences(prompts=[(7, 8), (9,)], completions=[(1, 2), (3,), (4, 5, 6)], owners=[0, 0, 1])
+    (microbatch,) = packed.microbatches([0, 1, 2], 100, CPU, share_prompts=True)
+    assert microbatch.prompts is not None
+    assert microbatch.prompts.input_ids.tolist() == [[7, 8], [9, 0]]
+    assert microbatch.prompts.owner.tolist() == [0, 0, 1]
+    # A completion's last token predicts nothing that is asked for, so it is not run.
+    assert microbatch.input_ids.tolist() == [[1, 0], [0, 0], [4, 5]]
+    # 4 prompt positions come first: rows 1 (of 7 8) and 2 (of 9); then two positions a completion.
+    assert microbatch.rows.tolist() == [1, 4, 1, 2, 8, 9]
+    assert microbatch.targets.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@given(lengths=LENGTHS, group=st.integers(1, 4), budget=st.integers(1, 120))
+def test_shared_prompts_keep_the_budget_and_place_every_completion_once(lengths, group, budget):
+    owners = [i // group for i in range(len(lengths))]
+    groups = split_by_shared_budget(range(len(lengths)), owners, [5] * len(lengths), lengths, budget)
+    assert [index for group in groups for index in group] == list(range(len(lengths)))
+    for members in groups:
+        padded = 5 * len({owners[i] for i in members}) + len(members) * max(lengths[i] for i in members)
+        assert padded <= budget or len(members) == 1

@@ -23,16 +23,20 @@ def policy(spec) -> Policy:
 
 
 def packed() -> PackedSequences:
-    return PackedSequences(prompts=[(5, 6, 7), (9,)], completions=[(11, 12), (13, 14, 15, 16)])
+    return PackedSequences(prompts=[(5, 6, 7), (9,)], completions=[(11, 12), (13, 14, 15, 16), (17,)], owners=[0, 1, 1])
 
 
-def test_statistics_are_those_of_a_plain_forward_of_each_sequence_alone(policy):
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_statistics_are_those_of_a_plain_forward_of_each_sequence_alone(policy, share_prompts):
     sequences = packed()
-    (microbatch,) = sequences.microbatches([0, 1], 100, torch.device("cpu"))
+    (microbatch,) = sequences.microbatches([0, 1, 2], 100, CPU, share_prompts=share_prompts)
     found = policy(microbatch, temperature=0.7)
     logprobs = torch.empty_like(found.logprobs)
-    for row in range(2):
-        prompt, completion = sequences.prompts[row], sequences.completions[row]
+    for row in range(3):
+        prompt, completion = sequences.prompts[sequences.owners[row]], sequences.completions[row]
         logits = policy.model(torch.tensor([prompt + completion])).logits[0].double() / 0.7
         rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         start = sequences.starts[row]
@@ -41,13 +45,19 @@ def test_statistics_are_those_of_a_plain_forward_of_each_sequence_alone(policy):
     torch.testing.assert_close(found.logprobs, logprobs, atol=1e-5, rtol=0)
 
 
-def test_a_token_scores_the_same_alone_and_beside_a_longer_one(policy):
-    sequences = packed()
-    (together,) = sequences.microbatches([0, 1], 100, torch.device("cpu"))
-    scores = torch.empty(6)
-    scores[together.token_index] = policy(together).logprobs
-    for alone in sequences.microbatches([0, 1], 1, torch.device("cpu")):
-        torch.testing.assert_close(policy(alone).logprobs, scores[alone.token_index], atol=1e-5, rtol=0)
+def test_a_prompt_run_once_for_its_group_leaves_every_gradient_as_it_is(policy):
+    gradients = []
+    for share_prompts, budget in ((False, 100), (True, 100), (True, 6)):
+        policy.zero_grad()
+        for microbatch in packed().microbatches([0, 1, 2], budget, CPU, share_prompts=share_prompts):
+            statistics = policy(microbatch)
+            weights = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 0.7])[microbatch.token_index]
+            (weights * statistics.logprobs + 0.1 * statistics.entropy).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in policy.parameters()])
+    largest = max(gradient.abs().max() for gradient in gradients[0])
+    for other in gradients[1:]:
+        for one, two in zip(gradients[0], other, strict=True):
+            assert (one - two).abs().max() <= 1e-5 * largest
 
 
 def test_the_same_seed_makes_the_same_random_model_and_leaves_the_global_generator_alone(spec):
@@ -61,7 +71,7 @@ def test_the_same_seed_makes_the_same_random_model_and_leaves_the_global_generat
 
 def test_the_reference_is_frozen_and_does_not_follow_the_policy(policy):
     reference = Reference(policy)
-    (microbatch,) = packed().microbatches([0, 1], 100, torch.device("cpu"))
+    (microbatch,) = packed().microbatches([0, 1], 100, CPU, share_prompts=True)
     before = reference.hidden_states(microbatch)
     with torch.no_grad():
         for parameter in policy.parameters():

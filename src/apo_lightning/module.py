@@ -151,7 +151,7 @@ class RLVRModule(pl.LightningModule):
 
         rollouts = self._collect(prompts, step)
         advantages = self._estimate(rollouts)
-        table = StepTable(rollouts, advantages, self.device)
+        table = self._table(rollouts, advantages)
         plan = plan_minibatches(table, self.settings, self.ranks)
         watched = self._callback_needs(step)
         loss_mask = self._score_reference(table, watched)
@@ -193,6 +193,9 @@ class RLVRModule(pl.LightningModule):
         return self.advantage(
             AdvantageInputs(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
         )
+
+    def _table(self, rollouts: Rollouts, advantages: Advantages) -> StepTable:
+        return StepTable(rollouts, advantages, self.device, share_prompts=self.policy.can_share_prompts)
 
     def _callback_needs(self, step: int) -> Needs:
         """What this step's diagnostics read beyond the loss."""
@@ -341,7 +344,7 @@ class RLVRModule(pl.LightningModule):
     def _check_first_generation(self, rollouts: Rollouts) -> None:
         """The engine check of a training step, on one micro-batch, for a version that no training step has used."""
         nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
-        table = StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), self.device)
+        table = self._table(rollouts, Advantages(values=nothing, keep=nothing.bool()))
         microbatch = table.microbatches(range(len(rollouts.completions)), self.settings.tokens_per_microbatch)[0]
         table.record_policy(microbatch, self.policy(microbatch, temperature=self.settings.temperature))
         self._check_engine(table)

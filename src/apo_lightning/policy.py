@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,7 +24,7 @@ from transformers import (
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs import full_kl, token_statistics
-from apo_lightning.packing import Microbatch
+from apo_lightning.packing import Microbatch, SharedPrompts
 from apo_lightning.tokenizer import character_tokenizer
 from apo_lightning.types import TokenStatistics
 
@@ -215,12 +217,54 @@ class Policy(nn.Module):
         device = self.head_weight.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
+    @property
+    def can_share_prompts(self) -> bool:
+        """Whether a prompt's keys and values can be handed to its completions, gradient included.
+
+        Gradient checkpointing recomputes layers without them, and sharded layers would be gathered once more.
+        """
+        sharded = isinstance(next(self.parameters()), DTensor)
+        return not self.model.is_gradient_checkpointing and not sharded
+
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
         """Last hidden states at the positions that predict the response tokens."""
+        if microbatch.prompts is not None:
+            return self._hidden_states_with_shared_prompts(microbatch, microbatch.prompts)
         output = self.model.base_model(
             input_ids=microbatch.input_ids, attention_mask=microbatch.attention_mask.long(), use_cache=False
         )
         return output.last_hidden_state.flatten(0, 1).index_select(0, microbatch.rows)
+
+    def _hidden_states_with_shared_prompts(
+        self, microbatch: Microbatch, prompts: SharedPrompts
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Run each prompt once and let its completions attend to its keys and values; gradients flow through them."""
+        cache = DynamicCache(config=self.model.config)
+        output = self.model.base_model(
+            input_ids=prompts.input_ids,
+            attention_mask=prompts.attention_mask.long(),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden = output.last_hidden_state.flatten(0, 1)
+        if microbatch.input_ids.shape[1] > 0:
+            shared = DynamicCache(config=self.model.config)
+            for i, layer in enumerate(cache.layers):
+                assert layer.keys is not None
+                assert layer.values is not None
+                shared.update(layer.keys[prompts.owner], layer.values[prompts.owner], i)
+            prompt_mask = prompts.attention_mask[prompts.owner]
+            length = microbatch.input_ids.shape[1]
+            positions = prompt_mask.sum(1, keepdim=True) + torch.arange(length, device=prompt_mask.device)
+            output = self.model.base_model(
+                input_ids=microbatch.input_ids,
+                attention_mask=torch.cat([prompt_mask, microbatch.attention_mask], dim=1).long(),
+                position_ids=positions,
+                past_key_values=shared,
+                use_cache=True,
+            )
+            hidden = torch.cat([hidden, output.last_hidden_state.flatten(0, 1)])
+        return hidden.index_select(0, microbatch.rows)
 
     def forward(
         self,

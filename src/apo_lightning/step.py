@@ -27,16 +27,20 @@ from apo_lightning.types import (
 class StepTable:
     """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks."""
 
-    def __init__(self, rollouts: Rollouts, advantages: Advantages, device: torch.device) -> None:
+    def __init__(
+        self, rollouts: Rollouts, advantages: Advantages, device: torch.device, *, share_prompts: bool
+    ) -> None:
         completions = rollouts.completions
         lengths = rollouts.lengths.flatten()
         owner = torch.arange(len(completions)).repeat_interleave(lengths)
         per_completion = advantages.values.flatten() if advantages.values.dim() == 2 else None
         self.rollouts = rollouts
         self.device = device
+        self.share_prompts = share_prompts
         self.sequences = PackedSequences(
-            [prompt.token_ids for prompt in rollouts.prompts for _ in range(rollouts.group_size)],
-            [completion.token_ids for completion in completions],
+            prompts=[prompt.token_ids for prompt in rollouts.prompts],
+            completions=[completion.token_ids for completion in completions],
+            owners=[b // rollouts.group_size for b in range(len(completions))],
         )
         self.lengths: Int[Tensor, "sequences"] = lengths
         self.keep: Bool[Tensor, "sequences"] = advantages.keep.flatten()
@@ -56,7 +60,9 @@ class StepTable:
 
     def microbatches(self, completions: Sequence[int], tokens_per_microbatch: int) -> list[Microbatch]:
         """The given completions under a token budget."""
-        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)
+        return self.sequences.microbatches(
+            completions, tokens_per_microbatch, self.device, share_prompts=self.share_prompts
+        )
 
     def completions_with(self, wanted: Bool[Tensor, "tokens"]) -> list[int]:
         """Completions that have a wanted token, ascending."""
