@@ -1,9 +1,12 @@
 """What reaches the terminal: our own few lines. Everything that libraries say goes to the run's `run.log`."""
 
+import contextlib
+import io
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -19,8 +22,9 @@ def quiet_libraries(log_file: Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     root = logging.getLogger()
     for old in list(root.handlers):
-        if isinstance(old, logging.FileHandler | logging.StreamHandler) and type(old).__module__ == "logging":
+        if isinstance(old, logging.StreamHandler) and type(old).__module__ == "logging":
             root.removeHandler(old)
+            old.close()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
@@ -29,9 +33,19 @@ def quiet_libraries(log_file: Path) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    # The engine silences vLLM's logger where it finds it without a handler.
+    logging.getLogger("vllm").addHandler(handler)
+    logging.getLogger("vllm").propagate = False
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def progress_bars_hidden() -> Iterator[None]:
+    """For calls into libraries that draw bars on stderr and have no switch for it; exceptions pass through."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def say(line: str) -> None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
-from apo_lightning.console import quiet_libraries, say
+from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
 from apo_lightning.losses import PolicyLoss
@@ -74,7 +74,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
 
     parts = prepare(cfg)
     say(parts.data.describe())
-    model = parts.model.load_model(cfg.seed)
+    with progress_bars_hidden():
+        model = parts.model.load_model(cfg.seed)
     policy = Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens)
     say(describe(model, parts.compute_dtype))
 
