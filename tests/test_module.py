@@ -23,6 +23,7 @@ RUN = (
     "prompts_per_minibatch=4",
     "group_size=4",
     "optimizer.lr=1e-3",
+    "scheduler.num_warmup_steps=0",
     "trainer.max_steps=2",
     "trainer.val_check_interval=100",
 )

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from composing import ROOT
 
 pytestmark = [
@@ -32,13 +33,21 @@ def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         "prompts_per_minibatch=2",
         "group_size=4",
         "optimizer.lr=1e-3",
+        "scheduler.num_warmup_steps=0",
         "trainer.max_steps=3",
         f"hydra.run.dir={folder}",
         *overrides,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
 
 

@@ -178,7 +178,7 @@ class PackedSequences:
         return self._microbatch(group, starts, device, None, input_ids, attention_mask, rows)
 
     def _sharing(self, group: Sequence[int], starts: Sequence[int], device: torch.device) -> Microbatch:
-        """Each prompt once. A completion's first token is predicted by its prompt's last, so its own last is not run."""
+        """Each prompt once: its last position predicts each first token, and a completion's last predicts nothing."""
         owners = sorted({self.owners[b] for b in group})
         place = {owner: i for i, owner in enumerate(owners)}
         prompt_ids, prompt_mask = _padded([self.prompts[owner] for owner in owners])

@@ -1,0 +1,62 @@
+"""What the README shows a newcomer to write is run as it stands there."""
+
+import re
+
+import pytest
+import torch
+import yaml
+
+from apo_lightning.losses import GRPO
+from apo_lightning.rewards import CallableReward
+from apo_lightning.types import LossInputs
+from composing import ROOT, composed
+from factories import make_step
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict:
+    names: dict = {"__name__": "shown"}
+    for block in blocks("python"):
+        exec(block, names)
+    return names
+
+
+def test_the_algorithm_scales_the_push_and_leaves_the_rest(shown):
+    inputs = LossInputs(
+        token_ids=torch.tensor([0, 1]),
+        sequence_ids=torch.tensor([0, 1]),
+        logprobs=torch.tensor([-1.0, -1.0]),
+        old_logprobs=torch.tensor([-1.0, -1.0]),
+        advantages=torch.tensor([2.0, -2.0]),
+        is_correct=torch.tensor([True, False]),
+    )
+    # At ratio 1 the loss is −A: −2 and, halved, 1 instead of 2.
+    assert shown["SofterPush"](scale=0.5)(inputs).per_token.tolist() == [-2.0, 1.0]
+    assert GRPO()(inputs).per_token.tolist() == [-2.0, 2.0]
+
+
+def test_the_yaml_names_the_class_and_its_fields():
+    (algo,) = (yaml.safe_load(block) for block in blocks("yaml"))
+    assert algo["loss"] == {"_target_": "my_package.softer.SofterPush", "scale": 0.5}
+    assert set(algo) == {"advantage", "loss"}
+
+
+def test_the_reward_takes_trls_signature(shown):
+    verdicts = CallableReward(function=shown["short"]).score(["18", "18 " * 20, "17"], ["18", "18", "18"])
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
+
+
+def test_the_callback_reads_a_step(shown):
+    assert set(shown["WrongLength"]().on_step(make_step()) or {}) <= {"mine/wrong_tokens"}
+
+
+@pytest.mark.parametrize("command", re.findall(r"^\$ python train\.py (.*?)(?:\s+#.*)?$", README, flags=re.MULTILINE))
+def test_every_command_composes(command):
+    overrides = [word for word in command.split() if word != "-m" and "my_package" not in word and "{" not in word]
+    composed(*(override.split(",")[0] for override in overrides))
