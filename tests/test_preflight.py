@@ -20,7 +20,7 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("algo=grpo", "group_size=1"), ("group_size", "1")),
         (("algo.loss.anchor_size=99",), ("anchor_size", "99", "vocabulary")),
         (("data=gsm8k", "data.path=/no/such/file.jsonl"), ("/no/such/file.jsonl",)),
-        (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "512")),
+        (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "4096")),
         (("prompts_per_minibatch=5",), ("prompts_per_minibatch", "5")),
         (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
         (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),
@@ -56,3 +56,16 @@ def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
         "error: prompts_per_minibatch is 5, which does not divide prompts_per_step 16: the last optimizer step of a "
         "rollout would weigh its tokens differently"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "words"), [("algo=foo", ("algo/foo", "apo_naive")), ("algo.loss.foo=1", ("foo",))]
+)
+def test_an_unknown_group_or_key_is_one_line(override, words, tmp_path):
+    command = [sys.executable, "train.py", *TINY, override, f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert all(word in line for word in words)

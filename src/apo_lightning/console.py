@@ -11,7 +11,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-NOISY = ("lightning", "lightning.pytorch", "lightning.fabric", "transformers", "vllm", "datasets", "wandb", "torch")
+NOISY = (
+    "lightning",
+    "lightning.pytorch",
+    "lightning.fabric",
+    "transformers",
+    "vllm",
+    "datasets",
+    "wandb",
+    "torch",
+    "huggingface_hub",
+)
 
 
 def quiet_libraries(log_file: Path) -> None:

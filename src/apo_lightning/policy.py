@@ -249,9 +249,8 @@ class Policy(nn.Module):
         hidden = output.last_hidden_state.flatten(0, 1)
         if microbatch.input_ids.shape[1] > 0:
             shared = DynamicCache(config=self.model.config)
-            for i, layer in enumerate(cache.layers):
-                assert layer.keys is not None
-                assert layer.values is not None
+            layers: list[Any] = cache.layers
+            for i, layer in enumerate(layers):
                 shared.update(layer.keys[prompts.owner], layer.values[prompts.owner], i)
             prompt_mask = prompts.attention_mask[prompts.owner]
             length = microbatch.input_ids.shape[1]

@@ -1,6 +1,7 @@
 """The composition root: configuration → checked parts → one trained policy. The only importer of Hydra."""
 
 import functools
+import os
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,9 +10,11 @@ import hydra
 import lightning.pytorch as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger, Logger
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
@@ -35,7 +38,14 @@ CONFIG_DIR = str(Path(__file__).resolve().parents[2] / "configs")
 
 def train_from_command_line() -> None:
     """What `train.py` calls: compose, train, and end with one line where something was wrong."""
-    hydra.main(config_path=CONFIG_DIR, config_name="train", version_base="1.3")(_job)()
+    # Hydra would print several lines of its own and hide where a bug is.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        hydra.main(config_path=CONFIG_DIR, config_name="train", version_base="1.3")(_job)()
+    except InstantiationException:
+        raise
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"error: {one_line(error)}")
 
 
 def _job(cfg: DictConfig) -> None:
@@ -46,6 +56,14 @@ def _job(cfg: DictConfig) -> None:
         if message is None:
             raise
         sys.exit(f"error: {message}")
+
+
+def one_line(error: BaseException) -> str:
+    """What Hydra has to say of an override, without its search path."""
+    parts = [str(error).split("Config search path")[0]]
+    if error.__cause__ is not None:
+        parts.append(str(error.__cause__).split("full_key")[0])
+    return " ".join(" ".join(parts).split())
 
 
 def user_message(error: BaseException) -> str | None:
