@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ def shard(policy: "Policy", trainer: pl.Trainer) -> None:
     for layer in cast(nn.ModuleList, policy.model.base_model.layers):
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh, reshard_after_forward=False)
+    # Sharded weights are gathered around `forward` alone, unless another method is named.
+    for method in ("hidden_states", "as_reference"):
+        register_fsdp_forward_method(policy, method)
 
 
 def count_rollout(trainer: pl.Trainer) -> None:

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.logprobs import full_kl, token_statistics
+from apo_lightning.logprobs import full_kl, reference_statistics, token_statistics
 from apo_lightning.packing import Microbatch, SharedPrompts
 from apo_lightning.tokenizer import character_tokenizer
-from apo_lightning.types import TokenStatistics
+from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 PACKAGE_PREFIX = "package://"
 
@@ -292,6 +292,14 @@ class Policy(nn.Module):
                 return statistics
             kl = full_kl(hidden, self.head_weight, ref_hidden, ref_head_weight, temperature=temperature)
         return replace(statistics, full_kl=kl)
+
+    def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
+        """What a frozen policy says of the micro-batch's response tokens: log-probs and its own top K."""
+        with self.autocast():
+            hidden = self.hidden_states(microbatch)
+            return reference_statistics(
+                hidden, self.head_weight, microbatch.targets, anchor_size, temperature=temperature
+            )
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a Hugging Face folder that transformers and vLLM load; the first rank writes, all ranks must call."""

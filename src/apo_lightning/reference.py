@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lightning.logprobs import reference_statistics
 from apo_lightning.packing import Microbatch
 from apo_lightning.policy import Policy
 from apo_lightning.step import StepTable
@@ -48,15 +47,7 @@ class Reference:
         """
         for microbatch in microbatches:
             part = microbatch.only(wanted[microbatch.token_index])
-            with self.policy.autocast():
-                statistics = reference_statistics(
-                    self.policy.hidden_states(part),
-                    self.policy.head_weight,
-                    part.targets,
-                    anchor_size,
-                    temperature=temperature,
-                )
-            table.record_reference(part, statistics)
+            table.record_reference(part, self.policy.as_reference(part, anchor_size, temperature=temperature))
 
     @torch.no_grad()
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
