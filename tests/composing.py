@@ -1,5 +1,9 @@
-"""Compose the real configuration in a test, as the command line would."""
+"""Compose the real configuration in a test, or run the command line itself."""
 
+import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -16,3 +20,35 @@ def composed(*overrides: str) -> DictConfig:
 
 def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def run_train(folder: Path, *overrides: str) -> list[dict[str, str]]:
+    """A short run of `train.py` on a random model in a process of its own; the training rows of its metrics.csv."""
+    command = [
+        sys.executable,
+        "train.py",
+        "model=tiny",
+        "reward=callable",
+        "reward.function._target_=rewarding.even_start",
+        "data.num_validation=8",
+        "prompts_per_step=4",
+        "prompts_per_minibatch=2",
+        "scheduler.num_warmup_steps=0",
+        "optimizer.lr=1e-3",
+        f"hydra.run.dir={folder}",
+        *overrides,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    with (folder / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["train/reward"]]

@@ -15,13 +15,14 @@ from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, shard
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord, validation_metrics
-from apo_lightning.plan import Minibatch, even_microbatches, plan_minibatches
+from apo_lightning.plan import Minibatch, plan_minibatches
 from apo_lightning.policy import Policy
 from apo_lightning.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap, publish
+from apo_lightning.scoring import score_policy, score_reference
 from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
 from apo_lightning.types import (
@@ -83,7 +84,7 @@ class RLVRModule(pl.LightningModule):
         self.make_scheduler = scheduler
         self.validation_names = tuple(validation_names)
         self.seed = seed
-        self.step_metrics = StepMetrics(settings.group_size)
+        self.step_metrics = StepMetrics()
         self.policy_version = 0
         self.checked_version = 0
         self.validation_outputs: list[ValidationOutput] = []
@@ -154,8 +155,10 @@ class RLVRModule(pl.LightningModule):
         table = self._table(rollouts, advantages)
         plan = plan_minibatches(table, self.settings, self.ranks)
         watched = self._callback_needs(step)
-        loss_mask = self._score_reference(table, watched)
-        self._score_policy(table, plan, watched)
+        with self.clock.phase("reference"):
+            loss_mask = score_reference(table, self.reference, self.loss, watched, self.settings, self.ranks)
+        with self.clock.phase("update"):
+            score_policy(table, self.policy, plan, watched, self.settings, self.ranks)
         record = self._update(table, plan, loss_mask)
         with self.clock.phase("sync"):
             self._publish()
@@ -204,47 +207,6 @@ class RLVRModule(pl.LightningModule):
             if hasattr(callback, "needs") and callback.is_due(step):
                 needs |= callback.needs
         return needs
-
-    def _score_reference(self, table: StepTable, watched: Needs) -> Tensor:
-        """Run the reference on the tokens that need it; returns which of them the loss may use."""
-        loss_mask = self.loss.reference_mask(table.advantages, table.is_correct) & table.kept_tokens
-        needs = self.loss.needs | watched
-        if not needs.reference_statistics:
-            return loss_mask
-        with self.clock.phase("reference"):
-            table.prepare_reference(needs.anchor_size)
-            if watched.reference_statistics:
-                self._run_reference(table, torch.ones_like(loss_mask), watched.anchor_size)
-            # Again where a diagnostic has just looked: what the loss reads must be the same to the last bit, and that
-            # depends on which completions are run together.
-            if self.loss.needs.reference_statistics:
-                self._run_reference(table, loss_mask, self.loss.needs.anchor_size)
-        return loss_mask
-
-    def _run_reference(self, table: StepTable, wanted: Tensor, anchor_size: int) -> None:
-        assert self.reference is not None
-        completions = table.completions_with(wanted)
-        microbatches, _ = even_microbatches(table, completions, self.settings, self.ranks)
-        self.reference.score(table, microbatches, wanted, anchor_size, temperature=self.settings.temperature)
-
-    @torch.no_grad()
-    def _score_policy(self, table: StepTable, plan: Sequence[Minibatch], watched: Needs) -> None:
-        """Fill in what the sampling policy says of the tokens that the update's first step will not see.
-
-        With one optimizer step a rollout the update itself sees them, unless they were dropped or a diagnostic asks
-        for more: π_old is then the policy's own log-prob, detached, and costs no forward.
-        """
-        with self.clock.phase("update"):
-            for minibatch in plan:
-                unseen = [b for b in minibatch.completions if not table.keep[b]]
-                microbatches, _ = even_microbatches(table, unseen, self.settings, self.ranks)
-                several = len(plan) > 1 and self.settings.old_logprobs == "trainer"
-                if several or watched != Needs():
-                    microbatches += minibatch.microbatches
-                for microbatch in microbatches:
-                    anchor_ids = table.anchor_ids(microbatch, watched.anchor_size)
-                    statistics = self.policy(microbatch, anchor_ids, temperature=self.settings.temperature)
-                    table.record_policy(microbatch, statistics)
 
     def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor) -> UpdateRecord:
         """N optimizer steps. Before the first of them the engine is checked against the policy."""
@@ -354,7 +316,7 @@ class RLVRModule(pl.LightningModule):
         self.validation_outputs = []
         for name, parts in self._validation_rollouts.items():
             rollouts = concatenate(parts)
-            metrics = validation_metrics(name, rollouts)
+            metrics = validation_metrics(name, rollouts, self.device)
             self.log_dict({**metrics, "step": float(self.global_step)})
             self.validation_outputs.append(
                 ValidationOutput(step=self.global_step, name=name, rollouts=rollouts, metrics=metrics)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
-from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.metrics.pass_at_k import PassAtK
 from apo_lightning.metrics.token_mean import TokenMean
 from apo_lightning.types import LossOutput, Rollouts, StepTokens
 
@@ -68,13 +68,11 @@ class StepMetrics(nn.Module):
     """Reduces one step at a time. Non-finite values are left out of a mean and counted in `train/num_nonfinite`.
 
     Args:
-        group_size: completions a prompt, for `train/pass@{group_size}`.
         medians: log names that are reported as a median: ratios with a long tail.
     """
 
-    def __init__(self, group_size: int, medians: frozenset[str] = frozenset({"apo/anchor_ratio"})) -> None:
+    def __init__(self, medians: frozenset[str] = frozenset({"apo/anchor_ratio"})) -> None:
         super().__init__()
-        self.group_size = group_size
         self.medians = medians
         self.reducers = nn.ModuleDict()
 
@@ -103,6 +101,7 @@ class StepMetrics(nn.Module):
             num_infinite += int(reduced.num_infinite)
         for name in self.medians & loss_metrics.keys():
             result[name] = _median(self._reduce(name, CatMetric, loss_metrics[name]))
+        result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
         result["train/num_nonfinite"] = float(num_infinite)
         result["train/num_empty_minibatches"] = float(record.num_empty)
         result["train/num_skipped_steps"] = float(record.num_nonfinite)
@@ -112,14 +111,10 @@ class StepMetrics(nn.Module):
         return {name: float(value) for name, value in result.items()}
 
     def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
-        correct = rollouts.is_correct
-        group = torch.full((len(rollouts.prompts),), self.group_size)
         lengths = rollouts.lengths.flatten().float()
         first_token = torch.cat([torch.zeros(1), lengths.cumsum(0)[:-1]]).long()
         return {
             "train/reward": rollouts.rewards.flatten(),
-            "train/pass@1": correct.flatten().float(),
-            f"train/pass@{self.group_size}": pass_at_k(group, correct.sum(1), self.group_size).float(),
             "train/completion_tokens": lengths,
             "train/truncated_fraction": torch.tensor(
                 [float(c.finish_reason == "length") for c in rollouts.completions]
@@ -170,13 +165,20 @@ def count_verdicts(rollouts: Rollouts) -> dict[str, int]:
     return {status: counts[status] for status in STATUSES}
 
 
-def validation_metrics(name: str, rollouts: Rollouts) -> dict[str, float]:
+def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, float]:
+    """pass@1 and pass@G over all ranks, by k."""
+    num_correct: Int[Tensor, "prompts"] = rollouts.is_correct.sum(1).to(device)
+    result = {}
+    for k in sorted({1, rollouts.group_size}):
+        metric = PassAtK(k).to(device)
+        metric.update(torch.full_like(num_correct, rollouts.group_size), num_correct)
+        result[k] = float(metric.compute())
+    return result
+
+
+def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> dict[str, float]:
     """pass@1 and pass@n of one held-out set, by log name."""
-    n = rollouts.group_size
-    num_correct: Int[Tensor, "prompts"] = rollouts.is_correct.sum(1)
-    samples = torch.full_like(num_correct, n)
-    metrics = {f"val/{name}/pass@{k}": float(pass_at_k(samples, num_correct, k).mean()) for k in sorted({1, n})}
-    metrics[f"val/{name}/truncated_fraction"] = sum(c.finish_reason == "length" for c in rollouts.completions) / len(
-        rollouts.completions
-    )
+    metrics = {f"val/{name}/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
+    num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
+    metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
     return metrics
