@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from apo_lightning.callbacks import ProgressDisplay
-from apo_lightning.callbacks.formatting import sparkline
 from apo_lightning.callbacks.progress_view import RunState, panel
+from apo_lightning.formatting import sparkline
 from factories import make_step, make_validation
 
 METRICS = {

@@ -4,8 +4,8 @@ import json
 import pytest
 import torch
 
-from apo_lightning.callbacks.files import to_json, write_atomically
 from apo_lightning.callbacks.rollout_writer import RolloutWriter, completion_lines
+from apo_lightning.files import to_json, write_atomically
 from factories import make_step
 
 LINE = (

@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from apo_lightning.callbacks.base import StepCallback
-from apo_lightning.callbacks.files import publish_folder
+from apo_lightning.files import publish_folder
 
 
 class ExportPolicy(StepCallback):

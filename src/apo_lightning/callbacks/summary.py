@@ -9,11 +9,11 @@ from rich.console import Console
 
 from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.callbacks.curves import curves_png
-from apo_lightning.callbacks.files import to_json, write_atomically
-from apo_lightning.callbacks.fingerprint import versions, weights_sha256
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, verdict_counts
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.errors import ConfigError
+from apo_lightning.files import to_json, write_atomically
+from apo_lightning.fingerprint import versions, weights_sha256
 from apo_lightning.types import StepOutput, ValidationOutput
 
 

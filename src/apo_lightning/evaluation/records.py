@@ -1,0 +1,154 @@
+"""What an evaluation leaves behind, as records: one `Sample` a line of `samples.jsonl`, one result a `results.json`.
+
+    Prompt → Completion + Verdict → Sample → EvaluationResult
+    worked solutions → CoverageResult
+
+A report reads these files and nothing else of an evaluation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from apo_lightning.types import FinishReason, VerdictStatus
+
+SCHEMA_VERSION = 1
+"""Of `results.json` and `coverage.json`; a reader refuses what is newer than itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One completion of one problem: a line of `samples.jsonl`."""
+
+    prompt_id: str
+    sample: int
+    """0 … n − 1 within its problem."""
+    seed: int
+    status: VerdictStatus
+    reward: float
+    extracted: str | None
+    """The answer that was judged; None where none was found."""
+    finish_reason: FinishReason
+    num_tokens: int
+    """Response tokens, the stop token included."""
+    logprob: float
+    """log π of the whole completion [nats], of the distribution sampled from."""
+    entropy: float | None
+    """Mean token entropy over the completion [nats]; None when token statistics were switched off."""
+    max_prob: float | None
+    """Mean over its tokens of the most likely token's probability."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number and its 95 % confidence interval over problems."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemCount:
+    """How one problem went."""
+
+    prompt_id: str
+    num_samples: int
+    num_correct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """Which policy was measured."""
+
+    name: str
+    """Of the model config: `qwen_math7b`."""
+    path: str | None
+    """Where its weights were read; None for random weights."""
+    weights_sha256: str
+    dtype: str
+    """Of matrix products: `bfloat16`."""
+    algo: str | None = None
+    """The stem of the `algo=` that trained it; None for a model as it was downloaded."""
+    run: str | None = None
+    """The training run's folder; None without one."""
+    overrides: tuple[str, ...] = ()
+    """The training run's Hydra overrides, as typed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCard:
+    """Which problems."""
+
+    source: str
+    """File name, or `hub id (config, split)`."""
+    sha256: str
+    """Of the problems and answers in order."""
+    num_problems: int
+    """Measured."""
+    num_available: int
+    """In the whole set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """Everything that decides the samples, beside model and data."""
+
+    num_samples: int
+    """n completions a problem."""
+    temperature: float
+    top_p: float
+    max_completion_tokens: int
+    seed: int
+    samples_per_batch: int
+    """Handed to the engine at once; floating-point sums depend on it in the last bits."""
+    prompt: str
+    """A problem inside its template, `{problem}` standing for it."""
+    engine: str
+    reward: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """`results.json`: one policy on one benchmark."""
+
+    benchmark: str
+    """Stem of the `benchmark=` config: `aime2024`."""
+    model: ModelCard
+    data: DataCard
+    settings: SamplingSettings
+    versions: Mapping[str, str | None]
+    verdicts: Mapping[VerdictStatus, int]
+    """Of all samples."""
+    num_truncated: int
+    """Samples cut at the token limit."""
+    num_tokens: int
+    """Response tokens of all samples."""
+    metrics: Mapping[str, Estimate]
+    """By name: `pass@1`, `pass@2`, `pass@4` … `pass@{n}`, `avg@{n}`, `maj@{n}`, `truncated_fraction`,
+    `completion_tokens`, `entropy` [nats], `max_prob`; where they were asked for, `diversity` (1 − Self-BLEU) and
+    `semantic_similarity`. Fractions, not per cent."""
+    pass_at_k: tuple[Estimate, ...]
+    """The whole curve: entry k − 1 is pass@k."""
+    problems: tuple[ProblemCount, ...]
+    """In the benchmark's order."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """How a metric was computed where that is a choice: the tokenizer of Self-BLEU, the encoder of the similarity."""
+    schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverageResult:
+    """`coverage.json`: how often the next token of a worked solution is among the model's K most likely ones."""
+
+    preset: str
+    """Stem of the `coverage=` config: `math`."""
+    model: ModelCard
+    data: DataCard
+    prompt: str
+    num_tokens: int
+    """Solution tokens that were looked at."""
+    recall: Mapping[int, Estimate]
+    """By K: token-weighted recall; resampled over problems."""
+    versions: Mapping[str, str | None]
+    schema: int = SCHEMA_VERSION
