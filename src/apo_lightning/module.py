@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,7 +19,7 @@ from apo_lightning.policy import Policy
 from apo_lightning.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
-from apo_lightning.rollout.engine import EngineContext
+from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap, publish
 from apo_lightning.scoring import score_policy, score_reference
 from apo_lightning.settings import StepSettings
@@ -121,19 +120,16 @@ class RLVRModule(pl.LightningModule):
             self.reference.to(self.device)
         if self.policy_version > 0:
             return
-        with self.policy.architecture_folder() as folder:
-            self.engine.setup(
-                EngineContext(
-                    model_dir=Path(folder),
-                    dtype=self.policy.compute_dtype,
-                    max_model_len=self.settings.max_model_len,
-                    device=self.device,
-                    seed=self.seed,
-                    global_rank=self.trainer.global_rank,
-                    local_rank=self.trainer.local_rank,
-                    world_size=self.trainer.world_size,
-                )
-            )
+        start_engine(
+            self.engine,
+            self.policy,
+            max_model_len=self.settings.max_model_len,
+            device=self.device,
+            seed=self.seed,
+            global_rank=self.trainer.global_rank,
+            local_rank=self.trainer.local_rank,
+            world_size=self.trainer.world_size,
+        )
         self._publish()
 
     def _publish(self) -> None:

@@ -51,6 +51,8 @@ class GenerationRequest:
     max_new_tokens: int
     temperature: float = 1.0
     """Above 0, or 0 for greedy decoding."""
+    top_p: float = 1.0
+    """In (0, 1]: sampled from the fewest most likely tokens that hold at least this probability; 1: from all."""
     stop_token_ids: tuple[int, ...] = ()
     """Sampling stops *after* any of these; the stop token is part of the completion."""
 
@@ -62,7 +64,7 @@ class Completion:
     token_ids: tuple[int, ...]
     """Never empty. Includes the stop token when `finish_reason` is "stop"."""
     logprobs: tuple[float, ...]
-    """log π_rollout of each token [nats], of the distribution that was sampled from (after temperature)."""
+    """log π_rollout of each token [nats], of the distribution that was sampled from (after temperature and top-p)."""
     finish_reason: FinishReason
     """"stop": ended by a stop token; "length": cut at `max_new_tokens`."""
     policy_version: int

@@ -102,6 +102,32 @@ def greedy_takes_the_most_likely_token(bench: Bench):
     assert gap(bench, [replace(r, temperature=1.0) for r in requests], completions) < ATOL
 
 
+def the_nucleus_is_the_fewest_tokens_that_hold_top_p(bench: Bench):
+    prompt, top_p, temperature = (1, 5, 9), 0.7, 1.3
+    with torch.no_grad():
+        logits = bench.model(torch.tensor([prompt])).logits[0, -1].double()
+    probabilities, ids = (logits / temperature).softmax(-1).sort(descending=True)
+    size = next(n for n in range(1, VOCAB) if probabilities[:n].sum() >= top_p)
+    allowed = dict(
+        zip(ids[:size].tolist(), (probabilities[:size] / probabilities[:size].sum()).log().tolist(), strict=True)
+    )
+    requests = [request(prompt, seed=i, max_new_tokens=1, top_p=top_p, temperature=temperature) for i in range(400)]
+    completions = bench.engine.generate([*requests, request(prompt, seed=9)])  # beside one from all tokens
+    assert {c.token_ids[0] for c in completions[:-1]} <= set(allowed)
+    assert len({c.token_ids[0] for c in completions[:-1]}) > size // 2
+    for completion in completions[:-1]:
+        assert abs(completion.logprobs[0] - allowed[completion.token_ids[0]]) < ATOL
+    assert gap(bench, [request(prompt)], completions[-1:]) < ATOL
+
+
+def a_call_leaves_no_trace_in_the_next(bench: Bench):
+    prompt = tuple(3 + (i * 5) % 90 for i in range(70))
+    asked = [request(prompt, seed=i) for i in range(6)]
+    first = bench.engine.generate(asked)
+    bench.engine.generate([request((*prompt[:40], 3, 4, 5), seed=1)])
+    assert bench.engine.generate(asked) == first  # log-probs to the last bit
+
+
 def a_seed_gives_the_same_tokens_in_any_batch(bench: Bench):
     requests = [request(p, seed=1000 + i) for i, p in enumerate(prompts_of_many_lengths(30))]
     tokens = [c.token_ids for c in bench.engine.generate(requests)]
@@ -245,6 +271,7 @@ def impossible_requests_are_refused_before_any_work(bench: Bench):
         (request(temperature=-1.0), "temperature is -1.0"),
         (request(temperature=0.001), "temperature is 0.001"),
         (request(seed=2**63), "sample seed"),
+        (request(top_p=0.0), "top_p is 0.0"),
         (request((1, VOCAB)), f"prompt token {VOCAB} is outside"),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -296,6 +323,8 @@ CONTRACTS = [
     one_token_is_a_completion,
     logprobs_are_those_of_the_tempered_softmax,
     greedy_takes_the_most_likely_token,
+    the_nucleus_is_the_fewest_tokens_that_hold_top_p,
+    a_call_leaves_no_trace_in_the_next,
     a_seed_gives_the_same_tokens_in_any_batch,
     seeds_are_independent,
     first_tokens_follow_the_softmax,

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
-from apo_lightning.callbacks.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
+from apo_lightning.gathering import from_all_ranks
 from apo_lightning.types import Needs, StepOutput, StepTokens
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}

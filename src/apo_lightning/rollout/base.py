@@ -151,6 +151,8 @@ shorten one or raise the other
         raise ConfigError(
             f"temperature is {request.temperature}: it must be 0 (greedy) or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
         )
+    if not 0 < request.top_p <= 1:
+        raise ConfigError(f"top_p is {request.top_p}: it must be in (0, 1], where 1 samples from all tokens")
     if not 0 <= request.seed < 2**63:
         raise ConfigError(f"sample seed {request.seed} is outside [0, 2⁶³)")
     highest, lowest = max(request.prompt_token_ids), min(request.prompt_token_ids)

@@ -38,7 +38,9 @@ class RolloutEngine(Protocol):
 
     An engine starts without weights, and loses them in `sleep`: it generates only after a complete
     `sync_weights`. Log-probs are those of softmax(logits / temperature), the distribution sampled from;
-    greedy requests (temperature 0) report softmax(logits).
+    greedy requests (temperature 0) report softmax(logits). Where `top_p` is below 1 the distribution is cut to the
+    nucleus and normalised again. What `generate` returns depends on the weights and on its requests alone, not on
+    calls before it.
 
     `setup`, `sync_weights` and `close` are collective when `world_size` > 1; `generate` is not.
     None of them changes the process: random states, threads, environment and gradient mode stay as they were.

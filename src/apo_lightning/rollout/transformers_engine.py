@@ -102,6 +102,7 @@ class _Batch:
         # Counted from the first real token: the model must not see where the padding ends.
         self.position_ids = (self.attention_mask.cumsum(1) - 1).clamp(min=0)
         self.temperatures = torch.tensor([request.temperature for request in requests], device=device)
+        self.top_p = torch.tensor([request.top_p for request in requests], device=device)
         self._uniforms = [_uniforms(request.seed, request.max_new_tokens) for request in requests]
         self._token_ids: list[list[int]] = [[] for _ in requests]
         self._logprobs: list[list[float]] = [[] for _ in requests]
@@ -117,7 +118,7 @@ class _Batch:
         """Append one token to every row, then keep the rows that are not finished."""
         step = len(self._token_ids[self.rows[0]])
         uniforms = torch.stack([self._uniforms[request][step] for request in self.rows]).to(logits.device)
-        tokens, logprobs = sample_tokens(logits, self.temperatures, uniforms)
+        tokens, logprobs = sample_tokens(logits, self.temperatures, uniforms, self.top_p)
         for request, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
             self._token_ids[request].append(token)
             self._logprobs[request].append(logprob)
@@ -152,12 +153,14 @@ class _Batch:
         self.cache.batch_select_indices(index)
         self.input_ids, self.position_ids = self.input_ids[index], self.position_ids[index]
         self.attention_mask, self.temperatures = self.attention_mask[index], self.temperatures[index]
+        self.top_p = self.top_p[index]
 
 
 def sample_tokens(
     logits: Float[Tensor, "rows vocab"],
     temperatures: Float[Tensor, "rows"],
     uniforms: Float[Tensor, "rows"],
+    top_p: Float[Tensor, "rows"] | None = None,
 ) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
     """One token a row by inverting the distribution function of softmax(logits / temperature).
 
@@ -167,6 +170,7 @@ def sample_tokens(
         logits: Of any floating dtype; the arithmetic is float32, the sum float64.
         temperatures: 0 takes the most likely token (the first of equals) and reports softmax(logits).
         uniforms: u, float64: float32 has too few values to reach every token of a large vocabulary.
+        top_p: sample a row from its nucleus only; None: from all tokens.
 
     Returns:
         Token ids, and log π of each [nats].
@@ -183,12 +187,34 @@ def sample_tokens(
     is_greedy = temperatures == 0
     scaled = logits.float() / torch.where(is_greedy, 1.0, temperatures)[:, None]
     logprobs = scaled.log_softmax(-1)
+    if top_p is not None and bool((top_p < 1).any()):
+        logprobs = nucleus(logprobs, torch.where(is_greedy, 1.0, top_p))
     cumulative = logprobs.double().exp().cumsum(-1)
     threshold = uniforms * cumulative[:, -1]
     drawn = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)  # u·total can round up to the total
     tokens = torch.where(is_greedy, logprobs.argmax(-1), drawn)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"]) -> Float[Tensor, "rows vocab"]:
+    """The distribution cut to the fewest most likely tokens that hold at least `top_p`, and normalised again.
+
+    Source: Holtzman et al. 2020, Eq. 2–3. Of equally likely tokens the lower ids stay.
+
+    Args:
+        logprobs: log π [nats], normalised.
+        top_p: in (0, 1]; 1 leaves a row as it is.
+
+    Example:
+        >>> nucleus(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0.6])).exp()
+        tensor([[0.6250, 0.3750, 0.0000]])
+    """
+    descending, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    mass_before = descending.double().exp().cumsum(-1) - descending.double().exp()
+    outside = mass_before >= top_p[:, None]
+    cut = logprobs.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)
+    return torch.where((top_p < 1)[:, None], cut.log_softmax(-1), logprobs)
 
 
 def _uniforms(seed: int, count: int) -> Float[Tensor, "count"]:

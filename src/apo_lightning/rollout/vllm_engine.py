@@ -148,8 +148,6 @@ class VLLMEngine(SyncedEngine):
             if self._is_kv_cache_asleep:  # claimed last: gathering the weights needed the memory
                 self._llm.wake_up(tags=["kv_cache"])
                 self._is_kv_cache_asleep = False
-            if not self._llm.reset_prefix_cache():
-                raise StaleWeightsError("vLLM kept its prefix cache after a weight sync: requests are still running")
             [with_parameters] = self._llm.collective_rpc(_layers_with_parameters)
         return [message for message in left_out if message.partition(":")[0] in with_parameters]
 
@@ -159,6 +157,7 @@ class VLLMEngine(SyncedEngine):
         parameters = [
             SamplingParams(
                 temperature=request.temperature,
+                top_p=request.top_p,
                 max_tokens=request.max_new_tokens,
                 seed=request.seed,
                 stop_token_ids=list(request.stop_token_ids),
@@ -169,6 +168,10 @@ class VLLMEngine(SyncedEngine):
             )
             for request in requests
         ]
+        # Blocks of an earlier call hold old weights' keys; with the same weights they would still change last bits,
+        # and a resumed evaluation would differ from one that was never stopped.
+        if not self._llm.reset_prefix_cache():
+            raise StaleWeightsError("vLLM kept its prefix cache from an earlier call: requests are still running")
         prompts = [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests]
         with ExitStack() as stack:
             stack.enter_context(process_unchanged())
