@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 
 
-def composed(*overrides: str) -> DictConfig:
+def composed(*overrides: str, config_name: str = "train") -> DictConfig:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", overrides=list(overrides))
+        return compose(config_name, overrides=list(overrides))
 
 
 def names(group: str) -> list[str]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 NOISY = (
     "lightning",
@@ -60,5 +60,12 @@ def progress_bars_hidden() -> Iterator[None]:
 
 def say(line: str) -> None:
     """One line for the user, from the first rank only."""
+    show(line, soft_wrap=True)
+
+
+def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
+    """A table, say, for the user, from the first rank only."""
     if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0:
-        Console(file=sys.stdout, highlight=False).print(line, soft_wrap=True)
+        # Without a terminal to ask, Rich would squeeze tables into 80 columns.
+        width = None if sys.stdout.isatty() else 120
+        Console(file=sys.stdout, highlight=False, width=width).print(content, soft_wrap=soft_wrap)

@@ -8,11 +8,11 @@ from apo_lightning.settings import StepSettings
 from apo_lightning.types import Needs
 
 
-def check_devices(accelerator: str, devices: int | str, num_nodes: int, settings: StepSettings) -> torch.device:
-    """The kind of device of every rank.
+def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
+    """The kind of device of every rank, and how many ranks there will be.
 
     Raises:
-        ConfigError: the trainer asks for GPUs that are not there, or the ranks cannot share a mini-batch evenly.
+        ConfigError: the trainer asks for GPUs that are not there.
     """
     available = torch.cuda.device_count()
     wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
@@ -22,13 +22,16 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int, settings
             f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
             f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or run it where they are"
         )
-    world_size = wanted * num_nodes
+    return torch.device("cuda" if wants_gpu else "cpu"), wanted * num_nodes
+
+
+def check_share(settings: StepSettings, world_size: int) -> None:
+    """Raise `ConfigError` where the ranks cannot share a mini-batch evenly."""
     if settings.prompts_per_minibatch % world_size:
         raise ConfigError(
             f"prompts_per_minibatch is {settings.prompts_per_minibatch} and cannot be shared evenly by {world_size} "
             f"processes: give a multiple of {world_size}"
         )
-    return torch.device("cuda" if wants_gpu else "cpu")
 
 
 def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Needs, settings: StepSettings) -> None:

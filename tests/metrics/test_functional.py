@@ -1,6 +1,7 @@
-"""pass@k by enumeration, intervals by what they promise."""
+"""Accuracies by enumeration of what they are probabilities of."""
 
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, product
 
 import hypothesis.strategies as st
 import pytest
@@ -8,20 +9,29 @@ import torch
 from hypothesis import given
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.metrics import functional
-from apo_lightning.metrics.functional import bootstrap_interval, paired_interval, pass_at_k
+from apo_lightning.metrics.functional import average_at_n, majority_at_n, pass_at_k, pass_at_k_curve
+
+MOST_SAMPLES = 12
 
 
 def estimate(n, c, k):
     return pass_at_k(torch.tensor([n]), torch.tensor([c]), k).item()
 
 
-@given(st.integers(1, 8), st.data())
-def test_pass_at_k_counts_the_subsets_that_hold_a_correct_sample(n, data):
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    subsets = list(combinations(range(n), k))
-    hits = sum(any(sample < c for sample in subset) for subset in subsets)
-    assert estimate(n, c, k) == pytest.approx(hits / len(subsets), abs=1e-12)
+def share_of_subsets_with_a_correct_sample(n, k):
+    """For every c at once: samples 0 … c − 1 are correct, so a subset succeeds when its least member is below c."""
+    least = [min(subset) for subset in combinations(range(n), k)]
+    return [Fraction(sum(member < c for member in least), len(least)) for c in range(n + 1)]
+
+
+@pytest.mark.parametrize("n", range(1, MOST_SAMPLES + 1))
+def test_pass_at_k_counts_the_subsets_that_hold_a_correct_sample(n):
+    expected = [share_of_subsets_with_a_correct_sample(n, k) for k in range(1, n + 1)]
+    correct = torch.arange(n + 1)
+    curve = pass_at_k_curve(torch.full_like(correct, n), correct, range(1, n + 1))
+    for c, k in product(range(n + 1), range(1, n + 1)):
+        assert curve[c, k - 1].item() == pytest.approx(float(expected[k - 1][c]), abs=1e-14)
+        assert estimate(n, c, k) == pytest.approx(float(expected[k - 1][c]), abs=1e-14)
 
 
 @given(st.integers(2, 300), st.data())
@@ -30,6 +40,21 @@ def test_pass_at_k_lies_between_accuracy_and_one_and_grows_with_k(n, data):
     assert estimate(n, c, 1) == pytest.approx(c / n)
     assert 0 <= estimate(n, c, k) <= estimate(n, c, k + 1) <= 1
     assert estimate(n, c, n) == float(c > 0)
+
+
+def test_a_long_curve_keeps_its_precision():
+    """C(1000, k)/C(1024, k) for c = 24, with whole numbers."""
+    misses, exact = Fraction(1), []
+    for drawn in range(1024):
+        misses *= Fraction(1000 - drawn, 1024 - drawn) if drawn < 1000 else 0
+        exact.append(float(1 - misses))
+    curve = pass_at_k_curve(torch.tensor([1024]), torch.tensor([24]), range(1, 1025))
+    torch.testing.assert_close(curve[0], torch.tensor(exact, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+def test_a_curve_takes_problems_with_unequal_samples_and_ks_in_any_order():
+    curve = pass_at_k_curve(torch.tensor([4, 8]), torch.tensor([1, 8]), [3, 1])
+    torch.testing.assert_close(curve, torch.tensor([[0.75, 0.25], [1, 1]], dtype=torch.float64))
 
 
 def test_pass_at_k_keeps_the_shape_and_is_float64():
@@ -42,58 +67,53 @@ def test_pass_at_k_keeps_the_shape_and_is_float64():
 def test_impossible_counts_are_refused(n, c, k):
     with pytest.raises(ConfigError, match="pass@"):
         estimate(n, c, k)
+    with pytest.raises(ConfigError, match="pass@"):
+        pass_at_k_curve(torch.tensor([n]), torch.tensor([c]), [1, k])
 
 
-def test_the_bootstrap_is_as_wide_as_the_normal_approximation():
-    """100 problems, half solved: standard error 0.05, so ±0.098 at 95 %."""
-    values = torch.tensor([0.0, 1.0]).repeat(50)
-    interval = bootstrap_interval(values)
-    assert interval.mean == 0.5
-    assert interval.low == pytest.approx(0.402, abs=0.012)
-    assert interval.high == pytest.approx(0.598, abs=0.012)
-    assert not interval.exact
-    narrower = bootstrap_interval(values, confidence=0.5)
-    assert interval.low < narrower.low < narrower.high < interval.high
+def test_a_curve_without_a_k_is_refused():
+    with pytest.raises(ConfigError, match="no k"):
+        pass_at_k_curve(torch.tensor([4]), torch.tensor([1]), [])
 
 
-def test_the_bootstrap_has_a_generator_of_its_own(monkeypatch):
-    values = torch.rand(30, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = bootstrap_interval(values, seed=3)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert bootstrap_interval(values, seed=3) == first
-    assert bootstrap_interval(values, seed=4) != first
-    monkeypatch.setattr(functional, "RESAMPLED_VALUES_AT_ONCE", 1000)
-    assert bootstrap_interval(values, seed=3).low == pytest.approx(first.low, abs=0.01)
+def test_average_at_n_is_the_share_of_correct_samples():
+    torch.testing.assert_close(
+        average_at_n(torch.tensor([4, 8]), torch.tensor([1, 8])), torch.tensor([0.25, 1], dtype=torch.float64)
+    )
 
 
-def test_problems_that_all_agree_get_an_exact_bound_and_a_mark():
-    """1 − 0.05^(1/20) = 0.139: that many problems could differ and these 20 still agree, one time in twenty."""
-    solved = bootstrap_interval(torch.ones(20))
-    assert (solved.mean, solved.high, solved.exact) == (1.0, 1.0, True)
-    assert solved.low == pytest.approx(1 - 0.1391, abs=1e-4)
-    unchanged = paired_interval(torch.full((20,), 0.3), torch.full((20,), 0.3))
-    assert unchanged.exact
-    assert (unchanged.low, unchanged.high) == pytest.approx((-0.1391, 0.1391), abs=1e-4)
+def expected_winner(answers, is_correct):
+    """maj@n from its definition: votes by answer, and the winners' mean."""
+    verdicts = {}
+    for answer, verdict in zip(answers, is_correct, strict=True):
+        if answer >= 0:
+            verdicts.setdefault(answer, []).append(verdict)
+    most = max(map(len, verdicts.values()), default=0)
+    winners = [Fraction(sum(votes), len(votes)) for votes in verdicts.values() if len(votes) == most]
+    return sum(winners, Fraction(0)) / max(1, len(winners))
 
 
-def test_pairing_cancels_the_difficulty_of_the_problems():
-    before = torch.linspace(0.0, 0.8, 50)
-    noise = 0.02 * torch.randn(50, generator=torch.Generator().manual_seed(0))
-    interval = paired_interval(before, before + 0.1 + noise)
-    assert interval.mean == pytest.approx(0.1, abs=0.01)
-    assert interval.low > 0.08
-    assert interval.high < 0.12
-    reverse = paired_interval(before + 0.1 + noise, before)
-    assert reverse.mean == pytest.approx(-interval.mean)
+@given(st.lists(st.integers(-1, 4), min_size=1, max_size=9), st.sets(st.integers(0, 4)))
+def test_the_majority_is_the_expected_verdict_on_the_winner(answers, correct_answers):
+    is_correct = [answer in correct_answers for answer in answers]
+    value = majority_at_n(torch.tensor([answers]), torch.tensor([is_correct])).item()
+    assert value == pytest.approx(float(expected_winner(answers, is_correct)))
 
 
-def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(ConfigError, match="3 problems before and 2 after"):
-        paired_interval(torch.zeros(3), torch.zeros(2))
-    with pytest.raises(ConfigError, match="0 problems"):
-        bootstrap_interval(torch.zeros(0))
-    with pytest.raises(ConfigError, match=r"confidence is 95\.0"):
-        bootstrap_interval(torch.zeros(3), confidence=95.0)
+@pytest.mark.parametrize(
+    ("answers", "is_correct", "expected"),
+    [
+        ([0, 0, 1], [1, 1, 0], 1.0),
+        ([0, 1, 1], [1, 0, 0], 0.0),
+        ([0, 1, 2], [1, 0, 0], 1 / 3),
+        # Three without an answer do not outvote one with.
+        ([-1, -1, -1, 5], [0, 0, 0, 1], 1.0),
+        ([-1, -1], [0, 0], 0.0),
+        # A verifier that calls two equal answers right and one wrong.
+        ([7, 7, 7, 2], [1, 1, 0, 0], 2 / 3),
+    ],
+)
+def test_the_majority_of_a_few_samples(answers, is_correct, expected):
+    value = majority_at_n(torch.tensor([answers]), torch.tensor([is_correct], dtype=torch.bool))
+    assert value.dtype == torch.float64
+    assert value.item() == pytest.approx(expected)

@@ -106,7 +106,7 @@ def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"hub data set {hub.hub_id} (config {hub.config}, split {hub.split}) cannot be loaded: "
-            f"{type(error).__name__}: {reason} — offline, pass a local .jsonl or .parquet with data.path=…"
+            f"{type(error).__name__}: {reason} — offline, give a local .jsonl or .parquet as its path"
         ) from error
     layout = Layout(
         problem_column=hub.problem_column, answer_column=hub.answer_column, answer_is_boxed=hub.answer_is_boxed

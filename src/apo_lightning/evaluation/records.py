@@ -151,4 +151,8 @@ class CoverageResult:
     recall: Mapping[int, Estimate]
     """By K: token-weighted recall; resampled over problems."""
     versions: Mapping[str, str | None]
+    num_without_solution: int = 0
+    """Problems of the set that could not be looked at."""
+    num_too_long: int = 0
+    """Problems skipped, since prompt and solution together are longer than `max_tokens`."""
     schema: int = SCHEMA_VERSION

@@ -1,15 +1,12 @@
-"""Statistics of held-out accuracy and of per-token numbers: pure functions."""
+"""Accuracy over the samples of each problem: pure functions."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-
-RESAMPLED_VALUES_AT_ONCE = 2**22
-"""Bounds the memory of a bootstrap, whatever the number of problems."""
 
 
 def pass_at_k(
@@ -40,123 +37,96 @@ def pass_at_k(
         >>> pass_at_k(torch.tensor([4]), torch.tensor([1]), k=2)
         tensor([0.5000], dtype=torch.float64)
     """
-    if k < 1 or bool((num_samples < k).any()):
-        fewest = int(num_samples.min()) if num_samples.numel() else 0
-        raise ConfigError(f"pass@{k} of {fewest} samples: k must lie between 1 and the number of samples a problem")
+    return pass_at_k_curve(num_samples.flatten(), num_correct.flatten(), [k]).view(num_samples.shape)
+
+
+def pass_at_k_curve(
+    num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"], ks: Sequence[int]
+) -> Float[Tensor, "problems ks"]:
+    """`pass_at_k` of each problem at every k asked for, at the cost of the largest.
+
+    Args:
+        num_samples: n of each problem.
+        num_correct: c of each problem, 0 ≤ c ≤ n.
+        ks: at least one, in any order; each 1 ≤ k ≤ the smallest n.
+
+    Returns:
+        In [0, 1], float64, a column a k.
+
+    Raises:
+        ConfigError: a k or a count is out of range, or there is no k.
+
+    Example:
+        >>> pass_at_k_curve(torch.tensor([4]), torch.tensor([1]), [1, 2, 4])
+        tensor([[0.2500, 0.5000, 1.0000]], dtype=torch.float64)
+    """
+    if not ks:
+        raise ConfigError("pass@k at no k: name at least one")
+    fewest = int(num_samples.min()) if num_samples.numel() else max(ks)
+    if wrong_ks := [k for k in ks if not 1 <= k <= fewest]:
+        raise ConfigError(
+            f"pass@{wrong_ks[0]} of {fewest} samples: k must lie between 1 and the number of samples a problem"
+        )
     if bool(((num_correct < 0) | (num_correct > num_samples)).any()):
         raise ConfigError("pass@k: a problem counts more correct samples than samples, or fewer than 0")
-    samples, wrong = num_samples.double(), (num_samples - num_correct).double()
-    all_wrong = torch.ones_like(samples)
-    for drawn in range(k):
-        all_wrong *= (wrong - drawn) / (samples - drawn)  # 0 once k exceeds the wrong ones, and stays 0
-    return 1 - all_wrong
+    drawn = torch.arange(max(ks), device=num_samples.device)
+    # 0 from the draw that finds no wrong sample left; beyond it the product would change its sign.
+    wrong_left = ((num_samples - num_correct)[:, None] - drawn).clamp(min=0)
+    all_wrong = (wrong_left.double() / (num_samples[:, None] - drawn)).cumprod(1)
+    return 1 - all_wrong[:, torch.tensor(ks, device=drawn.device) - 1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A mean over problems, and where it would likely lie with other problems of the same kind."""
-
-    mean: float
-    low: float
-    high: float
-    exact: bool = False
-    """True: all problems agree, resampling says nothing, and an exact bound stands in for it."""
-
-
-def bootstrap_interval(
-    values: Float[Tensor, "problems"],
-    *,
-    lowest: float = 0.0,
-    highest: float = 1.0,
-    confidence: float = 0.95,
-    num_resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile bootstrap of the mean over problems.
-
-    Where all values are equal the bootstrap has zero width. The exact bound then: had a share q of problems another
-    value, all P would agree with probability (1 − q)^P, so q ≤ 1 − (1 − confidence)^(1/P) at that confidence; these
-    problems have any value in [lowest, highest].
-
-    Args:
-        values: one number a problem.
-        lowest: the least a problem's value can be.
-        highest: the largest it can be.
-        confidence: in (0, 1).
-        num_resamples: of the problems, with replacement.
-        seed: of a generator of its own; the global one is left alone.
+def average_at_n(
+    num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
+) -> Float[Tensor, "problems"]:
+    """avg@n, the share c/n of a problem's samples that are correct; in [0, 1], float64. It estimates pass@1.
 
     Raises:
-        ConfigError: there are no problems, or `confidence` is not in (0, 1).
+        ConfigError: a problem has no samples, or more correct ones than samples.
 
     Example:
-        Ten of ten solved does not mean that all are: 1 − 0.05^(1/10) = 0.26.
-
-        >>> interval = bootstrap_interval(torch.ones(10))
-        >>> round(interval.low, 2), interval.high, interval.exact
-        (0.74, 1.0, True)
+        >>> average_at_n(torch.tensor([4]), torch.tensor([3]))
+        tensor([0.7500], dtype=torch.float64)
     """
-    if len(values) == 0:
-        raise ConfigError("a confidence interval over 0 problems: there is nothing to resample")
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence is {confidence}: give a value between 0 and 1, such as 0.95")
-    values = values.double().cpu()
-    mean = values.mean().item()
-    if bool((values == values[0]).all()):
-        mean = values[0].item()
-        others = 1 - (1 - confidence) ** (1 / len(values))
-        return Interval(
-            mean=mean, low=mean - others * (mean - lowest), high=mean + others * (highest - mean), exact=True
-        )
-    means = _resampled_means(values, num_resamples, seed)
-    tail = (1 - confidence) / 2
-    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(mean=mean, low=low, high=high)
+    return pass_at_k(num_samples, num_correct, k=1)
 
 
-def _resampled_means(values: Float[Tensor, "problems"], num_resamples: int, seed: int) -> Float[Tensor, "resamples"]:
-    generator = torch.Generator().manual_seed(seed)
-    step = max(1, RESAMPLED_VALUES_AT_ONCE // len(values))
-    means = [
-        values[torch.randint(len(values), (min(step, num_resamples - start), len(values)), generator=generator)].mean(1)
-        for start in range(0, num_resamples, step)
-    ]
-    return torch.cat(means)
+def majority_at_n(
+    answers: Int[Tensor, "problems samples"], is_correct: Bool[Tensor, "problems samples"]
+) -> Float[Tensor, "problems"]:
+    """maj@n: whether the answer that most of the n samples agree on is correct.
 
+    Each sample votes for its answer; what could not be parsed does not vote. Of answers with equally many votes each
+    is taken to win with the same probability, so the value is the share of them that are correct. Where a verifier
+    judged equal answers unequally, an answer counts as correct to the share of its votes that are. A problem without
+    a vote has no answer: 0.
 
-def paired_interval(
-    before: Float[Tensor, "problems"],
-    after: Float[Tensor, "problems_after"],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """By how much `after` beats `before` on the same problems; paired, so the problems' difficulty cancels.
+    Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models" (unweighted
+        sum). Departure: ties in expectation, not by order.
 
     Args:
-        before: one number in [0, 1] a problem.
-        after: the same problems in the same order.
-        confidence: in (0, 1).
-        num_resamples: of the problems.
-        seed: of a generator of its own.
+        answers: equal numbers for equivalent answers of a problem; −1 for a sample that does not vote.
+        is_correct: the verdict on each sample.
 
-    Raises:
-        ConfigError: the two differ in length, or as in `bootstrap_interval`.
+    Returns:
+        In [0, 1], float64.
 
     Example:
-        >>> paired_interval(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).mean
-        0.25
+        Two votes for answer 7, which is right; two for 5, which is wrong; one sample without an answer.
+
+        >>> right = torch.tensor([[True, False, True, False, False]])
+        >>> majority_at_n(torch.tensor([[7, 5, 7, 5, -1]]), right)
+        tensor([0.5000], dtype=torch.float64)
     """
-    if len(before) != len(after):
-        raise ConfigError(
-            f"{len(before)} problems before and {len(after)} after: a paired interval needs the same ones"
-        )
-    return bootstrap_interval(
-        after.double() - before.double(),
-        lowest=-1.0,
-        highest=1.0,
-        confidence=confidence,
-        num_resamples=num_resamples,
-        seed=seed,
-    )
+    shares = [_majority(*problem) for problem in zip(answers, is_correct, strict=True)]
+    return torch.tensor(shares, dtype=torch.float64, device=answers.device)
+
+
+def _majority(answers: Int[Tensor, "samples"], is_correct: Bool[Tensor, "samples"]) -> float:
+    voting = answers >= 0
+    if not bool(voting.any()):
+        return 0.0
+    _, answer_of_sample, votes = answers[voting].unique(return_inverse=True, return_counts=True)
+    # Tied answers have equally many votes, so the mean over votes is the mean over answers.
+    wins = votes[answer_of_sample] == votes.max()
+    return is_correct[voting][wins].double().mean().item()

@@ -1,79 +1,30 @@
-"""The composition root: configuration → checked parts → one trained policy. The only importer of Hydra."""
+"""Configuration → checked parts → one trained policy."""
 
 import functools
-import os
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import hydra
 import lightning.pytorch as pl
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger, Logger
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
-from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.module import RLVRModule
 from apo_lightning.phases import PhaseClock
 from apo_lightning.policy import Policy, PolicySpec, describe
-from apo_lightning.preflight import check_devices, check_dtype, check_model
+from apo_lightning.preflight import check_devices, check_dtype, check_model, check_share
 from apo_lightning.reference import Reference
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.settings import StepSettings
 from apo_lightning.types import Needs
-
-CONFIG_DIR = str(Path(__file__).resolve().parents[2] / "configs")
-
-
-def train_from_command_line() -> None:
-    """What `train.py` calls: compose, train, and end with one line where something was wrong."""
-    # Hydra would print several lines of its own and hide where a bug is.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    try:
-        hydra.main(config_path=CONFIG_DIR, config_name="train", version_base="1.3")(_job)()
-    except InstantiationException:
-        raise
-    except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"error: {one_line(error)}")
-
-
-def _job(cfg: DictConfig) -> None:
-    try:
-        train(cfg, Path(HydraConfig.get().runtime.output_dir))
-    except Exception as error:
-        message = user_message(error)
-        if message is None:
-            raise
-        sys.exit(f"error: {message}")
-
-
-def one_line(error: BaseException) -> str:
-    """What Hydra has to say of an override, without its search path."""
-    parts = [str(error).split("Config search path")[0]]
-    if error.__cause__ is not None:
-        parts.append(str(error.__cause__).split("full_key")[0])
-    return " ".join(" ".join(parts).split())
-
-
-def user_message(error: BaseException) -> str | None:
-    """The one line for the user, where this or what caused it is the user's to mend; None: a bug, show it whole."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ConfigError | StaleWeightsError | VerifierError):
-            return str(cause)
-        cause = cause.__cause__
-    return None
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
@@ -172,7 +123,8 @@ def prepare(cfg: DictConfig) -> Parts:
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     needs = functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
     model = instantiate(cfg.model, _convert_="all")
-    device = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes, settings)
+    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    check_share(settings, world_size)
     compute_dtype = model.dtype(device)
     check_dtype(device, compute_dtype)
     engine = instantiate(cfg.engine)

@@ -1,0 +1,6 @@
+"""Measure a policy: `python evaluate.py benchmark=[aime2024,math500] model=qwen_math7b`; `--help` lists every option."""
+
+from apo_lightning.run import evaluate_from_command_line
+
+if __name__ == "__main__":
+    evaluate_from_command_line()

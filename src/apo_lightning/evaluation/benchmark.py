@@ -1,0 +1,143 @@
+"""What is measured on: problems, how they are put, how many samples each gets, who judges."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from apo_lightning.data.files import HubDataset, ProblemSet
+from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt
+from apo_lightning.data.rows import Row
+from apo_lightning.data.sources import ProblemSource
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import DataCard
+from apo_lightning.rewards import Reward
+from apo_lightning.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    r"""One benchmark. Its fields are the keys of `configs/benchmark/*.yaml`.
+
+    Attributes:
+        name: in files, tables and sample seeds.
+        path: a local `.jsonl` or `.parquet` with `problem` and `answer`; goes before everything else.
+        hub: the hub data set that is read without a path.
+        source: a task whose held-out problems are taken where there is neither path nor hub.
+        num_problems: how many the whole set has: another number is an error, since scores on half a benchmark, or on
+            one with duplicates, look like any others. None: not checked.
+        limit: measure the first so many problems only; None: all. Each problem's samples stay what they are.
+        num_samples: n completions a problem; pass@k is estimated for every k ≤ n.
+        max_prompt_tokens: a longer prompt is an error.
+        max_completion_tokens: a completion is cut there, and counted as truncated.
+        instruction: the user's turn, with `{problem}` in it.
+        system: the system message. None: none is passed.
+        diversity: report 1 − Self-BLEU of each problem's samples.
+        encoder: report their mean pairwise similarity under this sentence encoder: a hub id, a local folder or
+            `package://<python package>/<folder>`; None: do not.
+        reward: judges a completion.
+    """
+
+    name: str
+    path: str | None
+    hub: HubDataset | None
+    source: ProblemSource | None
+    num_problems: int | None
+    limit: int | None
+    num_samples: int
+    max_prompt_tokens: int
+    max_completion_tokens: int
+    instruction: str
+    system: str | None
+    diversity: bool
+    encoder: str | None
+    reward: Reward
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "num_samples", "max_prompt_tokens", "max_completion_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"benchmark.{self.name}.{name} is {value}: it must be at least 1")
+        if self.path is None and self.hub is None and self.source is None:
+            raise ConfigError(f"benchmark {self.name} has no problems: give benchmark.{self.name}.path=file.jsonl")
+        if (self.diversity or self.encoder) and self.num_samples < 2:
+            raise ConfigError(
+                f"benchmark.{self.name}.num_samples is 1: diversity is between samples of one problem, draw at least 2"
+            )
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and completion together [tokens]."""
+        return self.max_prompt_tokens + self.max_completion_tokens
+
+    def check(self) -> None:
+        """A local file exists and its first record can be read; raises `ConfigError`."""
+        if self.path is not None or self.hub is not None:
+            ProblemSet(path=self.path, hub=self.hub).check()
+
+    def load(self) -> tuple[list[Row], DataCard]:
+        """The problems that are measured, and where they are from.
+
+        Raises:
+            ConfigError: they cannot be read, are not as many as they should be, or one has no answer.
+        """
+        rows = self._all_rows()
+        if self.num_problems is not None and len(rows) != self.num_problems:
+            raise ConfigError(
+                f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: take the right "
+                f"file, or say that you measure something else with benchmark.{self.name}.num_problems={len(rows)}"
+            )
+        for row in rows:
+            if not row.answer:
+                raise ConfigError(f"{self._origin}: problem '{row.id}' has no answer in a \\boxed{{…}}: mend the row")
+        measured = rows[: self.limit]
+        digest = hashlib.sha256()
+        for row in measured:
+            digest.update(json.dumps([row.id, row.problem, row.answer]).encode())
+        card = DataCard(
+            source=self._origin, sha256=digest.hexdigest(), num_problems=len(measured), num_available=len(rows)
+        )
+        return measured, card
+
+    def prompts(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
+    ) -> list[Prompt]:
+        """The rows inside the model's template.
+
+        Raises:
+            ConfigError: a prompt is longer than `max_prompt_tokens`: to drop it would quietly change the benchmark.
+        """
+        template = self._template(prompt_template)
+        prompts = [build_prompt(row, tokenizer, template, source=self.name) for row in rows]
+        for prompt in prompts:
+            if len(prompt.token_ids) > self.max_prompt_tokens:
+                raise ConfigError(
+                    f"benchmark {self.name}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, above "
+                    f"{self.max_prompt_tokens}: raise benchmark.{self.name}.max_prompt_tokens"
+                )
+        return prompts
+
+    def prompt_around(self, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None) -> str:
+        """What stands around every problem, `{problem}` in its place."""
+        row = Row(id="", problem=PLACEHOLDER, answer="")
+        return build_prompt(row, tokenizer, self._template(prompt_template), source=self.name).text
+
+    def _template(self, prompt_template: str | None) -> PromptTemplate:
+        return PromptTemplate(instruction=self.instruction, system=self.system, base_template=prompt_template)
+
+    def _all_rows(self) -> list[Row]:
+        if self.path is not None or self.hub is not None:
+            return ProblemSet(path=self.path, hub=self.hub).rows(self.name)
+        assert self.source is not None
+        held_out = self.source.load().validation
+        return [row for rows in held_out.values() for row in rows]
+
+    @property
+    def _origin(self) -> str:
+        if self.path is not None:
+            return self.path.rpartition("/")[2]
+        if self.hub is not None:
+            return f"{self.hub.hub_id} ({self.hub.config or 'default'}, {self.hub.split})"
+        return f"{self.name}, held-out problems"

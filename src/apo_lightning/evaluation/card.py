@@ -1,0 +1,117 @@
+"""The evaluation card: `results.json` for programs, `card.md` for people, a table for the terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from apo_lightning.evaluation.loading import write_result
+from apo_lightning.evaluation.records import CoverageResult, Estimate, EvaluationResult
+from apo_lightning.files import write_atomically
+from apo_lightning.types import VerdictStatus
+
+FRACTIONS = ("pass@", "avg@", "maj@", "truncated_fraction")
+MAX_TRUNCATED, MAX_UNPARSED = 0.05, 0.1
+
+
+def write_card(folder: Path, result: EvaluationResult) -> None:
+    """Write `results.json` and `card.md`."""
+    write_result(folder / "results.json", result)
+    write_atomically(folder / "card.md", card(result).encode())
+
+
+def card(result: EvaluationResult) -> str:
+    """Everything that a reader must know to believe the numbers, as Markdown."""
+    model, data, settings = result.model, result.data, result.settings
+    lines = [f"# {model.name} on {result.benchmark}", ""]
+    lines += [f"> **Look out:** {warning}." for warning in warnings(result)]
+    lines += ["", "| metric | value | 95 % interval |", "|---|--:|--:|"]
+    lines += [f"| {name} | {shown(name, e.value)} | {interval(name, e)} |" for name, e in result.metrics.items()]
+    num_samples = sum(result.verdicts.values())
+    rows = {
+        "policy": f"{model.path or 'random weights'}, weights sha256 `{model.weights_sha256[:16]}`, {model.dtype}",
+        "trained by": f"{model.algo} ({' '.join(model.overrides) or 'defaults'})" if model.algo else "not trained here",
+        "problems": f"{data.num_problems} of {data.num_available}, {data.source}, sha256 `{data.sha256[:16]}`",
+        "samples": f"{num_samples} ({settings.num_samples} a problem), {result.num_tokens} tokens",
+        "sampling": f"temperature {settings.temperature:g}, top-p {settings.top_p:g}, at most "
+        f"{settings.max_completion_tokens} tokens, seed {settings.seed}, batches of {settings.samples_per_batch}",
+        "engine, reward": f"{settings.engine}, {settings.reward}",
+        "verdicts": ", ".join(f"{count} {status}" for status, count in result.verdicts.items()),
+        "truncated": f"{result.num_truncated} ({result.num_truncated / num_samples:.1%})",
+        "versions": ", ".join(f"{name} {version}" for name, version in result.versions.items() if version),
+    }
+    lines += ["", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
+    lines += ["", "The prompt, `{problem}` standing for the problem:", "", "```text", settings.prompt, "```", ""]
+    lines += [f"- {name}: {note}" for name, note in result.notes.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def warnings(result: EvaluationResult) -> list[str]:
+    """What makes the numbers say less than they seem to."""
+    num_samples = sum(result.verdicts.values())
+    found = []
+    if result.num_truncated > MAX_TRUNCATED * num_samples:
+        limit = result.settings.max_completion_tokens
+        found.append(f"{result.num_truncated / num_samples:.0%} of the samples were cut at {limit} tokens")
+    meanings: dict[VerdictStatus, str] = {
+        "unparsed": "state no answer that can be read",
+        "timeout": "ran into the verifier's time-out",
+        "error": "could not be judged",
+    }
+    for status, meaning in meanings.items():
+        count = result.verdicts.get(status, 0)
+        if count > (MAX_UNPARSED * num_samples if status == "unparsed" else 0):
+            found.append(f"{count} samples ({count / num_samples:.0%}) {meaning}")
+    return found
+
+
+def shown(name: str, value: float) -> str:
+    """A fraction in per cent, everything else as it is.
+
+    Example:
+        >>> shown("pass@1", 0.4125), shown("entropy", 0.4051), shown("completion_tokens", 318.25)
+        ('41.25 %', '0.405', '318.2')
+    """
+    if name.startswith(FRACTIONS):
+        return f"{100 * value:.2f} %"
+    return f"{value:.1f}" if name == "completion_tokens" else f"{value:.3f}"
+
+
+def interval(name: str, estimate: Estimate) -> str:
+    """`[38.10, 44.40]`, in the unit of `shown`."""
+    low, high = (shown(name, bound).removesuffix(" %") for bound in (estimate.low, estimate.high))
+    return f"[{low}, {high}]"
+
+
+def result_table(results: Sequence[EvaluationResult]) -> Table:
+    """One row a benchmark, for the terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("benchmark", no_wrap=True)
+    for name in ("samples", "pass@1 [95%]", "pass@n [95%]", "maj@n", "cut", "unread"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        n, total = result.settings.num_samples, sum(result.verdicts.values())
+        table.add_row(
+            result.benchmark,
+            f"{result.data.num_problems} x {n}",
+            *(_with_interval(result.metrics[name]) for name in ("pass@1", f"pass@{n}")),
+            f"{100 * result.metrics[f'maj@{n}'].value:.1f}",
+            f"{result.num_truncated / total:.0%}",
+            f"{result.verdicts['unparsed'] / total:.0%}",
+        )
+    return table
+
+
+def coverage_table(result: CoverageResult) -> Table:
+    """Recall by K, for the terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("K", "recall", "95% interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for k, recall in result.recall.items():
+        table.add_row(str(k), f"{100 * recall.value:.2f}", interval("pass@1", recall))
+    return table
+
+
+def _with_interval(estimate: Estimate) -> str:
+    """In per cent, to a tenth: `41.2 [38.1, 44.4]`."""
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

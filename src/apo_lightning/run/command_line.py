@@ -1,0 +1,73 @@
+"""What `train.py`, `evaluate.py` and `report.py` call: compose, run, and end with one line if something was wrong."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
+from apo_lightning.run.evaluating import evaluate
+from apo_lightning.run.reporting import report
+from apo_lightning.run.training import train
+
+CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
+
+
+def train_from_command_line() -> None:
+    """`train.py`."""
+    _main("train", lambda cfg: train(cfg, Path(HydraConfig.get().runtime.output_dir)))
+
+
+def evaluate_from_command_line() -> None:
+    """`evaluate.py`."""
+    _main("evaluate", lambda cfg: evaluate(cfg, list(HydraConfig.get().overrides.task)))
+
+
+def report_from_command_line() -> None:
+    """`report.py`."""
+    _main("report", report)
+
+
+def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
+    # Hydra would print several lines of its own and hide where a bug is.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+    def job(cfg: DictConfig) -> None:
+        try:
+            work(cfg)
+        except Exception as error:
+            message = user_message(error)
+            if message is None:
+                raise
+            sys.exit(f"error: {message}")
+
+    try:
+        hydra.main(config_path=CONFIG_DIR, config_name=config_name, version_base="1.3")(job)()
+    except InstantiationException:
+        raise
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"error: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """What Hydra has to say of an override, without its search path."""
+    parts = [str(error).split("Config search path")[0]]
+    if error.__cause__ is not None:
+        parts.append(str(error.__cause__).split("full_key")[0])
+    return " ".join(" ".join(parts).split())
+
+
+def user_message(error: BaseException) -> str | None:
+    """The one line for the user, where this or what caused it is the user's to mend; None: a bug, show it whole."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConfigError | StaleWeightsError | VerifierError):
+            return str(cause)
+        cause = cause.__cause__
+    return None

@@ -1,0 +1,129 @@
+"""A file that was stopped anywhere goes on as if it had not been."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import Sample
+from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile, first_difference, read_samples
+from apo_lightning.types import Prompt
+
+IDENTITY = {"benchmark": "sums", "settings": {"temperature": 1.0, "seed": 1}}
+
+
+def planned(num_problems, num_samples):
+    prompts = [
+        Prompt(id=f"p{i}", problem=f"{i} + 1", answer=str(i + 1), text="", token_ids=(1,)) for i in range(num_problems)
+    ]
+    return [
+        PlannedSample(prompt=prompt, sample=i, seed=hash((prompt.id, i)) & 0xFFFF)
+        for prompt in prompts
+        for i in range(num_samples)
+    ]
+
+
+def drawn(plan):
+    return [
+        Sample(
+            prompt_id=p.prompt.id,
+            sample=p.sample,
+            seed=p.seed,
+            status="correct",
+            reward=1.0,
+            extracted=p.prompt.answer,
+            finish_reason="stop",
+            num_tokens=3,
+            logprob=-0.1 - p.seed / 7,
+            entropy=None,
+            max_prob=0.5,
+            text='"quoted"\nπ \ud800',
+        )
+        for p in plan
+    ]
+
+
+def write(folder, plan, batch, until=None):
+    """Go on from wherever the file ends; stop after `until` samples."""
+    file = SamplesFile(folder, IDENTITY, plan, batch)
+    done = file.open()
+    for start in range(done, len(plan), batch):
+        if until is not None and start >= until:
+            break
+        file.append(drawn(plan[start : start + batch]))
+    file.close()
+    return done
+
+
+PLAN = planned(5, 3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(cut=st.integers(0, 4000), batch=st.sampled_from([1, 2, 4, 15, 16]))
+def test_cut_at_any_byte_the_file_ends_as_an_uninterrupted_one(cut, batch, tmp_path_factory):
+    whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
+    write(whole, PLAN, batch)
+    content = (whole / "samples.jsonl").read_bytes()
+    write(broken, PLAN, batch)
+    (broken / "samples.jsonl").write_bytes(content[:cut])
+    done = write(broken, PLAN, batch)
+    assert done == len(PLAN) or done % batch == 0
+    assert (broken / "samples.jsonl").read_bytes() == content
+
+
+def test_garbage_at_the_end_is_cut_off(tmp_path):
+    write(tmp_path, PLAN, 4, until=8)
+    path = tmp_path / "samples.jsonl"
+    good = path.read_bytes()
+    path.write_bytes(good + b'{"prompt_id": "p2", "sample": 2, "se')
+    file = SamplesFile(tmp_path, IDENTITY, PLAN, 4)
+    assert file.open() == 8
+    file.close()
+    assert path.read_bytes() == good
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    write(tmp_path, PLAN, 4)
+    assert read_samples(tmp_path / "samples.jsonl") == drawn(PLAN)
+
+
+def test_another_evaluation_is_refused_by_what_differs(tmp_path):
+    write(tmp_path, PLAN, 4, until=4)
+    other = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
+    with pytest.raises(ConfigError, match=r"settings.temperature is 1.0 there and 0.6 here. Choose another output_dir"):
+        SamplesFile(tmp_path, other, PLAN, 4).open()
+
+
+def test_an_edited_file_is_refused(tmp_path):
+    write(tmp_path, PLAN, 4)
+    path = tmp_path / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    with pytest.raises(ConfigError, match="holds sample 1 of 'p0' where sample 0 of 'p0' belongs"):
+        SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
+
+
+def test_samples_of_unknown_origin_are_refused(tmp_path):
+    write(tmp_path, PLAN, 4)
+    (tmp_path / "evaluation.json").unlink()
+    with pytest.raises(ConfigError, match="without its evaluation.json"):
+        SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
+
+
+def test_two_processes_cannot_write_one_file(tmp_path):
+    file = SamplesFile(tmp_path, IDENTITY, PLAN, 4)
+    file.open()
+    script = f"import fcntl; fcntl.flock(open({str(file.path)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).stderr
+    with pytest.raises(ConfigError, match="another process is writing"):
+        SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
+    file.close()
+
+
+def test_differences_are_found_however_deep():
+    assert first_difference({"a": [1]}, {"a": [1]}) is None
+    assert first_difference({"a": {}}, {"a": {"b": None}}) is None
+    assert first_difference({"a": {"b": {"c": "x"}}}, {"a": {"b": {"c": "y"}}}) == 'a.b.c is "x" there and "y" here'

@@ -1,0 +1,68 @@
+"""Problems are matched by name; lost and gained are what only one policy solves."""
+
+import pytest
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import ProblemCount
+from apo_lightning.metrics.comparison import compare
+
+
+def counts(num_samples=4, **correct):
+    return [
+        ProblemCount(prompt_id=name, num_samples=num_samples, num_correct=number) for name, number in correct.items()
+    ]
+
+
+A = counts(easy=4, hard=1, new=0, never=0)
+B = counts(never=0, new=2, hard=0, easy=4)
+
+
+def test_the_comparison_follows_the_problem_and_not_its_place():
+    result = compare(A, B, k=1)
+    assert (result.num_problems, result.k) == (4, 1)
+    assert (result.pass_at_k_a, result.pass_at_k_b) == pytest.approx((5 / 16, 6 / 16))
+    # By place every problem would have changed; by name two have, by −1/4 and 1/2.
+    assert result.difference.mean == pytest.approx(1 / 16)
+    assert -1 <= result.difference.low < 1 / 16 < result.difference.high <= 1
+    assert (result.lost, result.gained) == (("hard",), ("new",))
+
+
+def test_the_way_back_loses_what_was_gained():
+    there, back = compare(A, B, k=2), compare(B, A, k=2)
+    assert (back.lost, back.gained) == (there.gained, there.lost)
+    mirrored = (-back.difference.high, -back.difference.low)
+    assert mirrored == pytest.approx((there.difference.low, there.difference.high), abs=0.03)
+
+
+def test_the_order_of_the_problems_does_not_matter():
+    assert compare(A[::-1], B, k=1).difference == compare(A, B[::-1], k=1).difference
+
+
+def test_k_is_that_of_pass_at_k():
+    # pass@4 of 4 samples: solved at least once.
+    assert compare(A, B, k=4).pass_at_k_a == 2 / 4
+    with pytest.raises(ConfigError, match="pass@5 of 4 samples"):
+        compare(A, B, k=5)
+
+
+def test_policies_may_have_drawn_different_numbers_of_samples():
+    result = compare(A, counts(num_samples=8, easy=8, hard=2, new=0, never=0), k=1)
+    assert result.difference.mean == pytest.approx(0.0)
+
+
+def test_other_problems_are_named():
+    with pytest.raises(ConfigError, match=r"hard only the first, x, y only the second"):
+        compare(counts(easy=1, hard=1), counts(x=1, easy=1, y=1), k=1)
+    many = counts(**{f"p{number}": 1 for number in range(9)})
+    with pytest.raises(ConfigError, match=r"p0, p1, p2, p3, p4 and 4 more only the first, none only the second"):
+        compare([*A, *many], A, k=1)
+
+
+def test_a_problem_that_occurs_twice_is_refused():
+    with pytest.raises(ConfigError, match=r"easy occur more than once"):
+        compare(A, [*B, *counts(easy=1)], k=1)
+
+
+def test_no_problems_are_refused():
+    with pytest.raises(ConfigError, match="0 problems"):
+        compare([], [], k=1)

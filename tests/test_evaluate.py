@@ -1,0 +1,158 @@
+"""`evaluate.py`, the whole way on a random model: what it writes, where it goes on, how ranks share it."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.loading import read_result
+from apo_lightning.evaluation.samples_file import read_samples
+from apo_lightning.run import evaluate, user_message
+from composing import ROOT, composed, names, run_train
+
+SMALL = ("model=tiny", "engine=transformers", "limit=12", "num_samples=4", "samples_per_batch=8")
+EVEN_START = (
+    "benchmark.arithmetic.reward._target_=apo_lightning.rewards.CallableReward",
+    "~benchmark.arithmetic.reward.take",
+    "+benchmark.arithmetic.reward.correct_threshold=1.0",
+    "+benchmark.arithmetic.reward.function._target_=rewarding.even_start",
+    "+benchmark.arithmetic.reward.function._partial_=true",
+)
+"""A random model gets no sum right: this reward is right about half the time."""
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "evaluate.py", *SMALL, *EVEN_START, f"output_dir={folder}", *overrides],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start(folder))
+    return folder / "arithmetic"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("samples.jsonl", "results.json", "card.md")}
+
+
+@pytest.mark.slow
+def test_killed_at_any_batch_it_ends_as_if_it_had_not_been(uninterrupted, tmp_path):
+    samples = tmp_path / "arithmetic" / "samples.jsonl"
+    for num_batches in (1, 3):
+        process = start(tmp_path)
+        while process.poll() is None and not (samples.exists() and samples.read_bytes().count(b"\n") >= 8 * num_batches):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (tmp_path / "arithmetic" / "results.json").exists(), "it was over before it was killed"
+    assert "samples are there already" in finish(start(tmp_path))
+    assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_the_files_of_one(uninterrupted, tmp_path):
+    finish(start(tmp_path, "trainer=ddp_cpu2"))
+    assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
+
+
+@pytest.mark.slow
+def test_pass_at_k_is_the_share_of_subsets_of_the_samples_that_hold_a_correct_one(uninterrupted):
+    result = read_result(uninterrupted / "results.json")
+    problems: dict[str, list[bool]] = {}
+    for line in (uninterrupted / "samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        problems.setdefault(sample["prompt_id"], []).append(sample["status"] == "correct")
+    assert [p.num_correct for p in result.problems] == [sum(group) for group in problems.values()]
+    assert 0 < sum(p.num_correct for p in result.problems) < 48, "nothing to tell apart"
+    for k in range(1, 5):
+        solved = [sum(map(any, combinations(group, k))) / math.comb(4, k) for group in problems.values()]
+        assert result.pass_at_k[k - 1].value == pytest.approx(sum(solved) / len(solved), abs=1e-12)
+    assert result.metrics["pass@1"] == result.pass_at_k[0]
+    assert list(result.verdicts.values()) == [
+        sum(json.loads(line)["status"] == status for line in (uninterrupted / "samples.jsonl").open())
+        for status in result.verdicts
+    ]
+
+
+@pytest.mark.slow
+def test_a_sample_holds_what_is_promised(uninterrupted):
+    samples = read_samples(uninterrupted / "samples.jsonl")
+    assert [sample.sample for sample in samples] == [0, 1, 2, 3] * 12
+    assert len({sample.seed for sample in samples}) == 48
+    assert all(sample.logprob < 0 < sample.max_prob < 1 for sample in samples)
+    assert all(0 < sample.entropy < math.log(200) for sample in samples)
+    assert all(sample.num_tokens == 8 for sample in samples if sample.finish_reason == "length")
+    assert all(1 <= sample.num_tokens <= 8 for sample in samples)
+
+
+@pytest.mark.slow
+def test_a_trained_run_is_measured_with_its_own_model_and_named_by_its_algorithm(tmp_path):
+    run = tmp_path / "run"
+    run_train(run, "engine=transformers", "callbacks=quiet", "algo=nsr", "trainer.max_steps=1", "group_size=4")
+    cfg = composed(f"run={run}", "engine=transformers", "limit=3", "num_samples=2", config_name="evaluate")
+    [result] = evaluate(cfg)
+    assert result.model.algo == "nsr"
+    assert "trainer.max_steps=1" in result.model.overrides
+    assert result.model.weights_sha256 == json.loads((run / "summary.json").read_text())["weights_sha256"]
+    assert read_result(run / "evaluation" / "arithmetic" / "results.json").metrics == result.metrics
+    with pytest.raises(ConfigError, match="leave model=… out"):
+        evaluate(cfg, ["model=tiny"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("mode=guess",), "mode is 'guess': choose samples or coverage"),
+        (("run=/no/such/run",), "run=/no/such/run is no training run"),
+        (("benchmark=aime2024", "data_dir=/no/such"), "/no/such/aime2024.jsonl does not exist"),
+        (("benchmark.arithmetic.num_problems=7",), "has 256 problems, but arithmetic has 7"),
+        (("max_completion_tokens=5000",), "give max_completion_tokens=4000 or less"),
+        (("num_samples=0",), "benchmark.arithmetic.num_samples is 0"),
+        (("temperature=-1",), "temperature is -1"),
+        (("benchmark.arithmetic.encoder=package://no_such_package/x",), "no_such_package"),
+    ],
+)
+def test_what_cannot_work_is_one_line_before_any_weights_are_loaded(overrides, message, tmp_path, capsys):
+    cfg = composed("model=tiny", "engine=transformers", f"output_dir={tmp_path}", *overrides, config_name="evaluate")
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra wraps what a constructor raises
+        evaluate(cfg)
+    found = user_message(caught.value)
+    assert found is not None, repr(caught.value)
+    assert message in found
+    assert "\n" not in found
+    assert "parameters" not in capsys.readouterr().out  # the line that says that a model was loaded
+
+
+@pytest.mark.parametrize("benchmark", names("benchmark"))
+@pytest.mark.parametrize("model", names("model"))
+def test_every_benchmark_composes_with_every_model(benchmark, model):
+    cfg = composed(f"benchmark={benchmark}", f"model={model}", config_name="evaluate")
+    chosen = list(cfg.benchmark.values())
+    assert [node.name for node in chosen] == list(cfg.benchmark)
+    for node in chosen:
+        assert node.num_samples in (16, 32, 256)
+        assert node.num_problems in (30, 40, 500, 272, 5000, 1319, 256)
+        assert node.max_prompt_tokens + node.max_completion_tokens <= 4096
