@@ -22,7 +22,7 @@ def test_a_paraphrase_is_more_similar_than_another_subject():
     assert encode(["two plus two", "four", "five"]).shape == (3, 384)
     alike = semantic_similarity(["Add 3 and 4 to get 7.", "The sum of 3 and 4 is 7."], encode)
     unlike = semantic_similarity(["Add 3 and 4 to get 7.", "My cat sleeps on the sofa."], encode)
-    assert alike > 0.8 > 0.3 > unlike
+    assert alike > 0.6 > 0.3 > unlike
     # The end of a long text is not read.
     long = "the sum of two numbers " * 100
     assert semantic_similarity([long, long + "my cat sleeps"], encode) == pytest.approx(1.0, abs=1e-4)

@@ -40,6 +40,8 @@ def drawn(plan):
             logprob=-0.1 - p.seed / 7,
             entropy=None,
             max_prob=0.5,
+            support_coverage=None,
+            outside_support=0.25,
             text='"quoted"\nπ \ud800',
         )
         for p in plan

@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 
 from apo_lightning.callbacks.distribution_monitor import support_facts
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.support import support_coverage
+from apo_lightning.evaluation.support import support_statistics
 from apo_lightning.policy import Policy
 from apo_lightning.types import Anchor, Prompt
 from composing import composed
@@ -45,22 +45,24 @@ def log_probs(policy, prompt, completion, temperature):
 
 
 def naive(policy, reference, anchor_size, temperature):
-    """(tokens, Σ J, tokens outside T_K) of each problem."""
-    sums = {}
+    """(mean J, share of tokens outside T_K) of each completion."""
+    rows = []
     for one, completion in zip(PROMPTS, COMPLETIONS, strict=True):
         mine = log_probs(policy, one, completion, temperature).exp()
         theirs = log_probs(reference, one, completion, 1.0)
+        masses, outside = [], []
         for t, token in enumerate(completion):
             top = sorted(range(theirs.shape[1]), key=lambda v: (-theirs[t, v].item(), v))[:anchor_size]
-            old = sums.get(one.id, (0, 0.0, 0))
-            sums[one.id] = (old[0] + 1, old[1] + mine[t, top].sum().item(), old[2] + (token not in top))
-    return sums
+            masses.append(mine[t, top].sum().item())
+            outside.append(token not in top)
+        rows.append((sum(masses) / len(masses), sum(outside) / len(outside)))
+    return rows
 
 
 @pytest.mark.parametrize("tokens_per_microbatch", [1, 15, 1000])
 @pytest.mark.parametrize(("anchor_size", "temperature"), [(1, 1.0), (8, 0.6), (90, 1.0)])
-def test_the_sums_are_those_of_the_definition(policy, reference, anchor_size, temperature, tokens_per_microbatch):
-    found = support_coverage(
+def test_the_means_are_those_of_the_definition(policy, reference, anchor_size, temperature, tokens_per_microbatch):
+    found = support_statistics(
         policy,
         reference,
         PROMPTS,
@@ -70,17 +72,12 @@ def test_the_sums_are_those_of_the_definition(policy, reference, anchor_size, te
         tokens_per_microbatch=tokens_per_microbatch,
     )
     expected = naive(policy, reference, anchor_size, temperature)
-    assert found.prompt_ids == ("b", "a", "c") == tuple(expected)
-    assert found.num_tokens.tolist() == [3, 6, 3] == [tokens for tokens, _, _ in expected.values()]
-    assert found.num_outside.tolist() == [outside for _, _, outside in expected.values()]
-    masses = torch.tensor([mass for _, mass, _ in expected.values()], dtype=torch.float64)
-    torch.testing.assert_close(found.mass_sums, masses, atol=1e-5, rtol=0)
-    assert found.coverage.value == pytest.approx((masses.sum() / 12).item(), abs=1e-6)
-    assert found.outside_fraction.value == sum(found.num_outside.tolist()) / 12
+    assert [row.coverage for row in found] == pytest.approx([mass for mass, _ in expected], abs=1e-5)
+    assert [row.outside_fraction for row in found] == [outside for _, outside in expected]
 
 
 def measure(policy, reference, anchor_size):
-    return support_coverage(
+    return support_statistics(
         policy,
         reference,
         PROMPTS,
@@ -91,20 +88,25 @@ def measure(policy, reference, anchor_size):
     )
 
 
+def coverages(policy, reference, anchor_size):
+    return [row.coverage for row in measure(policy, reference, anchor_size)]
+
+
 def test_the_whole_vocabulary_holds_all_of_the_mass(policy, reference):
     found = measure(policy, reference, len(policy.head_weight))
-    assert found.coverage.value == pytest.approx(1.0, abs=1e-6)
-    assert found.num_outside.sum() == 0
+    assert [row.coverage for row in found] == pytest.approx([1.0] * 5, abs=1e-6)
+    assert not any(row.outside_fraction for row in found)
 
 
 def test_a_larger_support_holds_more(policy, reference):
-    values = [measure(policy, reference, k).coverage.value for k in (1, 2, 4, 8, 16)]
+    values = [sum(coverages(policy, reference, k)) for k in (1, 2, 4, 8, 16)]
     assert values == sorted(values)
     assert values[0] < values[-1]
 
 
 def test_of_all_supports_of_its_size_the_policys_own_holds_most(policy, reference):
-    assert measure(policy, policy, 8).coverage.value > measure(policy, reference, 8).coverage.value
+    own, other = coverages(policy, policy, 8), coverages(policy, reference, 8)
+    assert all(mine > theirs for mine, theirs in zip(own, other, strict=True))
 
 
 def test_training_logs_the_same_quantity(policy, reference):
@@ -114,10 +116,10 @@ def test_training_logs_the_same_quantity(policy, reference):
     mine = log_probs(policy, one, completion, 1.0).gather(1, theirs.indices)
     anchor = Anchor(token_ids=theirs.indices, ref_logprobs=theirs.values.float(), logprobs=mine.float())
     step = make_step(("correct",), group_size=1, lengths=[4], ref_logprobs=torch.zeros(4), anchor=anchor)
-    found = support_coverage(
+    [found] = support_statistics(
         policy, reference, [one], [completion], anchor_size=4, temperature=1.0, tokens_per_microbatch=100
     )
-    assert found.mass_sums.item() == pytest.approx(support_facts(step.tokens, 4).coverage.sum().item(), abs=1e-5)
+    assert found.coverage == pytest.approx(support_facts(step.tokens, 4).coverage.mean().item(), abs=1e-5)
 
 
 def test_what_cannot_be_compared_is_named(policy, reference):
@@ -127,5 +129,3 @@ def test_what_cannot_be_compared_is_named(policy, reference):
         measure(policy, small, 8)
     with pytest.raises(ConfigError, match="anchor_size is 0"):
         measure(policy, reference, 0)
-    with pytest.raises(ConfigError, match="0 completions"):
-        support_coverage(policy, reference, [], [], anchor_size=8, temperature=1.0, tokens_per_microbatch=9)

@@ -1,8 +1,8 @@
-"""What a user watches while samples come in: one line on a terminal, a line a batch elsewhere."""
+"""What a user watches while samples come in: one line on a terminal, a line now and then elsewhere."""
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.live import Live
@@ -13,6 +13,79 @@ from apo_lightning.formatting import duration
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where there is no terminal."""
+
+
+class StatusLine:
+    """A line that changes on a terminal, and is printed every ten seconds elsewhere.
+
+    Args:
+        line: what to show at this moment.
+        speaks: False on all ranks but the first.
+    """
+
+    def __init__(self, line: Callable[[], Text], *, speaks: bool) -> None:
+        self._line = line
+        self._speaks = speaks
+        self._console = Console(highlight=False)
+        self._live: Live | None = None
+        self._last = time.monotonic()
+
+    def start(self) -> None:
+        """Take the terminal."""
+        self._last = time.monotonic()
+        if self._speaks and self._console.is_terminal:
+            self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def update(self) -> None:
+        """Something changed."""
+        now = time.monotonic()
+        if self._speaks and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            self._console.print(self._line(), soft_wrap=True)
+
+    def stop(self) -> None:
+        """Give the terminal back, the last state left on it."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        if self._speaks:
+            self._console.print(self._line(), soft_wrap=True)
+
+
+class TokenProgress:
+    """Tokens done, tokens a second, time left: `with TokenProgress("solution tokens") as p: work(p.advance)`.
+
+    Args:
+        what: is counted.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._done = self._total = 0
+        self._started = time.monotonic()
+        self._status = StatusLine(self._line, speaks=True)
+
+    def __enter__(self) -> "TokenProgress":
+        self._started = time.monotonic()
+        self._status.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._status.stop()
+
+    def advance(self, done: int, total: int) -> None:
+        """So many are done."""
+        self._done, self._total = done, total
+        self._status.update()
+
+    def _line(self) -> Text:
+        elapsed = time.monotonic() - self._started
+        left = elapsed / self._done * (self._total - self._done) if self._done else math.nan
+        rate = self._done / max(elapsed, 1e-9)
+        time_note = f"{duration(elapsed)} elapsed" if self._done == self._total else f"{duration(left)} left"
+        text = f"{self._done:,}/{self._total:,} {self.what}  {rate:.0f} tokens/s  {time_note}"
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
@@ -26,23 +99,21 @@ class Progress:
     def __init__(self, benchmark: str, *, speaks: bool) -> None:
         self.benchmark = benchmark
         self.speaks = speaks
-        self._console = Console(highlight=False)
-        self._live: Live | None = None
-        self._done = self._total = self._resumed = 0
+        self._status = StatusLine(self._line, speaks=speaks)
+        self._done = self._total = 0
         self._new = self._correct = self._truncated = self._tokens = 0
-        self._started = self._last_line = time.monotonic()
+        self._started = time.monotonic()
 
     def start(self, done: int, total: int) -> None:
         """`done` of `total` samples are there already."""
-        self._done, self._total, self._resumed = done, total, done
-        self._started = self._last_line = time.monotonic()
-        if not self.speaks:
-            return
-        if done:
-            self._console.print(f"{self.benchmark}: {done} of {total} samples are there already", soft_wrap=True)
-        if self._console.is_terminal and done < total:
-            self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
-            self._live.start()
+        self._done, self._total = done, total
+        self._started = time.monotonic()
+        if self.speaks and done:
+            Console(highlight=False).print(
+                f"{self.benchmark}: {done} of {total} samples are there already", soft_wrap=True
+            )
+        if done < total:
+            self._status.start()
 
     def add(self, samples: Sequence[Sample]) -> None:
         """A batch was written."""
@@ -51,18 +122,12 @@ class Progress:
         self._correct += sum(sample.status == "correct" for sample in samples)
         self._truncated += sum(sample.finish_reason == "length" for sample in samples)
         self._tokens += sum(sample.num_tokens for sample in samples)
-        now = time.monotonic()
-        if self.speaks and self._live is None and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._console.print(self._line(), soft_wrap=True)
+        self._status.update()
 
     def stop(self) -> None:
         """Leave the last state on the screen."""
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-        if self.speaks and self._new:
-            self._console.print(self._line(), soft_wrap=True)
+        if self._new:
+            self._status.stop()
 
     def _line(self) -> Text:
         elapsed = time.monotonic() - self._started
@@ -72,6 +137,5 @@ class Progress:
             parts.append(f"{self._correct / self._new:.1%} correct")
             parts.append(f"{self._truncated / self._new:.1%} truncated")
             parts.append(f"{self._tokens / max(elapsed, 1e-9):.0f} tokens/s")
-        finished = self._done == self._total
-        parts.append(f"{duration(elapsed)} elapsed" if finished else f"{duration(left)} left")
+        parts.append(f"{duration(elapsed)} elapsed" if self._done == self._total else f"{duration(left)} left")
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")

@@ -36,6 +36,10 @@ class Sample:
     """Mean token entropy over the completion [nats]; None when token statistics were switched off."""
     max_prob: float | None
     """Mean over its tokens of the most likely token's probability."""
+    support_coverage: float | None
+    """Mean over its tokens of the policy's mass on the reference's top K; None without a reference."""
+    outside_support: float | None
+    """Share of its tokens outside the reference's top K."""
     text: str
 
 
@@ -126,8 +130,8 @@ class EvaluationResult:
     """Response tokens of all samples."""
     metrics: Mapping[str, Estimate]
     """By name: `pass@1`, `pass@2`, `pass@4` … `pass@{n}`, `avg@{n}`, `maj@{n}`, `truncated_fraction`,
-    `completion_tokens`, `entropy` [nats], `max_prob`; where they were asked for, `diversity` (1 − Self-BLEU) and
-    `semantic_similarity`. Fractions, not per cent."""
+    `completion_tokens`, `entropy` [nats], `max_prob`; where they were asked for, `diversity` (1 − Self-BLEU),
+    `semantic_similarity`, `support_coverage` and `outside_support`. Fractions, not per cent."""
     pass_at_k: tuple[Estimate, ...]
     """The whole curve: entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...]

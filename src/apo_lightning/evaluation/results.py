@@ -75,7 +75,10 @@ def summarise(
         notes["semantic_similarity"] = "mean pairwise cosine; an encoder reads the beginning of a text only"
     pass_at_k = tuple(_estimate(interval) for interval in mean_intervals(curve))
     metrics = {f"pass@{k}": pass_at_k[k - 1] for k in reported_k(settings.num_samples)}
-    metrics |= {name: _estimate(_interval(name, column)) for name, column in values.items()}
+    highest = {"entropy": math.inf, "completion_tokens": float(settings.max_completion_tokens)}
+    for name, column in values.items():
+        lowest = -1.0 if name == "semantic_similarity" else 0.0
+        metrics[name] = _estimate(bootstrap_interval(column, lowest=lowest, highest=highest.get(name, 1.0)))
     return EvaluationResult(
         benchmark=benchmark,
         model=model,
@@ -132,7 +135,7 @@ def answer_classes(group: Sequence[Sample]) -> list[int]:
         >>> def says(answer, status):
         ...     return Sample(
         ...         prompt_id="1", sample=0, seed=0, status=status, reward=0.0, extracted=answer, finish_reason="stop",
-        ...         num_tokens=1, logprob=0.0, entropy=None, max_prob=None, text="",
+        ...         num_tokens=1, logprob=0.0, entropy=None, max_prob=None, support_coverage=None, outside_support=None, text="",
         ...     )
         >>> answer_classes([says("1/2", "correct"), says("0.5", "correct"), says("3", "incorrect"),
         ...     says("$3$", "incorrect"), says(None, "unparsed")])
@@ -164,18 +167,11 @@ def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[T
         "truncated_fraction": means([[float(s.finish_reason == "length") for s in group] for group in groups]),
         "completion_tokens": means([[float(s.num_tokens) for s in group] for group in groups]),
     }
-    for name in ("entropy", "max_prob"):
+    for name in ("entropy", "max_prob", "support_coverage", "outside_support"):
         values = [[getattr(sample, name) for sample in group] for group in groups]
         if all(value is not None for group in values for value in group):
             result[name] = means(values)
     return result
-
-
-def _interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
-    lowest = -1.0 if name == "semantic_similarity" else 0.0
-    return bootstrap_interval(
-        values, lowest=lowest, highest=math.inf if name in ("entropy", "completion_tokens") else 1.0
-    )
 
 
 def _estimate(interval: Interval) -> Estimate:

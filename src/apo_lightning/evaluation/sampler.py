@@ -8,6 +8,7 @@ from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import CompletionStatistics, score_completions
+from apo_lightning.evaluation.support import CompletionSupport, support_statistics
 from apo_lightning.gathering import from_all_ranks
 from apo_lightning.policy import Policy
 from apo_lightning.rewards import Reward
@@ -33,6 +34,7 @@ class _Batch:
     planned: Sequence[PlannedSample]
     completions: Sequence[Completion]
     statistics: Sequence[CompletionStatistics | None]
+    support: Sequence[CompletionSupport | None]
     texts: Sequence[str]
     verdicts: Future[list[Verdict]]
 
@@ -53,6 +55,8 @@ class Sampler:
         max_completion_tokens: a completion is cut there.
         token_statistics: run the policy over each completion once more; without it `entropy` and `max_prob` are None.
         tokens_per_microbatch: of that pass.
+        reference: for the support coverage, a further pass of both; None: do not measure it.
+        anchor_size: K of the support.
         rank: of this process.
         world_size: processes that share the work.
     """
@@ -65,6 +69,8 @@ class Sampler:
     max_completion_tokens: int
     token_statistics: bool
     tokens_per_microbatch: int
+    reference: Policy | None = None
+    anchor_size: int = 0
     rank: int = 0
     world_size: int = 1
 
@@ -77,6 +83,13 @@ class Sampler:
         """
         [done, *_] = from_all_ranks(file.open() if self.rank == 0 else 0)
         progress.start(done, len(file.plan))
+        try:
+            self._draw(file, done, progress)
+        finally:
+            progress.stop()
+        file.close()
+
+    def _draw(self, file: SamplesFile, done: int, progress: Progress) -> None:
         written: _Batch | None = None
         # One verdict thread: a reward is not made for two callers at once.
         with ThreadPoolExecutor(max_workers=1) as verifier:
@@ -87,8 +100,6 @@ class Sampler:
                 written = sampled
             if written is not None:
                 self._write(file, written, progress)
-        file.close()
-        progress.stop()
 
     def _my_batches(self, file: SamplesFile, done: int) -> Iterator[Sequence[PlannedSample]]:
         """One batch a round; empty where a last round has fewer batches than there are ranks."""
@@ -119,6 +130,7 @@ class Sampler:
             planned=batch,
             completions=completions,
             statistics=self._statistics(batch, completions),
+            support=self._support(batch, completions),
             texts=texts,
             verdicts=verdicts,
         )
@@ -132,6 +144,21 @@ class Sampler:
             self.policy,
             [planned.prompt for planned in batch],
             [completion.token_ids for completion in completions],
+            temperature=self.temperature or 1.0,
+            tokens_per_microbatch=self.tokens_per_microbatch,
+        )
+
+    def _support(
+        self, batch: Sequence[PlannedSample], completions: Sequence[Completion]
+    ) -> Sequence[CompletionSupport | None]:
+        if self.reference is None or not batch:
+            return [None] * len(batch)
+        return support_statistics(
+            self.policy,
+            self.reference,
+            [planned.prompt for planned in batch],
+            [completion.token_ids for completion in completions],
+            anchor_size=self.anchor_size,
             temperature=self.temperature or 1.0,
             tokens_per_microbatch=self.tokens_per_microbatch,
         )
@@ -153,10 +180,18 @@ class Sampler:
                 logprob=sum(completion.logprobs),
                 entropy=None if statistics is None else statistics.mean_entropy,
                 max_prob=None if statistics is None else statistics.mean_max_prob,
+                support_coverage=None if support is None else support.coverage,
+                outside_support=None if support is None else support.outside_fraction,
                 text=text,
             )
-            for planned, completion, statistics, text, verdict in zip(
-                batch.planned, batch.completions, batch.statistics, batch.texts, verdicts, strict=True
+            for planned, completion, statistics, support, text, verdict in zip(
+                batch.planned,
+                batch.completions,
+                batch.statistics,
+                batch.support,
+                batch.texts,
+                verdicts,
+                strict=True,
             )
         ]
         samples = [sample for part in from_all_ranks(mine) for sample in part]

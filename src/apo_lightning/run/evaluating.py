@@ -18,7 +18,7 @@ from apo_lightning.evaluation.card import coverage_table, result_table, write_ca
 from apo_lightning.evaluation.encoder import sentence_encoder
 from apo_lightning.evaluation.engine_check import check_engine
 from apo_lightning.evaluation.loading import write_coverage
-from apo_lightning.evaluation.progress import Progress
+from apo_lightning.evaluation.progress import Progress, TokenProgress
 from apo_lightning.evaluation.records import (
     CoverageResult,
     DataCard,
@@ -57,6 +57,11 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[EvaluationR
     """
     if cfg.mode not in MODES:
         raise ConfigError(f"mode is {cfg.mode!r}: choose {' or '.join(MODES)}")
+    if cfg.support_anchor_size is not None and not cfg.run:
+        raise ConfigError(
+            f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a training "
+            "run, or leave it null"
+        )
     run = trained_run(Path(cfg.run), overrides) if cfg.run else None
     spec: PolicySpec = instantiate(run.model if run else cfg.model, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
@@ -73,7 +78,11 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[EvaluationR
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(device)
     fabric = _launch(cfg, device, world_size)
-    policy = _load_policy(context, compute_dtype, fabric.device)
+    policy = _load_policy(context, spec, compute_dtype, fabric.device)
+    reference = None
+    if run is not None and cfg.support_anchor_size is not None:
+        began_with: PolicySpec = instantiate(run.reference, _convert_="all")
+        reference = _load_policy(context, began_with, compute_dtype, fabric.device)
     card = _model_card(context, policy)
     try:
         start_engine(
@@ -89,7 +98,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[EvaluationR
         publish(policy.model, engine, version=1)
         first = tasks[0]
         check_engine(engine, policy, first.prompts, max_new_tokens=first.settings.max_completion_tokens, version=1)
-        done = [_sample(context, task, policy, engine, fabric, card) for task in tasks]
+        done = [_sample(context, task, policy, reference, engine, fabric, card) for task in tasks]
     finally:
         engine.close()
         for task in tasks:
@@ -173,6 +182,7 @@ def _tasks(context: _Context) -> list[_Task]:
             "data": {"num_problems": data.num_problems, "sha256": data.sha256},
             "settings": asdict(settings),
             "token_statistics": cfg.token_statistics,
+            "support_anchor_size": cfg.support_anchor_size,
             "versions": versions(),
         }
         require_same_identity(context.output_dir / benchmark.name, identity)
@@ -214,11 +224,11 @@ def _launch(cfg: DictConfig, device: torch.device, world_size: int) -> Fabric:
     return fabric
 
 
-def _load_policy(context: _Context, compute_dtype: torch.dtype, device: torch.device) -> Policy:
+def _load_policy(context: _Context, spec: PolicySpec, compute_dtype: torch.dtype, device: torch.device) -> Policy:
     with progress_bars_hidden():
-        model = context.spec.load_model(context.cfg.seed)
+        model = spec.load_model(context.cfg.seed)
     say(describe(model, compute_dtype))
-    policy = Policy(model, context.tokenizer, compute_dtype, context.spec.stop_tokens)
+    policy = Policy(model, context.tokenizer, compute_dtype, spec.stop_tokens)
     return policy.to(device).eval().requires_grad_(False)
 
 
@@ -236,7 +246,13 @@ def _model_card(context: _Context, policy: Policy) -> ModelCard:
 
 
 def _sample(
-    context: _Context, task: _Task, policy: Policy, engine: RolloutEngine, fabric: Fabric, card: ModelCard
+    context: _Context,
+    task: _Task,
+    policy: Policy,
+    reference: Policy | None,
+    engine: RolloutEngine,
+    fabric: Fabric,
+    card: ModelCard,
 ) -> EvaluationResult | None:
     """Fill the benchmark's samples file, and write what it comes to; None on all ranks but the first."""
     cfg, folder = context.cfg, context.output_dir / task.benchmark.name
@@ -256,6 +272,8 @@ def _sample(
         max_completion_tokens=task.settings.max_completion_tokens,
         token_statistics=cfg.token_statistics,
         tokens_per_microbatch=cfg.tokens_per_microbatch,
+        reference=reference,
+        anchor_size=cfg.support_anchor_size or 0,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
@@ -291,8 +309,10 @@ def _measure_coverage(context: _Context, device: torch.device, compute_dtype: to
     config = context.spec.load_config()
     coverage.check_model(context.spec.name, config.vocab_size, getattr(config, "max_position_embeddings", None))
     problems = coverage.load()
-    policy = _load_policy(context, compute_dtype, device)
-    result = coverage.result(policy, problems, context.spec.prompt_template, _model_card(context, policy))
+    policy = _load_policy(context, context.spec, compute_dtype, device)
+    card = _model_card(context, policy)
+    with TokenProgress("solution tokens") as progress:
+        result = coverage.result(policy, problems, context.spec.prompt_template, card, progress.advance)
     folder = context.output_dir / f"coverage_{coverage.name}"
     write_coverage(folder / "coverage.json", result)
     say(

@@ -16,6 +16,8 @@ class TrainedRun:
     folder: Path
     model: DictConfig
     """Its `model` node, with the path of the final checkpoint."""
+    reference: DictConfig
+    """Its `model` node: what it began with."""
     algo: str
     """The stem of its `algo=`."""
     overrides: tuple[str, ...]
@@ -42,12 +44,14 @@ def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
         )
     if any(override.lstrip("+~").startswith("model") for override in overrides):
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
-    model = OmegaConf.load(config).model
+    reference = OmegaConf.load(config).model
+    model = reference.copy()
     model.path, model.config = str(checkpoint), None
     hydra = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra
     return TrainedRun(
         folder=folder,
         model=model,
+        reference=reference,
         algo=str(hydra.runtime.choices.algo),
         overrides=tuple(OmegaConf.load(folder / ".hydra" / "overrides.yaml")),
     )
