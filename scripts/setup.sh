@@ -70,7 +70,7 @@ install_cpu_torch() {
 install_project() {
     local excludes=()
     [[ $extra == cpu ]] && excludes=(--excludes scripts/cpu-excludes.txt)
-    "$venv/bin/python" -m uv pip install --python "$venv/bin/python" "${excludes[@]}" --editable ".[$extra,dev]"
+    "$venv/bin/python" -m uv pip install --python "$venv/bin/python" "${excludes[@]}" --editable ".[$extra,diversity,dev]"
 }
 
 # An earlier plain `pip install` may have left them; --excludes does not remove what is there.
@@ -125,7 +125,7 @@ if [[ $extra == cpu ]]; then
     step "torch ${cpu_torch#*==}" "Install that build by hand with $venv/bin/pip, from $cpu_index or a wheel, and run make setup again." \
         install_cpu_torch
 fi
-step "apo-lightning[$extra,dev]" "$network" install_project
+step "apo-lightning[$extra,diversity,dev]" "$network" install_project
 if [[ $extra == cpu ]]; then remove_cuda_companions; fi
 step "first import" "Remove .venv and run make setup again." \
     "$venv/bin/python" -c "import torch, transformers, lightning; from transformers import LlamaForCausalLM"

@@ -54,6 +54,10 @@ def uninterrupted(tmp_path_factory) -> Path:
     return folder / "arithmetic"
 
 
+def num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("samples.jsonl", "results.json", "card.md")}
 
@@ -63,7 +67,7 @@ def test_killed_at_any_batch_it_ends_as_if_it_had_not_been(uninterrupted, tmp_pa
     samples = tmp_path / "arithmetic" / "samples.jsonl"
     for num_batches in (1, 3):
         process = start(tmp_path)
-        while process.poll() is None and not (samples.exists() and samples.read_bytes().count(b"\n") >= 8 * num_batches):
+        while process.poll() is None and num_lines(samples) < 8 * num_batches:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -111,7 +111,7 @@ def test_an_edited_file_is_refused(tmp_path):
 def test_samples_of_unknown_origin_are_refused(tmp_path):
     write(tmp_path, PLAN, 4)
     (tmp_path / "evaluation.json").unlink()
-    with pytest.raises(ConfigError, match="without its evaluation.json"):
+    with pytest.raises(ConfigError, match=r"without its evaluation\.json"):
         SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
 
 

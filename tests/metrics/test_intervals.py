@@ -48,7 +48,7 @@ def test_paired_intervals_hold_the_true_difference(num_problems):
 
 @pytest.mark.parametrize(("solved", "problems"), [(0, 40), (1, 30), (10, 10), (150, 272), (1, 1)])
 def test_of_right_and_wrong_the_ends_are_quantiles_of_beta_distributions(solved, problems):
-    """Of c solved problems among P, the low end has the weights of Beta(c, P − c + 1/2), the high Beta(c + 1/2, P − c)."""
+    """With c of P problems solved: Beta(c, P − c + 1/2) at the low end, Beta(c + 1/2, P − c) at the high one."""
     interval = bootstrap_interval((torch.arange(problems) < solved).double())
     if solved == 0:
         assert interval.low == 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from apo_lightning.formatting import mean_of_finite
-from apo_lightning.metrics.functional import paired_interval
+from apo_lightning.metrics.intervals import paired_interval
 from apo_lightning.types import StepOutput, ValidationOutput
 
 CONFIDENCE = 0.95
@@ -110,7 +110,6 @@ def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
             "low": float(interval.low),
             "high": float(interval.high),
             "confidence": CONFIDENCE,
-            "exact": interval.exact,
         },
         "metrics_before": dict(before.metrics),
         "metrics_after": dict(after.metrics),

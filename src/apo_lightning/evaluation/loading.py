@@ -64,7 +64,7 @@ def _read(path: Path, kind: type[Record]) -> Record:
     schema = content.get("schema") if isinstance(content, dict) else None
     if isinstance(schema, int) and schema > SCHEMA_VERSION:
         raise ConfigError(
-            f"{path}: schema {schema} is newer than {SCHEMA_VERSION}, the newest that is read here: update apo-lightning"
+            f"{path}: schema {schema} is newer than {SCHEMA_VERSION}, the newest read here: update apo-lightning"
         )
     try:
         return _build(kind, content, "")

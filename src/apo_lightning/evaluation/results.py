@@ -135,7 +135,8 @@ def answer_classes(group: Sequence[Sample]) -> list[int]:
         >>> def says(answer, status):
         ...     return Sample(
         ...         prompt_id="1", sample=0, seed=0, status=status, reward=0.0, extracted=answer, finish_reason="stop",
-        ...         num_tokens=1, logprob=0.0, entropy=None, max_prob=None, support_coverage=None, outside_support=None, text="",
+        ...         num_tokens=1, logprob=0.0, entropy=None, max_prob=None, support_coverage=None, outside_support=None,
+        ...         text="",
         ...     )
         >>> answer_classes([says("1/2", "correct"), says("0.5", "correct"), says("3", "incorrect"),
         ...     says("$3$", "incorrect"), says(None, "unparsed")])

@@ -70,9 +70,9 @@ def pass_at_k_curve(
     if bool(((num_correct < 0) | (num_correct > num_samples)).any()):
         raise ConfigError("pass@k: a problem counts more correct samples than samples, or fewer than 0")
     drawn = torch.arange(max(ks), device=num_samples.device)
-    # 0 from the draw that finds no wrong sample left; beyond it the product would change its sign.
-    wrong_left = ((num_samples - num_correct)[:, None] - drawn).clamp(min=0)
-    all_wrong = (wrong_left.double() / (num_samples[:, None] - drawn)).cumprod(1)
+    wrong_left, left = (num_samples - num_correct)[:, None] - drawn, num_samples[:, None] - drawn
+    # 0 from the draw that finds no wrong sample left, and so the factors below 0 after it do no harm.
+    all_wrong = (wrong_left.double() / left).cumprod(1)
     return 1 - all_wrong[:, torch.tensor(ks, device=drawn.device) - 1]
 
 

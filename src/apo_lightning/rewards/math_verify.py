@@ -1,17 +1,18 @@
 """Mathematical equality, decided by math-verify in processes that can be killed."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
+from apo_lightning.rewards.comparison import compare, expressions
+from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after
+from apo_lightning.rewards.normalise import normalise
 from apo_lightning.rewards.worker_pool import WorkerPool
 from apo_lightning.types import Verdict, VerdictStatus
 
 _MARKER = re.compile(r"answer\s*:", re.IGNORECASE)
 _INTEGER = re.compile(r"([-+]?)0*([0-9]+)")
-_PERCENT = re.compile(r"\s*\\?%$")
-_E_NOTATION = re.compile(r"(?<![\w.\\])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]+)(?![\w.])")
 
 
 class MathVerifyReward:
@@ -56,17 +57,10 @@ class MathVerifyReward:
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order."""
         stated = [_stated_answer(completion) for completion in completions]
-        pairs = [(_usable(gold), normalise(answer or "")) for gold, answer in zip(answers, stated, strict=True)]
-        statuses: list[VerdictStatus | None] = [
-            _compare_here(gold, answer) if answer else "unparsed" for gold, answer in pairs
-        ]
+        pairs = [(_usable(gold), _normalise(answer or "")) for gold, answer in zip(answers, stated, strict=True)]
         # A group often repeats one wrong answer: judge it once.
-        open_pairs = dict.fromkeys(pair for pair, status in zip(pairs, statuses, strict=True) if status is None)
-        judged = dict(zip(open_pairs, self.pool.judge(list(open_pairs)), strict=True))
-        return [
-            _verdict(status or judged[pair], answer)
-            for status, pair, answer in zip(statuses, pairs, stated, strict=True)
-        ]
+        statuses = self._judge(dict.fromkeys(pairs))
+        return [_verdict(statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True)]
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Raise ConfigError for the first gold answer that math-verify does not find equal to itself.
@@ -74,10 +68,11 @@ class MathVerifyReward:
         Takes about a second per thousand distinct golds that are no integers.
         """
         normalised = [_usable(gold) for gold in answers]
-        distinct = list(dict.fromkeys(gold for gold in normalised if gold and not _INTEGER.fullmatch(gold)))
-        statuses = dict(zip(distinct, self.pool.judge([(gold, gold) for gold in distinct]), strict=True))
+        parts = {gold: expressions(gold) for gold in dict.fromkeys(normalised)}
+        distinct = list(dict.fromkeys(part for gold_parts in parts.values() for part in gold_parts))
+        statuses = dict(zip(distinct, self.pool.judge([(part, part) for part in distinct]), strict=True))
         for index, gold in enumerate(normalised):
-            if not gold or statuses.get(gold, "correct") != "correct":
+            if not gold or any(statuses[part] != "correct" for part in parts[gold]):
                 raise ConfigError(
                     f"answer {index} of {len(answers)} is {answers[index][:200]!r}, which math-verify cannot read: "
                     "correct or drop the row, or use reward=callable"
@@ -87,22 +82,34 @@ class MathVerifyReward:
         """End the workers."""
         self.pool.close()
 
-
-def normalise(answer: str) -> str:
-    r"""The answer in the form that math-verify reads.
-
-    Example:
-        >>> normalise("$4.5e33$."), normalise(r"50\%"), normalise(r"\boxed{7}")
-        ('4.5 \\times 10^{33}', '50', '7')
-    """
-    boxed = last_boxed(answer)
-    answer = _PERCENT.sub("", unwrap(answer if boxed is None else boxed))
-    return _E_NOTATION.sub(r"\1 \\times 10^{\2}", answer)
+    def _judge(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], VerdictStatus]:
+        """The status of each pair of normalised gold and answer."""
+        statuses: dict[tuple[str, str], VerdictStatus] = {}
+        known: dict[tuple[str, str], VerdictStatus] = {}
+        waiting = list(pairs)
+        while waiting:
+            # One question an answer at a time: the first that hangs is the last it asks, so it costs one worker.
+            questions: dict[tuple[str, str], tuple[str, str]] = {}
+            for pair in waiting:
+                status, question = _decide(*pair, known)
+                if status is not None:
+                    statuses[pair] = status
+                elif question is not None:
+                    questions[pair] = question
+            asked = list(dict.fromkeys(questions.values()))
+            known.update(zip(asked, self.pool.judge(asked), strict=True))
+            waiting = list(questions)
+        return statuses
 
 
 def _usable(gold: str) -> str:
-    """The gold answer, normalised; empty (which no worker can read) where it is too long to be one."""
-    return normalise(gold) if len(gold) <= MAX_ANSWER_CHARS else ""
+    """The gold answer, normalised; empty where it is too long to be one."""
+    return _normalise(gold) if len(gold) <= MAX_ANSWER_CHARS else ""
+
+
+@lru_cache(maxsize=4096)  # the completions of a group share their gold and often their answer
+def _normalise(answer: str) -> str:
+    return answer if _INTEGER.fullmatch(answer) else normalise(answer)
 
 
 def _stated_answer(completion: str) -> str | None:
@@ -112,16 +119,33 @@ def _stated_answer(completion: str) -> str | None:
     return None if answer is None or len(answer) > MAX_ANSWER_CHARS else answer
 
 
-def _compare_here(gold: str, answer: str) -> VerdictStatus | None:
-    """The verdict where text alone decides it exactly; None where mathematics is needed."""
+def _decide(
+    gold: str, answer: str, known: Mapping[tuple[str, str], VerdictStatus]
+) -> tuple[VerdictStatus | None, tuple[str, str] | None]:
+    """The verdict, or else the first question that must be answered for it."""
+    if not gold or not answer:
+        return ("unparsed" if not answer else "error"), None
+    if (is_equal := _same_integer(gold, answer)) is not None:
+        return ("correct" if is_equal else "incorrect"), None
+    questions: list[tuple[str, str]] = []
+
+    def ask(one: str, other: str) -> VerdictStatus | None:
+        if (one, other) not in known:
+            questions.append((one, other))
+        return known.get((one, other))
+
+    status = compare(gold, answer, ask)
+    return status, questions[0] if status is None else None
+
+
+def _same_integer(gold: str, answer: str) -> bool | None:
+    """Whether two integers of any length are equal; None where either is none."""
     integers = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
-    if integers[0] and integers[1]:
-        # Digits without leading zeros decide, so no length limit of int() is met.
-        (gold_sign, gold_digits), (sign, digits) = integers[0].groups(), integers[1].groups()
-        is_equal = gold_digits == digits and (digits == "0" or (gold_sign == "-") == (sign == "-"))
-        return "correct" if is_equal else "incorrect"
-    # In mathematics mode blanks mean nothing.
-    return "correct" if "".join(gold.split()) == "".join(answer.split()) else None
+    if not (integers[0] and integers[1]):
+        return None
+    # Digits without leading zeros decide, so no length limit of int() is met.
+    (gold_sign, gold_digits), (sign, digits) = integers[0].groups(), integers[1].groups()
+    return gold_digits == digits and (digits == "0" or (gold_sign == "-") == (sign == "-"))
 
 
 def _verdict(status: VerdictStatus, answer: str | None) -> Verdict:

@@ -59,8 +59,8 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[EvaluationR
         raise ConfigError(f"mode is {cfg.mode!r}: choose {' or '.join(MODES)}")
     if cfg.support_anchor_size is not None and not cfg.run:
         raise ConfigError(
-            f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a training "
-            "run, or leave it null"
+            f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
+            "training run, or leave it null"
         )
     run = trained_run(Path(cfg.run), overrides) if cfg.run else None
     spec: PolicySpec = instantiate(run.model if run else cfg.model, _convert_="all")

@@ -1,8 +1,69 @@
-"""Configuration → a report of runs and evaluations."""
+"""Configuration → a folder of tables and figures, and one page that shows them all."""
 
-from omegaconf import DictConfig
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig
+
+from apo_lightning.console import say
+from apo_lightning.errors import ConfigError
+from apo_lightning.files import write_atomically
+from apo_lightning.reporting.evaluations import measurements, read_evaluations
+from apo_lightning.reporting.figures.canvas import save
+from apo_lightning.reporting.figures.report import report_figures
+from apo_lightning.reporting.page import ReportContents, files_of, page
+from apo_lightning.reporting.published_check import published_check
+from apo_lightning.reporting.render import write_tables
+from apo_lightning.reporting.runs import read_defaults, read_runs
+from apo_lightning.reporting.tables import report_tables
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[3] / "configs"
 
 
-def report(cfg: DictConfig) -> None:
-    """Not there yet."""
-    raise NotImplementedError
+def report(cfg: DictConfig) -> Path:
+    """Read, tabulate, draw.
+
+    Args:
+        cfg: composed from `configs/report.yaml`.
+
+    Returns:
+        `report.html`.
+
+    Raises:
+        ConfigError: a folder does not exist, or a file in it is malformed.
+    """
+    folders, output_dir = _folders(cfg), Path(cfg.output_dir)
+    runs = read_runs(folders)
+    evaluations = read_evaluations(folders, runs)
+    defaults = read_defaults(CONFIG_FOLDER)
+    tables = report_tables(runs, evaluations, defaults)
+    figures = report_figures(runs, measurements(runs, evaluations, defaults), evaluations.coverage, defaults)
+    paths = [*write_tables(tables, output_dir / "tables")]
+    for figure in figures:
+        paths += save(figure.figure, output_dir / "figures" / figure.name)
+    check = published_check()
+    contents = ReportContents(
+        title=cfg.title,
+        date=str(cfg.date),
+        num_runs=len(runs),
+        tables=tuple(table for table in tables if table.name != check.name),
+        published_check=check,
+        evaluations=evaluations.results,
+        coverage=evaluations.coverage,
+        files=files_of(paths, output_dir),
+    )
+    path = output_dir / "report.html"
+    write_atomically(path, page(contents, figures).encode())
+    say(f"{len(runs)} runs, {len(evaluations.results)} evaluations, {len(evaluations.coverage)} coverages read")
+    say(f"tables: {', '.join(table.name for table in tables)}")
+    say(f"figures: {', '.join(figure.name for figure in figures) or 'none'}")
+    say(f"open {path}")
+    return path
+
+
+def _folders(cfg: DictConfig) -> list[Path]:
+    """As given; of the two default folders those that exist."""
+    given = [Path(folder) for folder in ([cfg.runs] if not isinstance(cfg.runs, ListConfig) else cfg.runs)]
+    missing = [folder for folder in given if not folder.is_dir()]
+    if missing and (len(missing) == len(given) or cfg.runs != ["outputs", "multirun"]):
+        raise ConfigError(f"runs has {missing[0]}, which is no folder: name folders of runs, runs=[outputs,multirun]")
+    return [folder for folder in given if folder not in missing]

@@ -1,0 +1,172 @@
+"""What a report is made of: runs and evaluations as they were found on disk, and tables as they will be written.
+
+folders → RunCard, Evaluations → Measurement → Table → Markdown, LaTeX, CSV, HTML
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from apo_lightning.evaluation.records import CoverageResult, Estimate, EvaluationResult, ProblemCount
+from apo_lightning.reporting.names import BASE, method_name, model_name
+
+Alignment = Literal["left", "right", "center"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCard:
+    """One training run's folder."""
+
+    folder: Path
+    algo: str
+    """Stem of its `algo=` config: `apo`."""
+    model: str
+    """`model.name` of its config: `qwen_math7b`."""
+    overrides: Mapping[str, str]
+    """As typed, by key: `algo.loss.pull_coef` → `0.02`."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """The whole composed config, flat: dotted key → value as text."""
+    metrics: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    """Key → (steps, values), from metrics.csv; gaps and values that are not finite are left out."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """summary.json; empty where a run did not get so far."""
+    sweep: str | None = None
+    """The multirun folder it belongs to."""
+
+    @property
+    def label(self) -> str:
+        """The method's name in tables and figures: `GRPO-KL`."""
+        return method_name(self.algo)
+
+    @property
+    def seed(self) -> str:
+        """Of the run; runs that differ in it alone are averaged."""
+        return self.config.get("seed", self.overrides.get("seed", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """One `results.json`, and the training run whose policy it measured where that run is among those read."""
+
+    path: Path
+    result: EvaluationResult
+    run: RunCard | None = None
+
+    @property
+    def method(self) -> str:
+        """`Base` for a model as it was downloaded."""
+        return method_name(self.result.model.algo) if self.result.model.algo else BASE
+
+    @property
+    def model(self) -> str:
+        """The model's name in tables: `Qwen2.5-Math-7B`."""
+        return model_name(self.result.model.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """One `coverage.json`, and the run it belongs to, if any."""
+
+    path: Path
+    result: CoverageResult
+    run: RunCard | None = None
+
+    @property
+    def method(self) -> str:
+        """`Base` for a model as it was downloaded."""
+        return method_name(self.result.model.algo) if self.result.model.algo else BASE
+
+    @property
+    def model(self) -> str:
+        """The model's name in tables: `Qwen2.5-Math-7B`."""
+        return model_name(self.result.model.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluations:
+    """All evaluations found, in the order of their paths."""
+
+    results: tuple[Evaluated, ...] = ()
+    coverage: tuple[Covered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One policy on one set of problems: an evaluation, or what a training run's summary says of its held-out set."""
+
+    model: str
+    """As tables print it: `Qwen2.5-Math-7B`."""
+    method: str
+    """As tables print it: `GRPO-KL`; `Base` for the untrained policy."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Where the run left the others of its method: axis key → value, in the order of the axes."""
+    seed: str = ""
+    benchmark: str
+    """Config stem: `aime2024`."""
+    num_samples: int
+    """n completions a problem."""
+    data_sha256: str = ""
+    """Of the problems; empty where it is not known."""
+    metrics: Mapping[str, Estimate]
+    """As in `EvaluationResult.metrics`; `gain` [fraction] is pass@1 minus the untrained policy's. Bounds are NaN
+    where no interval is known."""
+    pass_at_k: tuple[Estimate, ...] = ()
+    """Entry k − 1 is pass@k; empty for a held-out set."""
+    problems: tuple[ProblemCount, ...] = ()
+    """Each problem's counts, of all seeds together; empty for a held-out set."""
+    held_out: bool = False
+    """True: from a training run's summary, not from an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    align: Alignment = "right"
+    group: str = ""
+    """A title above this column and its neighbours of the same group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What stands at one place of a table."""
+
+    text: str
+    """As printed, without the interval."""
+    value: float | None = None
+    """The number behind the text, in the text's unit; None where the text is no number."""
+    interval: tuple[float, float] | None = None
+    """95 % interval, in the text's unit."""
+    interval_text: str = ""
+    """As printed: `[41.2, 45.0]`."""
+    bold: bool = False
+    """The best of its model's rows."""
+    marked: bool = False
+    """Something about it is wrong or particular; the table's notes say what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a table."""
+
+    cells: tuple[Cell, ...]
+    """One a column."""
+    section: str = ""
+    """A heading above this row and its neighbours of the same section."""
+    highlight: bool = False
+    """The row a reader looks for: the default of a sweep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table, not yet written in any language."""
+
+    name: str
+    """Stem of its files: `main_results`."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences below it: what bold means, what a mark says."""

@@ -1,0 +1,43 @@
+"""Every table that a report can make of what was found."""
+
+from collections.abc import Sequence
+
+from apo_lightning.reporting.axes import Defaults
+from apo_lightning.reporting.evaluations import measurements
+from apo_lightning.reporting.published_check import published_check
+from apo_lightning.reporting.records import Evaluations, RunCard, Table
+from apo_lightning.reporting.tables.beside import beside_published
+from apo_lightning.reporting.tables.coverage import coverage_table
+from apo_lightning.reporting.tables.health import health_table
+from apo_lightning.reporting.tables.hyperparameters import hyperparameter_table
+from apo_lightning.reporting.tables.lost_gained import lost_gained_table
+from apo_lightning.reporting.tables.main_results import held_out_table, main_results
+from apo_lightning.reporting.tables.sensitivity import sensitivity_table, swept_methods
+
+
+def report_tables(
+    runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
+) -> tuple[Table, ...]:
+    """The tables that have rows, in the order of a report; the check of the published numbers stands last.
+
+    Args:
+        runs: the training runs.
+        evaluations: of these runs and of untrained models.
+        defaults: what a run uses where nothing is overridden, from `runs.read_defaults`.
+
+    Raises:
+        ConfigError: a run's summary lacks what every summary has.
+    """
+    measured = measurements(runs, evaluations, defaults)
+    tables = (
+        main_results(measured),
+        held_out_table(measured),
+        *(sensitivity_table(measured, model=m, method=a, defaults=defaults) for m, a in swept_methods(measured)),
+        health_table(measured),
+        lost_gained_table(measured),
+        coverage_table(evaluations),
+        hyperparameter_table(runs),
+        beside_published(measured),
+        published_check(),
+    )
+    return tuple(table for table in tables if table.rows)

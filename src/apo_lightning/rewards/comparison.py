@@ -1,0 +1,217 @@
+"""What counts as the same answer, as far as text and exact numbers tell; the rest is asked of someone who can."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+
+from apo_lightning.rewards.exact import read_number, same_number
+from apo_lightning.rewards.normalise import without_unit, words
+from apo_lightning.rewards.structure import Compound, take_apart, without_group
+from apo_lightning.types import VerdictStatus
+
+Ask = Callable[[str, str], VerdictStatus | None]
+"""Decides whether two expressions are equal; None where that is not known yet."""
+
+_MAX_UNMATCHED_PARTS = 4
+"""Unordered parts that text does not match are asked about in all pairs, up to 16; of more, the whole is asked once."""
+_MAX_PARTS = 64
+"""Unordered parts that are matched by text; an answer is refused no more time than this squared."""
+_MAX_DEPTH = 4
+"""Brackets within brackets that are taken apart; deeper ones, which no gold has, are asked about whole."""
+
+_MAX_CHARS = 512
+"""A longer answer [characters] is asked about whole: taking it apart here would cost time that no deadline bounds."""
+
+_NAMED = re.compile(r"([A-Za-z](?:_\{?\w+\}?|\([a-z]\))?)\s*(?:=|\\in(?![A-Za-z]))\s*([^=<>]+)", re.DOTALL)
+_IN_BASE = re.compile(
+    r"\(?((?=[A-F]*[0-9])[0-9A-F]+)\)?_\s*(?:\{\s*(?:\\text\{)?\s*([0-9]+|[a-z]+)\s*\}?\s*\}|([0-9]))"
+)
+_MULTIPLE = re.compile(r"(.*[0-9}])\s*[A-Za-df-hj-z]", re.DOTALL)
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+
+
+def compare(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus | None:
+    r"""The verdict on an answer; None while `ask` still says so of something that decides.
+
+    Decided here: identical texts, rational numbers, words, numerals in a base. Taken apart here: points, intervals,
+    sets, lists, unions, matrices and "x =", whose parts are compared one by one. Never raises, and asks no more than a
+    few dozen questions whatever the answer says.
+
+    Args:
+        gold: as `normalise` returns it.
+        answer: likewise.
+        ask: called for each pair of expressions that needs mathematics.
+        depth: of brackets around both.
+
+    Example:
+        >>> unknown = lambda gold, answer: None
+        >>> compare("(1, 0.5]", r"(1, \frac{1}{2}]", unknown), compare("(3,4)", r"\{3,4\}", unknown)
+        ('correct', 'incorrect')
+        >>> compare(r"\sqrt{8}", r"2\sqrt{2}", unknown) is None
+        True
+    """
+    if _same_text(gold, answer):
+        return "correct"
+    if len(answer) > _MAX_CHARS:
+        return ask(gold, answer)
+    gold, answer, is_same_name = _without_names(gold, answer)
+    decided = _same_atoms(gold, answer)
+    if decided is not None:
+        return "correct" if decided and is_same_name else "incorrect"
+    gold_parts, answer_parts = take_apart(gold), take_apart(answer)
+    if depth < _MAX_DEPTH and (gold_parts or answer_parts):
+        structured = _compare_structures(gold, gold_parts, answer, answer_parts, ask, depth)
+        if structured != "unparsed":
+            return structured
+    gold, answer = without_group(without_unit(gold)), without_group(without_unit(answer))
+    return "correct" if _same_text(gold, answer) else ask(gold, answer)
+
+
+def expressions(gold: str, depth: int = 0) -> list[str]:
+    r"""What a gold answer consists of and `compare` may ask about.
+
+    Example:
+        >>> expressions(r"\{1 \pm \sqrt{5}, -2\}")
+        ['1 + \\sqrt{5}', '1 - \\sqrt{5}']
+    """
+    if named := _NAMED.fullmatch(gold):
+        gold = named.group(2)
+    if read_number(gold) or words(gold):
+        return []
+    compound = take_apart(gold) if depth < _MAX_DEPTH else None
+    if compound is None:
+        return [without_group(without_unit(gold))]
+    return [leaf for part in compound.parts for leaf in expressions(part, depth + 1)]
+
+
+def _same_text(gold: str, answer: str) -> bool:
+    # In mathematics mode blanks mean nothing.
+    return "".join(gold.split()) == "".join(answer.split())
+
+
+def _without_names(gold: str, answer: str) -> tuple[str, str, bool]:
+    """Both without "x =" or "x ∈" in front; False where both name something, and not the same."""
+    gold_named, answer_named = _NAMED.fullmatch(gold), _NAMED.fullmatch(answer)
+    if gold_named and answer_named:
+        is_same = _same_text(gold_named.group(1), answer_named.group(1))
+        if not is_same and not (read_number(gold_named.group(2)) and read_number(answer_named.group(2))):
+            return gold, answer, True
+        return gold_named.group(2), answer_named.group(2), is_same
+    # An equation's side is not named by the other answer's lack of an equals sign: 2x + 3 = y against x = 5.
+    if gold_named and "=" not in answer:
+        gold = gold_named.group(2)
+    if answer_named and "=" not in gold:
+        answer = answer_named.group(2)
+    return gold, answer, True
+
+
+def _same_atoms(gold: str, answer: str) -> bool | None:
+    """Whether two numbers, words or numerals are the same; None where either is something else."""
+    gold_number = read_number(gold)
+    # Where the gold answer is a plain number, a letter behind the other is a unit: it cannot be a variable.
+    number = read_number(answer, lone_units=gold_number is not None)
+    if gold_number and number:
+        return same_number(gold_number, number)
+    gold_numeral, numeral = _numeral(gold), _numeral(answer)
+    if gold_numeral and numeral:
+        return gold_numeral == numeral
+    # A problem that asks for a base is answered by the digits, with or without it, never by the number in base ten.
+    if (gold_numeral and number) or (gold_number and numeral):
+        return (gold_numeral or (gold, ""))[0] == (numeral or (answer, ""))[0]
+    if (gold_number and _is_multiple_of_a_variable(answer)) or (number and _is_multiple_of_a_variable(gold)):
+        return False
+    gold_words, answer_words = words(gold), words(answer)
+    if gold_words and answer_words:
+        return gold_words == answer_words
+    # A choice may be stated without its wrapping: C for \text{(C)}.
+    if gold_words and len(gold_words) == 1 and len(answer) == 1:
+        return gold_words == answer.lower()
+    if answer_words and len(answer_words) == 1 and len(gold) == 1:
+        return answer_words == gold.lower()
+    return None
+
+
+def _numeral(answer: str) -> tuple[str, str] | None:
+    """Digits and base of a numeral like 204_5."""
+    match = _IN_BASE.fullmatch(answer)
+    if match is None:
+        return None
+    digits, long_base, short_base = match.groups()
+    base = long_base or short_base
+    return digits.upper(), _BASES.get(base, base)
+
+
+def _is_multiple_of_a_variable(answer: str) -> bool:
+    match = _MULTIPLE.fullmatch(answer)
+    number = read_number(match.group(1)) if match else None
+    return number is not None and number.value != 0
+
+
+def _compare_structures(
+    gold: str, gold_parts: Compound | None, answer: str, answer_parts: Compound | None, ask: Ask, depth: int
+) -> VerdictStatus | None:
+    """The verdict on parts; `unparsed` where they are no help and the whole must be asked about."""
+    if gold_parts is None or answer_parts is None:
+        single, parts = (gold, answer_parts) if gold_parts is None else (answer, gold_parts)
+        if parts is not None and parts.kind in ("set", "list"):
+            # {5} and ±0 are one element written as several or in braces.
+            gold_parts, answer_parts = (
+                gold_parts or Compound("list", (gold,)),
+                answer_parts or Compound("list", (answer,)),
+            )
+        else:
+            return "incorrect" if read_number(single) else "unparsed"
+    if not _may_be_the_same(gold_parts, answer_parts):
+        return "incorrect"
+    if gold_parts.is_ordered or answer_parts.is_ordered:
+        pairs = zip(gold_parts.parts, answer_parts.parts, strict=True)
+        return _all(compare(one, other, ask, depth + 1) for one, other in pairs)
+    return _compare_unordered(gold_parts.parts, answer_parts.parts, ask, depth)
+
+
+def _may_be_the_same(gold: Compound, answer: Compound) -> bool:
+    kinds = {gold.kind, answer.kind}
+    # Without brackets a list does not say what it is; with brackets it does.
+    if len(kinds) == 2 and not ("list" in kinds and kinds & {"tuple", "set"}):
+        return False
+    if gold.is_ordered or answer.is_ordered:
+        return gold.shape == answer.shape and len(gold.parts) == len(answer.parts)
+    return True
+
+
+def _compare_unordered(gold: tuple[str, ...], answer: tuple[str, ...], ask: Ask, depth: int) -> VerdictStatus | None:
+    """Whether each part has an equal in the other, however often."""
+    if len(gold) > _MAX_PARTS or len(answer) > _MAX_PARTS:
+        return "unparsed"
+    matched_golds, matched_answers = set[str](), set[str]()
+    for one, other in itertools.product(gold, answer):
+        if compare(one, other, _unknown, depth + 1) == "correct":
+            matched_golds.add(one)
+            matched_answers.add(other)
+    open_golds = [one for one in dict.fromkeys(gold) if one not in matched_golds]
+    open_answers = [other for other in dict.fromkeys(answer) if other not in matched_answers]
+    if len(open_golds) > _MAX_UNMATCHED_PARTS or len(open_answers) > _MAX_UNMATCHED_PARTS:
+        return "incorrect" if len(gold) != len(answer) else "unparsed"
+    # A part that repeats another in other words meets only parts that are matched already.
+    needed = [[(one, other) for other in open_answers or answer] for one in open_golds]
+    needed += [[(one, other) for one in open_golds or gold] for other in open_answers]
+    return _all(_any(compare(*pair, ask, depth + 1) for pair in pairs) for pairs in needed)
+
+
+def _unknown(_gold: str, _answer: str) -> None:
+    """Knows no mathematics."""
+
+
+# What decides comes first. A part that cost a worker ends the questions, because the next may cost another.
+_ALL: tuple[VerdictStatus | None, ...] = ("incorrect", "timeout", "error", None, "unparsed", "correct")
+_ANY: tuple[VerdictStatus | None, ...] = ("correct", "timeout", "error", None, "incorrect", "unparsed")
+
+
+def _all(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
+    """`correct` where all are, or where there is none."""
+    return min([*statuses, "correct"], key=_ALL.index)
+
+
+def _any(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
+    """`correct` where one is."""
+    return min([*statuses, "unparsed"], key=_ANY.index)

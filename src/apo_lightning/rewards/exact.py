@@ -1,0 +1,126 @@
+"""Rational numbers, read from LaTeX and compared exactly: no floats, no process."""
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from apo_lightning.rewards.normalise import without_unit
+
+MIN_SIGNIFICANT_DIGITS = 6
+"""A decimal of at least so many digits stands for any number it is the rounding of."""
+_MAX_NUMBER_CHARS = 600
+"""Below the smallest limit Python can be given for int(str), 640 digits: a longer number would raise."""
+
+_DECIMAL = r"((?:[0-9]+\.?[0-9]*+|\.[0-9]+))"
+_SIGNED = rf"([-+]?){_DECIMAL}"
+_FRACTION = rf"\\frac\s*\{{\s*{_SIGNED}\s*\}}\s*\{{\s*{_SIGNED}\s*\}}"
+_INTEGER_FRACTION = r"\\frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}"
+# Three digits, because a larger power of ten would take memory here; it goes to the workers, which can be killed.
+_POWER = r"10\s*\^\s*(?:\{\s*([-+]?[0-9]{1,3})\s*\}|([0-9]))"
+_TIMES = r"\s*(?:\\times|\\cdot|\*)\s*"
+
+_THOUSANDS = re.compile(r"([0-9]{1,3}(?:,[0-9]{3})+)(?![0-9,])(?!.*,)", re.DOTALL)
+_IS_DECIMAL = re.compile(_DECIMAL)
+_IS_RATIO = re.compile(rf"{_SIGNED}\s*/\s*{_DECIMAL}")
+_IS_FRACTION = re.compile(_FRACTION)
+_IS_MIXED = re.compile(rf"([0-9]+)(?:\s*{_INTEGER_FRACTION}|\s+([0-9]+)\s*/\s*([0-9]+))")
+_IS_SCIENTIFIC = re.compile(rf"(?:{_DECIMAL}{_TIMES})?{_POWER}|{_POWER}{_TIMES}{_DECIMAL}")
+_IS_REPEATING = re.compile(r"([0-9]+)\.([0-9]*)\\(?:overline|bar)\s*\{\s*([0-9]+)\s*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A rational number as it was written."""
+
+    value: Fraction
+    last_place: Fraction | None = None
+    """What one unit of a decimal's last digit is worth; None for what was not written as a decimal."""
+    significant_digits: int = 0
+    """Digits of a decimal, zeros in front not counted; 0 for what was not written as a decimal."""
+
+    def is_rounding_of(self, other: "Number") -> bool:
+        """True for a decimal of enough digits that is `other`, rounded to its last place."""
+        if self.last_place is None or self.significant_digits < MIN_SIGNIFICANT_DIGITS:
+            return False
+        return abs(self.value - other.value) <= self.last_place / 2
+
+
+def same_number(left: Number, right: Number) -> bool:
+    """True where two numbers are equal, or one is a decimal of at least six digits and the rounding of the other.
+
+    Example:
+        >>> third = Number(Fraction(1, 3))
+        >>> decimals = [read_number(text) for text in ("0.333", "0.333333", "0.333334")]
+        >>> [same_number(third, decimal) for decimal in decimals]
+        [False, True, False]
+    """
+    return left.value == right.value or left.is_rounding_of(right) or right.is_rounding_of(left)
+
+
+@lru_cache(maxsize=4096)
+def read_number(text: str, lone_units: bool = False) -> Number | None:
+    r"""The rational number that a normalised text is, its unit dropped; None where it is none or too long to be read.
+
+    Read are integers with or without thousands commas, decimals, also repeating ones, a/b, \frac, mixed numbers whose
+    fraction is below 1, and products with a power of ten.
+
+    Args:
+        text: as `normalise` returns it.
+        lone_units: take a lone letter after the number for a unit, as in "5 m".
+
+    Example:
+        >>> read_number(r"1\frac{4}{5}").value, read_number(r"-6 \times 10^{-5}").value, read_number("1,080 cm").value
+        (Fraction(9, 5), Fraction(-3, 50000), Fraction(1080, 1))
+    """
+    if len(text) > _MAX_NUMBER_CHARS:
+        return None
+    text = without_unit(text, lone_units)
+    is_negative = text.startswith("-")
+    body = text.removeprefix("-" if is_negative else "+").lstrip()
+    if thousands := _THOUSANDS.match(body):
+        body = thousands.group(1).replace(",", "") + body[thousands.end() :]
+    number = _read_unsigned(body)
+    return replace(number, value=-number.value) if number and is_negative else number
+
+
+def _read_unsigned(body: str) -> Number | None:
+    if _IS_DECIMAL.fullmatch(body):
+        return _decimal(body)
+    if match := _IS_SCIENTIFIC.fullmatch(body):
+        before, power, bare_power, power_first, bare_power_first, after = match.groups()
+        return _times_power(_decimal(before or after or "1"), power or bare_power or power_first or bare_power_first)
+    if match := _IS_MIXED.fullmatch(body):
+        whole, *parts = (int(group) for group in match.groups() if group is not None)
+        # Else it is a product: 2 \frac{3}{2}.
+        return Number(whole + Fraction(*parts)) if parts[0] < parts[1] else None
+    if match := _IS_REPEATING.fullmatch(body):
+        whole, start, period = match.groups()
+        nines = 10 ** len(period) - 1
+        return Number(int(whole) + Fraction(int(start or "0") * nines + int(period), 10 ** len(start) * nines))
+    if match := _IS_FRACTION.fullmatch(body) or _IS_RATIO.fullmatch(body):
+        sign, top, *bottom_sign, bottom = match.groups()
+        denominator = Fraction(_padded(bottom))
+        if denominator == 0:
+            return None
+        is_negative = (sign == "-") != (bottom_sign == ["-"])
+        return Number((-1 if is_negative else 1) * Fraction(_padded(top)) / denominator)
+    return None
+
+
+def _padded(decimal: str) -> str:
+    """The decimal as `Fraction` reads it: digits on both sides of the point."""
+    return f"0{decimal}0" if "." in decimal else decimal
+
+
+def _decimal(text: str) -> Number:
+    _, point, places = text.partition(".")
+    if not point or not places:
+        return Number(Fraction(_padded(text)))
+    return Number(Fraction(_padded(text)), Fraction(1, 10 ** len(places)), len(text.replace(".", "").lstrip("0")))
+
+
+def _times_power(number: Number, exponent: str) -> Number:
+    power = Fraction(10) ** int(exponent)
+    last_place = None if number.last_place is None else number.last_place * power
+    return Number(number.value * power, last_place, number.significant_digits)

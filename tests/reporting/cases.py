@@ -1,0 +1,98 @@
+"""Measurements and run folders with numbers that can be checked by hand."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from apo_lightning.evaluation.records import (
+    DataCard,
+    Estimate,
+    EvaluationResult,
+    ModelCard,
+    ProblemCount,
+    SamplingSettings,
+)
+from apo_lightning.reporting.records import Measurement
+
+
+def estimate(value: float, half_width: float = 0.0) -> Estimate:
+    return Estimate(value=value, low=value - half_width, high=value + half_width)
+
+
+def measured(
+    method: str = "APO",
+    pass_at: Sequence[float] = (0.25, 0.5),
+    *,
+    model: str = "tiny",
+    benchmark: str = "math500",
+    settings: Mapping[str, str] | None = None,
+    half_width: float = 0.0,
+    solved: Sequence[int] = (),
+    **others: float,
+) -> Measurement:
+    """`pass_at` is the curve; `solved` how often each problem was."""
+    n = len(pass_at)
+    curve = tuple(estimate(value, half_width) for value in pass_at)
+    metrics = {f"pass@{k}": curve[k - 1] for k in (1, n)} | {name: estimate(x) for name, x in others.items()}
+    return Measurement(
+        model=model,
+        method=method,
+        settings=settings or {},
+        benchmark=benchmark,
+        num_samples=n,
+        metrics=metrics,
+        pass_at_k=curve,
+        problems=tuple(ProblemCount(prompt_id=f"p{i}", num_samples=n, num_correct=c) for i, c in enumerate(solved)),
+    )
+
+
+def result(name: str = "tiny", benchmark: str = "math500", **model: object) -> EvaluationResult:
+    card: dict = {"name": name, "path": None, "weights_sha256": "a", "dtype": "float32"} | model
+    return EvaluationResult(
+        benchmark=benchmark,
+        model=ModelCard(**card),
+        data=DataCard(source="x", sha256="b", num_problems=1, num_available=1),
+        settings=SamplingSettings(
+            num_samples=2,
+            temperature=1.0,
+            top_p=1.0,
+            max_completion_tokens=8,
+            seed=0,
+            samples_per_batch=2,
+            prompt="{problem}",
+            engine="transformers",
+            reward="numeric",
+        ),
+        versions={},
+        verdicts={"correct": 1, "incorrect": 1},
+        num_truncated=0,
+        num_tokens=4,
+        metrics={"pass@1": estimate(0.5)},
+        pass_at_k=(estimate(0.5), estimate(1.0)),
+        problems=(ProblemCount(prompt_id="p0", num_samples=2, num_correct=1),),
+    )
+
+
+def write_run(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    algo: str = "apo",
+    seed: int = 1,
+    loss: Mapping[str, float] | None = None,
+    before: float = 0.25,
+    after: float = 0.5,
+) -> Path:
+    """A training run's folder as Hydra and the callbacks leave it."""
+    hydra = folder / ".hydra"
+    hydra.mkdir(parents=True)
+    config = {"seed": seed, "model": {"name": "tiny"}, "algo": {"loss": {"pull_coef": 0.1} | dict(loss or {})}}
+    # JSON is YAML.
+    (hydra / "config.yaml").write_text(json.dumps(config))
+    (hydra / "overrides.yaml").write_text(json.dumps(list(overrides)))
+    (hydra / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"choices": {"algo": algo}}}}))
+    (folder / "metrics.csv").write_text("step,train/entropy,val/x/pass@1\n0,,0.25\n1,2.5,\n2,nan,\n1,2.0,\n")
+    look = {"samples_per_problem": 1, "step_before": 0, "pass@1_before": before, "pass@1_after": after}
+    look["change"] = {"mean": after - before, "low": 0.0, "high": 0.5}
+    (folder / "summary.json").write_text(json.dumps({"held_out": {"arithmetic": look}}))
+    return folder
