@@ -14,7 +14,7 @@ _DECIMAL = re.compile(rf"(?P<currency>\\\$)?(?P<sign>[-+]?)(?P<digits>{_DIGITS}?
 _SCIENTIFIC = re.compile(r"([-+]?\d+(?:\.\d+)?)e([-+]?\d+)")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(-?)(\d+)\.?/(\d+)")
 _MIXED = re.compile(r"(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}")
-_UNIT = re.compile(r"\^\\circ|\s*\\(?:text|mbox)\{\s*[a-z]+\s*\}(?:\^2)?")
+_UNIT = re.compile(r"\^\\circ|\s*\\%|\s*\\(?:text|mbox)\{\s*[a-z]+\s*\}(?:\^2)?")
 _BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
 _WORD = re.compile(r"\\text\{(\(?)([A-Za-z]+)(\)?)\}")
 _BRACKETED = re.compile(r"(?:\\left\s*)?(\(|\[|\\\{)(.*?)(?:\\right\s*)?(\)|\]|\\\})", re.DOTALL)
@@ -55,10 +55,15 @@ def read_gold(text: str) -> Gold:
     for form, pattern in (("base", _BASE), ("word", _WORD), ("matrix", _MATRIX)):
         if pattern.fullmatch(text):
             return Gold(text, form)
-    if (match := _BRACKETED.fullmatch(text)) and "," in match[2] and not set("()[]") & set(match[2]):
+    if (
+        (match := _BRACKETED.fullmatch(text))
+        and "," in match[2]
+        and not set("()[]") & set(match[2])
+        and r"\," not in text
+    ):
         return Gold(text, "bracketed")
-    if r"\text" in text or r"\mbox" in text or "$" in text or "np." in text or "*" in text:
-        return Gold(text, "other")  # code, remarks and broken LaTeX: not to be recombined
+    if any(mark in text for mark in (r"\text", r"\mbox", "$", "np.", "*", ":", r"\,")) or text.endswith("."):
+        return Gold(text, "other")  # code, remarks, ratios, times and broken LaTeX: not to be recombined
     if "," in text:
         return Gold(text, "other" if set("()[]{}=") & set(re.sub(r"_\{\d\}|\\\w+\{\d+\}", "", text)) else "list")
     if r"\cup" in text:

@@ -53,8 +53,8 @@ def test_a_rational_number_is_read_however_it_is_written(text: str, value: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-", ".", "x", r"\sqrt{4}", r"2\frac{3}{2}", "1/0", r"\frac{1}{0}", "1,23", "12,345,6", "1, 2", "2^{10}", "5 x",
-     "5 m", "3 squared", "3 plus two", r"3 \text{ dozen}", "1" * 601, r"10^{1000}", "1e9999999999", "٣"],
+    ["", "-", ".", "x", r"\sqrt{4}", r"2\frac{3}{2}", "1/0", r"\frac{1}{0}", "1,23", "12,345,6", "1, 2", "2^{10}",
+     "5 x", "5 m", "3 squared", "3 plus two", r"3 \text{ dozen}", "1" * 601, r"10^{1000}", "1e9999999999", "٣"],
 )  # fmt: skip
 def test_what_is_no_rational_number_or_too_large_is_left_alone(text: str):
     assert read_number(normalise(text)) is None

@@ -38,9 +38,10 @@ def test_every_gold_answer_is_judged_correct_against_itself(reward: MathVerifyRe
 
 # Of every form that the rules of `answer_rewrites` know.
 SUITE_GOLDS = [
-    "17", "-8", "0", "1", "2048", "31,415", r"27,\!182", r"\$7.25", "0.625", "-.75", "3.25", "6.1e-7", "2e5", "-4.75e12",
-    r"\frac{5}{8}", r"-\frac{7}{12}", r"\frac 27", r"\dfrac{22}{7}", r"3\frac{2}{5}", "-5./4", r"72^\circ", r"12.5 \text{ grams}",
-    r"48\mbox{ feet}^2", "312_4", "75_{9}", r"\text{west}", r"\text{(D)}", "(2,-7)", r"\left( 5, \frac{\pi}{3} \right)",
+    "17", "-8", "0", "1", "2048", "31,415", r"27,\!182", r"\$7.25", "0.625", "-.75", "3.25", "6.1e-7", "2e5",
+    "-4.75e12", r"\frac{5}{8}", r"-\frac{7}{12}", r"\frac 27", r"\dfrac{22}{7}", r"3\frac{2}{5}", "-5./4", r"72^\circ",
+    r"12.5 \text{ grams}", r"48\mbox{ feet}^2", "312_4", "75_{9}", r"\text{west}", r"\text{(D)}", "(2,-7)",
+    r"\left( 5, \frac{\pi}{3} \right)",
     "(4,-9,11)", "(1,6]", r"[-3, \infty)", r"\{2, 5, 11\}", r"\{3\pm\sqrt{7},-4\}", "4,-6", "8, 9, 13",
     r"2 \pm \sqrt{11}", r"\begin{pmatrix} -3 \\ 8 \end{pmatrix}", r"\begin{pmatrix} 2/7 & 1 \\ 0 & -6 \end{pmatrix}",
     "x=12", "y = 3x - 4", "2x - 9y + 4z = 0", r"x \in [-1,5]", r"5\sqrt{7}", r"9 \pi", "4 - 3i", r"\frac{3\sqrt{5}}{8}",
@@ -61,7 +62,7 @@ def test_what_is_made_by_rule_is_accepted_if_it_is_equal_and_else_refused(reward
     verdicts = reward.score([rewrite.completion for rewrite in made], [rewrite.gold for rewrite in made])
     judged = list(zip(made, verdicts, strict=True))
     assert sum(rewrite.is_equal for rewrite in made) > 1000
-    assert sum(not rewrite.is_equal for rewrite in made) > 500
+    assert sum(not rewrite.is_equal for rewrite in made) > 400
     assert shown([rewrite for rewrite, verdict in judged if not rewrite.is_equal and verdict.reward == 1.0]) == []
     assert shown([rewrite for rewrite, verdict in judged if rewrite.is_equal and verdict.reward == 0.0]) == []
     assert verdict_counts(verdicts)["error"] == 0

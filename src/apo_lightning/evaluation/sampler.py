@@ -49,13 +49,11 @@ class Sampler:
     Attributes:
         engine: holds the policy's weights.
         policy: for entropy and max-prob.
-        reward: judges completions; used from a thread.
         temperature: of the sampling; 0 is greedy.
         top_p: of the sampling.
-        max_completion_tokens: a completion is cut there.
         token_statistics: run the policy over each completion once more; without it `entropy` and `max_prob` are None.
         tokens_per_microbatch: of that pass.
-        reference: for the support coverage, a further pass of both; None: do not measure it.
+        reference: for the support coverage, a further pass of both policies; None: do not measure it.
         anchor_size: K of the support.
         rank: of this process.
         world_size: processes that share the work.
@@ -63,10 +61,8 @@ class Sampler:
 
     engine: RolloutEngine
     policy: Policy
-    reward: Reward
     temperature: float
     top_p: float
-    max_completion_tokens: int
     token_statistics: bool
     tokens_per_microbatch: int
     reference: Policy | None = None
@@ -74,8 +70,14 @@ class Sampler:
     rank: int = 0
     world_size: int = 1
 
-    def fill(self, file: SamplesFile, progress: Progress) -> None:
+    def fill(self, file: SamplesFile, reward: Reward, *, max_completion_tokens: int, progress: Progress) -> None:
         """Draw, judge and write until the file holds its whole plan.
+
+        Args:
+            file: of the benchmark.
+            reward: judges its completions; called from a thread.
+            max_completion_tokens: a completion is cut there.
+            progress: told of every batch.
 
         Raises:
             ConfigError: the file belongs to another evaluation.
@@ -84,17 +86,30 @@ class Sampler:
         [done, *_] = from_all_ranks(file.open() if self.rank == 0 else 0)
         progress.start(done, len(file.plan))
         try:
-            self._draw(file, done, progress)
+            self._draw(file, done, reward, max_completion_tokens, progress)
         finally:
             progress.stop()
         file.close()
 
-    def _draw(self, file: SamplesFile, done: int, progress: Progress) -> None:
+    def _draw(
+        self, file: SamplesFile, done: int, reward: Reward, max_completion_tokens: int, progress: Progress
+    ) -> None:
         written: _Batch | None = None
         # One verdict thread: a reward is not made for two callers at once.
         with ThreadPoolExecutor(max_workers=1) as verifier:
             for batch in self._my_batches(file, done):
-                sampled = self._sample(batch, verifier)
+                completions = self._sample(batch, max_completion_tokens)
+                decode = self.policy.tokenizer.decode
+                texts = [str(decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
+                verdicts = verifier.submit(reward.score, texts, [planned.prompt.answer for planned in batch])
+                sampled = _Batch(
+                    planned=batch,
+                    completions=completions,
+                    statistics=self._statistics(batch, completions),
+                    support=self._support(batch, completions),
+                    texts=texts,
+                    verdicts=verdicts,
+                )
                 if written is not None:
                     self._write(file, written, progress)
                 written = sampled
@@ -108,31 +123,20 @@ class Sampler:
             first = start + self.rank * size
             yield file.plan[first : first + size]
 
-    def _sample(self, batch: Sequence[PlannedSample], verifier: ThreadPoolExecutor) -> _Batch:
+    def _sample(self, batch: Sequence[PlannedSample], max_completion_tokens: int) -> list[Completion]:
         stop_token_ids = self.policy.stop_token_ids
-        completions = self.engine.generate(
+        return self.engine.generate(
             [
                 GenerationRequest(
                     prompt_token_ids=planned.prompt.token_ids,
                     seed=planned.seed,
-                    max_new_tokens=self.max_completion_tokens,
+                    max_new_tokens=max_completion_tokens,
                     temperature=self.temperature,
                     top_p=self.top_p,
                     stop_token_ids=stop_token_ids,
                 )
                 for planned in batch
             ]
-        )
-        decode = self.policy.tokenizer.decode
-        texts = [str(decode(list(completion.token_ids), skip_special_tokens=True)) for completion in completions]
-        verdicts = verifier.submit(self.reward.score, texts, [planned.prompt.answer for planned in batch])
-        return _Batch(
-            planned=batch,
-            completions=completions,
-            statistics=self._statistics(batch, completions),
-            support=self._support(batch, completions),
-            texts=texts,
-            verdicts=verdicts,
         )
 
     def _statistics(

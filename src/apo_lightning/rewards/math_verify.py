@@ -19,13 +19,13 @@ class MathVerifyReward:
     r"""1 where the stated answer is mathematically equal to the gold one; else 0.
 
     The answer is the content of the last `\boxed{…}`, else the line after the last "Answer:"; a completion with
-    neither is `unparsed`: prose is never searched for a number, which a policy learns to exploit. Integers and
-    identical strings are compared here and exactly; the rest goes to math-verify, in worker processes that start
-    when first needed. A worker that takes too long, crashes or outgrows its memory is replaced and the answer's
-    verdict is `timeout` or `error`; an answer that math-verify finds but cannot read is `unparsed`.
+    neither is `unparsed`: prose is never searched for a number, which a policy learns to exploit. Numbers, words and
+    the parts of points, sets and lists are compared here and exactly; an expression that is left goes to math-verify,
+    in worker processes that start when first needed. A worker that takes too long, crashes or outgrows its memory is
+    replaced and the answer's verdict is `timeout` or `error`; an answer that cannot be read is `unparsed`.
 
-    Departure: before math-verify sees them, both sides lose a trailing full stop or percent sign (it rejects the one
-    and fails to parse the other in a box) and 4.5e33, which it reads as 4.5·e·33, becomes 4.5 × 10³³.
+    Departure: math-verify alone refuses right answers and accepts wrong ones; what is decided otherwise here, and why,
+    is in docs/decisions/0011-what-counts-as-the-same-answer.md.
 
     Source: math-verify (Hugging Face), `parse` and `verify` with their own time-outs off: those use SIGALRM handlers,
     which work in a main thread only and cannot interrupt a long computation in C.
@@ -63,9 +63,9 @@ class MathVerifyReward:
         return [_verdict(statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True)]
 
     def check_answers(self, answers: Sequence[str]) -> None:
-        """Raise ConfigError for the first gold answer that math-verify does not find equal to itself.
+        """Raise ConfigError for the first gold answer with a part that math-verify does not find equal to itself.
 
-        Takes about a second per thousand distinct golds that are no integers.
+        Takes about ten seconds per thousand distinct golds that are no numbers.
         """
         normalised = [_usable(gold) for gold in answers]
         parts = {gold: expressions(gold) for gold in dict.fromkeys(normalised)}

@@ -1,0 +1,104 @@
+"""Who is measured: one policy, where its weights come from, and what its results say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from transformers import PreTrainedTokenizerBase
+
+from apo_lightning.console import progress_bars_hidden, say
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import ModelCard
+from apo_lightning.fingerprint import weights_sha256
+from apo_lightning.policy import Policy, PolicySpec, describe
+from apo_lightning.preflight import check_devices, check_dtype
+from apo_lightning.run.trained import TrainedRun, trained_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The policy to be measured; no weights are loaded yet."""
+
+    spec: PolicySpec
+    run: TrainedRun | None
+    """The training run that it is the end of."""
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    """Its kind; a launched process has one of its own."""
+    world_size: int
+    compute_dtype: torch.dtype
+    output_dir: Path
+    """Exists."""
+    seed: int
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """The longest sequence it reads; None: unknown."""
+        return getattr(self.spec.load_config(), "max_position_embeddings", None)
+
+    def load(self, device: torch.device) -> Policy:
+        """The policy, frozen."""
+        return self._load(self.spec, device)
+
+    def load_reference(self, device: torch.device) -> Policy:
+        """What the training run began with, frozen."""
+        assert self.run is not None
+        return self._load(instantiate(self.run.reference, _convert_="all"), device)
+
+    def card(self, policy: Policy) -> ModelCard:
+        """What results say of the policy."""
+        return ModelCard(
+            name=self.spec.name,
+            path=self.spec.path,
+            weights_sha256=weights_sha256(policy),
+            dtype=str(policy.compute_dtype).removeprefix("torch."),
+            algo=self.run.algo if self.run else None,
+            run=str(self.run.folder) if self.run else None,
+            overrides=self.run.overrides if self.run else (),
+        )
+
+    def _load(self, spec: PolicySpec, device: torch.device) -> Policy:
+        with progress_bars_hidden():
+            model = spec.load_model(self.seed)
+        say(describe(model, self.compute_dtype))
+        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens)
+        return policy.to(device).eval().requires_grad_(False)
+
+
+def find_subject(cfg: DictConfig, overrides: Sequence[str]) -> Subject:
+    """Read what the configuration says of the policy.
+
+    Args:
+        cfg: composed from `configs/evaluate.yaml`.
+        overrides: as typed, to tell a model that was asked for from the default one.
+
+    Raises:
+        ConfigError: there is no such run, model or device.
+    """
+    if cfg.support_anchor_size is not None and not cfg.run:
+        raise ConfigError(
+            f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
+            "training run, or leave it null"
+        )
+    run = trained_run(Path(cfg.run), overrides) if cfg.run else None
+    spec: PolicySpec = instantiate(run.model if run else cfg.model, _convert_="all")
+    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    compute_dtype = spec.dtype(device)
+    check_dtype(device, compute_dtype)
+    default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name
+    output_dir = Path(cfg.output_dir) if cfg.output_dir else default
+    tokenizer = spec.load_tokenizer()
+    output_dir.mkdir(parents=True, exist_ok=True)
+    return Subject(
+        spec=spec,
+        run=run,
+        tokenizer=tokenizer,
+        device=device,
+        world_size=world_size,
+        compute_dtype=compute_dtype,
+        output_dir=output_dir,
+        seed=cfg.seed,
+    )

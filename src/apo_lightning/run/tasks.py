@@ -1,0 +1,112 @@
+"""Benchmarks as the command line wants them: read, put into prompts and looked at before any weight is loaded."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation import Benchmark
+from apo_lightning.evaluation.encoder import sentence_encoder
+from apo_lightning.evaluation.records import DataCard, SamplingSettings
+from apo_lightning.evaluation.samples_file import require_same_identity
+from apo_lightning.fingerprint import versions
+from apo_lightning.metrics.diversity import Encoder
+from apo_lightning.run.subject import Subject
+from apo_lightning.types import Prompt
+
+FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
+"""Settings of each benchmark that the command line may give for all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One benchmark, ready to be sampled."""
+
+    benchmark: Benchmark
+    data: DataCard
+    prompts: list[Prompt]
+    settings: SamplingSettings
+    encoder: Encoder | None
+    folder: Path
+    identity: dict[str, object]
+    """What decides the samples, as far as it is known before the weights are."""
+
+
+def prepare_tasks(cfg: DictConfig, subject: Subject) -> list[Task]:
+    """All benchmarks, cheapest checks first.
+
+    Raises:
+        ConfigError: the first thing found that cannot work.
+    """
+    for name, lowest in (("temperature", 0), ("samples_per_batch", 1), ("tokens_per_microbatch", 1)):
+        if cfg[name] < lowest:
+            raise ConfigError(f"{name} is {cfg[name]}: it must be at least {lowest}")
+    benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
+    for benchmark in benchmarks:
+        benchmark.check()
+        _check_length(benchmark, subject)
+    return [
+        _task(cfg, subject, benchmark, reward=_class_name(node.reward))
+        for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
+    ]
+
+
+def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
+    """The config's own benchmark, under what the command line says of all."""
+    overrides = {name: cfg[name] for name in FOR_ALL if cfg[name] is not None}
+    if cfg.data_dir is not None and node.path is None and node.hub is not None:
+        overrides["path"] = str(Path(cfg.data_dir) / f"{node.name}.jsonl")
+    return instantiate(node, **overrides, _convert_="all")
+
+
+def _check_length(benchmark: Benchmark, subject: Subject) -> None:
+    longest = subject.max_position_embeddings
+    if longest is not None and benchmark.max_model_len > longest:
+        raise ConfigError(
+            f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "
+            f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {subject.spec.name}, which "
+            f"reads {longest} tokens: give max_completion_tokens={longest - benchmark.max_prompt_tokens} or less"
+        )
+
+
+def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, reward: str) -> Task:
+    rows, data = benchmark.load()
+    template = subject.spec.prompt_template
+    prompts = benchmark.prompts(rows, subject.tokenizer, template)
+    benchmark.reward.check_answers([prompt.answer for prompt in prompts])
+    settings = SamplingSettings(
+        num_samples=benchmark.num_samples,
+        temperature=cfg.temperature,
+        top_p=cfg.top_p,
+        max_completion_tokens=benchmark.max_completion_tokens,
+        seed=cfg.seed,
+        samples_per_batch=cfg.samples_per_batch,
+        prompt=benchmark.prompt_around(subject.tokenizer, template),
+        engine=_class_name(cfg.engine),
+        reward=reward,
+    )
+    identity: dict[str, object] = {
+        "benchmark": benchmark.name,
+        "data": {"num_problems": data.num_problems, "sha256": data.sha256},
+        "settings": asdict(settings),
+        "token_statistics": cfg.token_statistics,
+        "support_anchor_size": cfg.support_anchor_size,
+        "versions": versions(),
+    }
+    folder = subject.output_dir / benchmark.name
+    require_same_identity(folder, identity)
+    return Task(
+        benchmark=benchmark,
+        data=data,
+        prompts=prompts,
+        settings=settings,
+        encoder=sentence_encoder(benchmark.encoder) if benchmark.encoder else None,
+        folder=folder,
+        identity=identity,
+    )
+
+
+def _class_name(node: DictConfig) -> str:
+    return str(node._target_).rpartition(".")[2]
