@@ -13,6 +13,8 @@ from composing import ROOT, composed
 from factories import make_step
 
 README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "evaluating.md").read_text()
+COMMANDS = re.findall(r"^\$ python (train|evaluate|report)\.py ?(.*?)(?:\s+#.*)?$", README + GUIDE, flags=re.MULTILINE)
 
 
 def blocks(language: str) -> list[str]:
@@ -56,7 +58,8 @@ def test_the_callback_reads_a_step(shown):
     assert set(shown["WrongLength"]().on_step(make_step()) or {}) <= {"mine/wrong_tokens"}
 
 
-@pytest.mark.parametrize("command", re.findall(r"^\$ python train\.py (.*?)(?:\s+#.*)?$", README, flags=re.MULTILINE))
-def test_every_command_composes(command):
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_every_command_composes(program, command):
     overrides = [word for word in command.split() if word != "-m" and "my_package" not in word and "{" not in word]
-    composed(*(override.split(",")[0] for override in overrides))
+    is_list = re.compile(r"=\[.*\]$")
+    composed(*(word if is_list.search(word) else word.split(",")[0] for word in overrides), config_name=program)

@@ -23,6 +23,7 @@ from apo_lightning.rewards.normalise import normalise, without_unit, words
         (r"a \leftarrow b", r"a \leftarrow b"),
         (r"\frac 59", r"\frac{5}{9}"),
         (r"\tfrac{270}7", r"\frac{270}{7}"),
+        (r"\frac\pi 2", r"\frac{\pi}{2}"),
         (r"1,\!234 \times 5{,}678", r"1234 \times 5678"),
         (r"(1,\,200)", "(1, 200)"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),

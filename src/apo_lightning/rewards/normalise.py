@@ -27,7 +27,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right)\.", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\frac\s*([0-9])\s*(?=[0-9{])", r"\\frac{\1}"),
+        (r"\\frac\s*([0-9]|\\pi(?![A-Za-z]))\s*(?=[0-9{])", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9])", r"\1{\2}"),
         (r"\\(?:math|text)rm\s*\{\s*([eid])\s*\}", r"\1 "),
         (rf"\\(?:mathrm|operatorname|text)\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
