@@ -49,6 +49,23 @@ def shared_columns(first: list[dict[str, str]], second: list[dict[str, str]]) ->
 
 
 @pytest.mark.parametrize("prompts_per_minibatch", [2, 4])
+def test_a_diagnostic_is_logged_at_its_own_steps_and_for_all_tokens(tmp_path, prompts_per_minibatch):
+    monitor = "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor"
+    _, rows = run(
+        tmp_path,
+        "algo=apo",
+        monitor,
+        "+callbacks.monitor.every_n_steps=2",
+        "trainer.max_steps=3",
+        f"prompts_per_minibatch={prompts_per_minibatch}",
+    )
+    assert [bool(row["support/coverage_correct"]) for row in rows] == [False, True, False]
+    # Eight of 97 nearly equally likely tokens; APO itself asks about tokens of wrong completions only.
+    for verdict in ("correct", "incorrect"):
+        assert 0.05 < float(rows[1][f"support/coverage_{verdict}"]) < 0.6
+
+
+@pytest.mark.parametrize("prompts_per_minibatch", [2, 4])
 def test_apo_that_neither_pushes_harder_nor_pulls_is_grpo_bit_for_bit(tmp_path, prompts_per_minibatch):
     sizes = f"prompts_per_minibatch={prompts_per_minibatch}"
     grpo, grpo_rows = run(tmp_path / "grpo", "algo=grpo", sizes)

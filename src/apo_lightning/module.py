@@ -138,6 +138,11 @@ class RLVRModule(pl.LightningModule):
         self.policy_version += 1
         publish(self.policy.model, self.engine, self.policy_version)
 
+    def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
+        """Lightning would log what a callback said at an earlier step again at every later one."""
+        assert self.trainer._results is not None
+        self.trainer._results.reset()
+
     # ------------------------------------------------------------------ one step
 
     def training_step(self, batch: Sequence[Prompt], batch_idx: int) -> Mapping[str, Any]:

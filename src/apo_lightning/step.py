@@ -96,7 +96,10 @@ class StepTable:
         self.max_prob[index] = statistics.max_prob
         if self.anchor is not None and statistics.anchor_logprobs is not None:
             slots = statistics.anchor_logprobs.shape[1]
-            self.anchor.logprobs[index, :slots] = statistics.anchor_logprobs.detach()
+            found = statistics.anchor_logprobs.detach()
+            # The update asks at the loss's own tokens only; what a diagnostic had asked of the others stays.
+            known = self.anchor.logprobs[index, :slots]
+            self.anchor.logprobs[index, :slots] = torch.where(found == -torch.inf, known, found)
 
     @property
     def kept_tokens(self) -> Bool[Tensor, "tokens"]:

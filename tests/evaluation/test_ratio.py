@@ -1,5 +1,6 @@
 """A share of tokens, resampled by problem."""
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -22,14 +23,24 @@ def test_every_token_weighs_the_same_and_the_interval_is_wide_and_possible(count
     assert 0 <= found.low < found.high <= 1
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.6])
 def test_problems_of_one_length_have_the_interval_of_a_mean(share):
     # With equal denominators the ratio is the mean of the shares, and so is every resample of it.
     shares = torch.full((60,), share).double()
     shares[:20] = 0.4
-    found, mean = ratio_estimate(shares * 10, torch.full((60,), 10)), bootstrap_interval(shares)
+    found = ratio_estimate(shares * 10, torch.full((60,), 10))
+    mean = bootstrap_interval(shares, lowest=-math.inf, highest=math.inf)
     assert found.value == pytest.approx(mean.mean)
-    assert (found.low, found.high) == pytest.approx((mean.low, mean.high), abs=0.01)
+    assert (found.low, found.high) == pytest.approx((mean.low, mean.high), abs=0.005)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_problems_that_all_agree_do_not_make_a_certainty(share):
+    # Then an unseen problem may have any share, as for a mean in [0, 1].
+    tokens = torch.arange(10, 50)
+    found, mean = ratio_estimate(share * tokens.double(), tokens), bootstrap_interval(torch.full((40,), share))
+    assert (found.low, found.high) == pytest.approx((mean.low, mean.high), abs=0.02)
+    assert found.low < found.high
 
 
 def test_the_interval_agrees_with_the_delta_method_on_many_problems():

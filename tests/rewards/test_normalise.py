@@ -78,9 +78,11 @@ def test_words_are_told_from_mathematics(answer: str, letters: str | None):
     assert words(answer) == letters
 
 
-@pytest.mark.parametrize("unit", [" ", "m ", "a", r"\,", r"\text{", "{", "1,", "^", r"\left(", "1e5", "$", "and "])
+@pytest.mark.parametrize(
+    "unit", [" ", "m ", "a", r"\,", r"\text{", "{", "1,", "^", r"\left(", "1e5", "$", "and ", "m s/ "]
+)
 def test_the_longest_answer_takes_no_time_worth_noticing(unit: str):
-    text = ("5 " + unit * MAX_ANSWER_CHARS)[:MAX_ANSWER_CHARS]
+    text = ("5 " + unit * MAX_ANSWER_CHARS)[: MAX_ANSWER_CHARS - 1] + "!"
     start = time.process_time()
     without_unit(normalise(text), lone_letters=True)
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 0.3

@@ -9,6 +9,8 @@ from apo_lightning.evaluation.records import Estimate
 NUM_RESAMPLES = 10_000
 CONFIDENCE = 0.95
 RESAMPLES_AT_ONCE = 1000
+NO_SPREAD = 1e-12
+"""Rounding of the ratio makes equal shares differ by less."""
 
 
 def ratio_estimate(
@@ -16,11 +18,11 @@ def ratio_estimate(
 ) -> Estimate:
     """Σ numerators / Σ denominators: every token weighs the same. The interval is of resampled *problems*.
 
-    As in `metrics.intervals.mean_intervals`, each end also holds half an unseen problem, of average length, that has
-    the worst share there is, so that problems which all agree do not make a certainty:
+    As in `metrics.intervals`, each end also holds half an unseen problem. It has the average length d̄, and its share is
+    as far from the ratio as the farthest that was seen, s; where all problems agree, any share at all:
 
-        low  = quantile_{0.025} of Σ_i w_i n_i / (Σ_i w_i d_i + u·d̄)
-        high = quantile_{0.975} of (Σ_i w_i n_i + u·d̄) / (Σ_i w_i d_i + u·d̄)
+        low  = quantile_{0.025} of (Σ_i w_i n_i + u·d̄·(r − s)) / (Σ_i w_i d_i + u·d̄),   r − s at least 0
+        high = quantile_{0.975} of (Σ_i w_i n_i + u·d̄·(r + s)) / (Σ_i w_i d_i + u·d̄),   r + s at most 1
         w_i ~ Gamma(1), u ~ Gamma(1/2), independent
 
     Args:
@@ -31,10 +33,14 @@ def ratio_estimate(
         One problem of 30 tokens and one of 10: their shares 0.9 and 0.5 average to 0.7, their tokens to 0.8.
 
         >>> estimate = ratio_estimate(torch.tensor([27, 5]), torch.tensor([30, 10]))
-        >>> estimate.value, 0 < estimate.low < 0.5, 0.9 < estimate.high < 1
+        >>> estimate.value, estimate.low >= 0.5, estimate.high <= 1
         (0.8, True, True)
     """
     top, bottom = numerators.double().cpu(), denominators.double().cpu()
+    ratio = (top.sum() / bottom.sum()).item()
+    farthest = (top / bottom - ratio).abs().max().item()
+    spread = farthest if farthest > NO_SPREAD else 1.0
+    lowest, highest = max(ratio - spread, 0.0), min(ratio + spread, 1.0)
     generator = torch.Generator().manual_seed(0)
     lows, highs = [], []
     for _ in range(0, NUM_RESAMPLES, RESAMPLES_AT_ONCE):
@@ -42,11 +48,11 @@ def ratio_estimate(
         # The square of a standard normal number, halved, has the distribution Gamma(1/2).
         unseen = torch.randn(RESAMPLES_AT_ONCE, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
         total = weights @ bottom + unseen
-        lows.append(weights @ top / total)
-        highs.append((weights @ top + unseen) / total)
+        lows.append((weights @ top + unseen * lowest) / total)
+        highs.append((weights @ top + unseen * highest) / total)
     tail = (1 - CONFIDENCE) / 2
     return Estimate(
-        value=(top.sum() / bottom.sum()).item(),
-        low=torch.cat(lows).quantile(tail).item(),
-        high=torch.cat(highs).quantile(1 - tail).clamp(max=1).item(),
+        value=ratio,
+        low=torch.cat(lows).quantile(tail).clamp(min=lowest).item(),
+        high=torch.cat(highs).quantile(1 - tail).clamp(max=highest).item(),
     )

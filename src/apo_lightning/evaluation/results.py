@@ -26,6 +26,7 @@ from apo_lightning.rewards.normalise import normalise
 from apo_lightning.types import VerdictStatus
 
 NO_VOTE, CORRECT = -1, 0
+SHARES = ("avg@", "maj@", "truncated_fraction")
 
 
 def summarise(
@@ -75,10 +76,8 @@ def summarise(
         notes["semantic_similarity"] = "mean pairwise cosine; an encoder reads the beginning of a text only"
     pass_at_k = tuple(_estimate(interval) for interval in mean_intervals(curve))
     metrics = {f"pass@{k}": pass_at_k[k - 1] for k in reported_k(settings.num_samples)}
-    highest = {"entropy": math.inf, "completion_tokens": float(settings.max_completion_tokens)}
     for name, column in values.items():
-        lowest = -1.0 if name == "semantic_similarity" else 0.0
-        metrics[name] = _estimate(bootstrap_interval(column, lowest=lowest, highest=highest.get(name, 1.0)))
+        metrics[name] = _estimate(_interval(name, column, settings.max_completion_tokens))
     return EvaluationResult(
         benchmark=benchmark,
         model=model,
@@ -173,6 +172,16 @@ def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[T
         if all(value is not None for group in values for value in group):
             result[name] = means(values)
     return result
+
+
+def _interval(name: str, values: Float[Tensor, "problems"], max_completion_tokens: int) -> Interval:
+    """Of a share of samples, an unseen problem may have any; of another score, none is farther off than those seen."""
+    if name.startswith(SHARES):
+        return bootstrap_interval(values)
+    lowest = {"semantic_similarity": -1.0}.get(name, 0.0)
+    highest = {"entropy": math.inf, "completion_tokens": float(max_completion_tokens)}.get(name, 1.0)
+    interval = bootstrap_interval(values, lowest=-math.inf, highest=math.inf)
+    return Interval(mean=interval.mean, low=max(interval.low, lowest), high=min(interval.high, highest))
 
 
 def _estimate(interval: Interval) -> Estimate:

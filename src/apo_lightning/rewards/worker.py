@@ -113,7 +113,7 @@ def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
     """False where numbers that make one side zero do not make the other; else None."""
     names = _names(gold, answer)
 
-    def values(expression: Any, name: str, *numbers: complex) -> list[complex]:
+    def values(expression: Any, name: str, *numbers: float | complex) -> list[complex]:
         found = (_value(expression, _point(0, names) | {name: number}) for number in numbers)
         return [value for value in found if value is not None]
 
@@ -135,7 +135,7 @@ def _names(*expressions: Any) -> frozenset[str]:
     return frozenset(symbol.name for expression in expressions for symbol in expression.free_symbols) - {"i"}
 
 
-def _point(index: int, names: frozenset[str], both_signs: bool = False) -> dict[str, complex]:
+def _point(index: int, names: frozenset[str], both_signs: bool = False) -> dict[str, float | complex]:
     """A number for each variable, the same in every run; `i` is the imaginary unit."""
     numbers = {name: random.Random(f"{index} {name}") for name in names}
     return {"i": 1j} | {
@@ -144,7 +144,7 @@ def _point(index: int, names: frozenset[str], both_signs: bool = False) -> dict[
     }
 
 
-def _value(expression: Any, point: dict[str, complex]) -> complex | None:
+def _value(expression: Any, point: dict[str, float | complex]) -> complex | None:
     """The finite value at a point, functions and derivatives being some fixed ones; None where there is none."""
 
     def function(part: Any) -> Any:

@@ -48,8 +48,7 @@ def coverage_figure(covered: Sequence[Covered], published: Mapping[str, Mapping[
     axes.set_ylabel("recall [%]")
     axes.set_ylim(top=100.5)
     log2_axis(axes, "K")
-    # Recall only grows with K, so this corner is free.
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
     return figure
 
 

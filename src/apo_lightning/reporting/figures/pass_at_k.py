@@ -176,6 +176,7 @@ def _pareto_panel(
                 zorder=4 + style.rank,
             )
     axes.margins(0.16)
+    axes.set_ylim(top=min(axes.get_ylim()[1], 101))
     axes.grid(True, axis="both")
     axes.set_xlabel("Pass@1 [%], mean over benchmarks")
     axes.set_ylabel("Pass@K [%], mean over benchmarks")

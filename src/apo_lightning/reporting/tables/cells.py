@@ -13,7 +13,7 @@ PER_CENT = 100.0
 
 
 def number_cell(estimate: Estimate | None, *, scale: float = 1.0, decimals: int = 3, signed: bool = False) -> Cell:
-    """A number and its interval, the interval with one digit less (but one at least).
+    """A number and its interval; that of a number of two decimals has one.
 
     Example:
         >>> cell = number_cell(Estimate(value=0.4568, low=0.41, high=0.502), scale=100.0, decimals=2)
@@ -27,7 +27,7 @@ def number_cell(estimate: Estimate | None, *, scale: float = 1.0, decimals: int 
     if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
         return Cell(text=text, value=estimate.value * scale)
     low, high = estimate.low * scale, estimate.high * scale
-    fewer = max(1, decimals - 1)
+    fewer = 1 if decimals == 2 else decimals
     interval_text = f"[{low:{sign}.{fewer}f}, {high:{sign}.{fewer}f}]"
     return Cell(text=text, value=estimate.value * scale, interval=(low, high), interval_text=interval_text)
 
@@ -40,7 +40,7 @@ def share_cell(estimate: Estimate | None) -> Cell:
 def with_best_bold(rows: Sequence[Row], lower_is_better: Iterable[int] = ()) -> tuple[Row, ...]:
     """The rows with the best number of each column bold, within each section; ties as printed are bold together.
 
-    Nothing is bold in a column in which fewer than two rows have a number.
+    Nothing is bold in a column in which fewer than two rows have a number, or all have the same.
     """
     inverted = set(lower_is_better)
     bold: set[tuple[int, int]] = set()
@@ -51,7 +51,7 @@ def with_best_bold(rows: Sequence[Row], lower_is_better: Iterable[int] = ()) -> 
         for column in range(len(rows[indices[0]].cells)):
             cells = {index: rows[index].cells[column] for index in indices}
             values = {index: cell.value for index, cell in cells.items() if cell.value is not None}
-            if len(values) > 1:
+            if len({cells[index].text for index in values}) > 1:
                 best = min(values.values()) if column in inverted else max(values.values())
                 text = next(cells[index].text for index, value in values.items() if value == best)
                 bold |= {(index, column) for index in values if cells[index].text == text}
