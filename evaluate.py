@@ -1,4 +1,4 @@
-"""Measure a policy: `python evaluate.py benchmark=[aime2024,math500] model=qwen_math7b`; `--help` lists every option."""
+"""Measure a policy: `python evaluate.py benchmark=[aime2024,math500] model=qwen_math7b`; `--help` lists the options."""
 
 from apo_lightning.run import evaluate_from_command_line
 
