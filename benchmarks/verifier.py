@@ -139,7 +139,8 @@ def print_report(judged: Sequence[Judged], speeds: Sequence[Speed], plain_sample
     for speed in speeds:
         print(f"| {speed.what} | {speed.answers_per_second_ours:,.0f} | {speed.answers_per_second_plain:,.0f} |")
     mistakes = [row for row in judged if row.ours != row.rewrite.is_equal]
-    print(f"\n## Our {len(mistakes)} mistakes{', the first 40' if len(mistakes) > 40 else ''}\n")
+    if mistakes:
+        print(f"\n## Our {len(mistakes)} mistakes{', the first 40' if len(mistakes) > 40 else ''}\n")
     for row in mistakes[:40]:
         rewrite = row.rewrite
         verb = "refused" if rewrite.is_equal else "accepted"

@@ -4,6 +4,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -66,3 +68,17 @@ def mean_of_finite(values: Sequence[float]) -> float:
     """
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the (at most) `window` values that end at each; values that are not finite are left out.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0], window=2)
+        [1.0, 2.0, 4.0]
+    """
+    known = np.isfinite(values)
+    sums = np.cumsum(np.where(known, values, 0.0))
+    counts = np.cumsum(known)
+    sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()

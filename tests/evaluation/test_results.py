@@ -131,9 +131,9 @@ def test_no_samples_are_no_result():
 def test_the_card_says_what_a_reader_must_look_out_for(tmp_path):
     found = result(TWO_PROBLEMS, 4)
     assert warnings(found) == [
-        "12% of the samples were cut at 20 tokens",
-        "1 samples (12%) state no answer that can be read",
-        "1 samples (12%) ran into the verifier's time-out",
+        "12.5% of the samples were cut at 20 tokens",
+        "no answer was found in 12.5% of the samples; they count as wrong",
+        "the verifier ran out of time on 1 of 8 samples; they count as wrong",
     ]
     text = card(found)
     assert text.startswith("# tiny on sums\n")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.evaluation.records import Estimate
+from apo_lightning.formatting import moving_mean
 from apo_lightning.reporting.averages import series_name
 from apo_lightning.reporting.figures.canvas import encode, inline_svg, save, spread
 from apo_lightning.reporting.figures.coverage import coverage_figure
@@ -21,7 +22,6 @@ from apo_lightning.reporting.figures.training import (
     entropy_figure,
     method_curves,
     runs_by_method,
-    trailing_mean,
     training_figure,
 )
 from apo_lightning.reporting.published import published
@@ -97,8 +97,8 @@ def test_spread_keeps_the_order_the_mean_and_the_distance(heights, gap):
 def test_the_trailing_mean_is_the_mean_of_the_last_values():
     values = [5.0, 1.0, 3.0, 7.0]
     # Windows of 3: {5}, {5, 1}, {5, 1, 3}, {1, 3, 7}.
-    assert trailing_mean(values, 3) == pytest.approx([5, 3, 3, 11 / 3])
-    assert trailing_mean(values, 1) == pytest.approx(values)
+    assert moving_mean(values, 3) == pytest.approx([5, 3, 3, 11 / 3])
+    assert moving_mean(values, 1) == pytest.approx(values)
 
 
 def test_seeds_are_averaged_where_all_of_them_have_a_step():

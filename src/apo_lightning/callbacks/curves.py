@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from apo_lightning.callbacks.run_history import RunHistory
+from apo_lightning.formatting import moving_mean
 
 BLACK, GREY, PALE = "#222222", "#777777", "#cccccc"
 STEPS_PER_WINDOW = 20
@@ -42,20 +43,6 @@ def curves_png(history: RunHistory) -> bytes:
     # Without the metadata the file would name the version of matplotlib, and differ where the picture does not.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the (at most) `window` values that end at each; values that are not finite are left out.
-
-    Example:
-        >>> moving_mean([1.0, 3.0, 5.0], window=2)
-        [1.0, 2.0, 4.0]
-    """
-    known = np.isfinite(values)
-    sums = np.cumsum(np.where(known, values, 0.0))
-    counts = np.cumsum(known)
-    sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

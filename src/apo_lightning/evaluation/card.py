@@ -11,7 +11,10 @@ from apo_lightning.files import write_atomically
 from apo_lightning.types import VerdictStatus
 
 FRACTIONS = ("pass@", "avg@", "maj@", "truncated_fraction")
-MAX_TRUNCATED, MAX_UNPARSED = 0.05, 0.1
+MAX_TRUNCATED = 0.05
+"""Above this share the token limit decides the results with the policy."""
+MAX_UNPARSED = 0.1
+"""Above this share the way answers are written decides the results with their truth."""
 
 
 def write_card(folder: Path, result: EvaluationResult) -> None:
@@ -47,21 +50,18 @@ def card(result: EvaluationResult) -> str:
 
 
 def warnings(result: EvaluationResult) -> list[str]:
-    """What makes the numbers say less than they seem to."""
-    num_samples = sum(result.verdicts.values())
+    """What a reader must know before believing a number: a clause each."""
+    num_samples = max(1, sum(result.verdicts.values()))
     found = []
     if result.num_truncated > MAX_TRUNCATED * num_samples:
         limit = result.settings.max_completion_tokens
-        found.append(f"{result.num_truncated / num_samples:.0%} of the samples were cut at {limit} tokens")
-    meanings: dict[VerdictStatus, str] = {
-        "unparsed": "state no answer that can be read",
-        "timeout": "ran into the verifier's time-out",
-        "error": "could not be judged",
-    }
-    for status, meaning in meanings.items():
-        count = result.verdicts.get(status, 0)
-        if count > (MAX_UNPARSED * num_samples if status == "unparsed" else 0):
-            found.append(f"{count} samples ({count / num_samples:.0%}) {meaning}")
+        found.append(f"{result.num_truncated / num_samples:.1%} of the samples were cut at {limit} tokens")
+    if (unparsed := result.verdicts.get("unparsed", 0)) > MAX_UNPARSED * num_samples:
+        found.append(f"no answer was found in {unparsed / num_samples:.1%} of the samples; they count as wrong")
+    failures: dict[VerdictStatus, str] = {"timeout": "ran out of time", "error": "failed"}
+    for status, failure in failures.items():
+        if count := result.verdicts.get(status, 0):
+            found.append(f"the verifier {failure} on {count} of {num_samples} samples; they count as wrong")
     return found
 
 

@@ -29,6 +29,7 @@ class StatusLine:
         self._console = Console(highlight=False)
         self._live: Live | None = None
         self._last = time.monotonic()
+        self._printed = ""
 
     def start(self) -> None:
         """Take the terminal."""
@@ -42,7 +43,7 @@ class StatusLine:
         now = time.monotonic()
         if self._speaks and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
             self._last = now
-            self._console.print(self._line(), soft_wrap=True)
+            self._print()
 
     def stop(self) -> None:
         """Give the terminal back, the last state left on it."""
@@ -50,7 +51,13 @@ class StatusLine:
         if live is not None:
             live.stop()
         if self._speaks:
-            self._console.print(self._line(), soft_wrap=True)
+            self._print()
+
+    def _print(self) -> None:
+        line = self._line()
+        if line.plain != self._printed:
+            self._console.print(line, soft_wrap=True)
+        self._printed = line.plain
 
 
 class TokenProgress:

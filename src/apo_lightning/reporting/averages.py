@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from apo_lightning.evaluation.records import Estimate, ProblemCount
@@ -19,8 +19,13 @@ def series_name(measurement: Measurement) -> str:
         >>> series_name(measurement)
         'APO (β = 0.02)'
     """
-    settings = ", ".join(f"{axis_name(key)} = {value}" for key, value in measurement.settings.items())
-    return f"{measurement.method} ({settings})" if settings else measurement.method
+    return variant_name(measurement.method, measurement.settings)
+
+
+def variant_name(method: str, settings: Mapping[str, str]) -> str:
+    """The same for a run: its method's name, and the settings in which it departs from the method's defaults."""
+    text = ", ".join(f"{axis_name(key)} = {value}" for key, value in settings.items())
+    return f"{method} ({text})" if text else method
 
 
 def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from apo_lightning.evaluation.card import warnings
 from apo_lightning.evaluation.records import EvaluationResult
 from apo_lightning.reporting.figures.canvas import inline_svg
 from apo_lightning.reporting.figures.report import NamedFigure
@@ -16,14 +17,8 @@ from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Ro
 from apo_lightning.reporting.render import MARK
 from apo_lightning.types import VerdictStatus
 
-MAX_TRUNCATED_FRACTION = 0.05
-"""Above it, the token limit decides the results with the policy."""
-MAX_UNPARSED_FRACTION = 0.10
-"""Above it, the way answers are written decides the results with their truth."""
 HASH_LETTERS = 8
 STATUSES: tuple[VerdictStatus, ...] = ("correct", "incorrect", "unparsed", "timeout", "error")
-UNJUDGED: Mapping[VerdictStatus, str] = {"timeout": "ran out of time", "error": "failed"}
-"""What became of the verifier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +76,12 @@ def files_of(paths: Iterable[Path], folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
-    """What a reader must know before believing a number, a sentence each.
-
-    Samples cut at the token limit (more than 5 %), answers that were not found (more than 10 %), and answers that
-    were not judged at all count as wrong in every metric.
-    """
-    warnings = []
-    for evaluated in evaluations:
-        result = evaluated.result
-        where = f"{evaluated.model}, {evaluated.method}, {benchmark_name(result.benchmark)}"
-        total = max(1, sum(result.verdicts.values()))
-        truncated, unparsed = result.num_truncated / total, result.verdicts.get("unparsed", 0) / total
-        if truncated > MAX_TRUNCATED_FRACTION:
-            limit = result.settings.max_completion_tokens
-            warnings.append(f"{where}: {truncated:.1%} of the samples were cut at {limit} tokens, most unfinished.")
-        if unparsed > MAX_UNPARSED_FRACTION:
-            warnings.append(f"{where}: no answer was found in {unparsed:.1%} of the samples; they count as wrong.")
-        for status, reason in UNJUDGED.items():
-            if count := result.verdicts.get(status, 0):
-                warnings.append(f"{where}: the verifier {reason} on {count} of {total} samples; they count as wrong.")
-    return warnings
+    """What a reader must know before believing a number, a sentence each."""
+    return [
+        f"{evaluated.model}, {evaluated.method}, {benchmark_name(evaluated.result.benchmark)}: {warning}."
+        for evaluated in evaluations
+        for warning in warnings(evaluated.result)
+    ]
 
 
 def settings_table(evaluations: Sequence[Evaluated]) -> Table:

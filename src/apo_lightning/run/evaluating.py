@@ -51,9 +51,9 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> Sequence[Evaluat
 
 def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
     """`mode=samples`: one engine for all benchmarks."""
-    tasks = prepare_tasks(cfg, subject)
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(subject.device)
+    tasks = prepare_tasks(cfg, subject, engine.name)
     fabric = _launch(cfg, subject)
     policy = subject.load(fabric.device)
     card = subject.card(policy)

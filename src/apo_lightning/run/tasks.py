@@ -34,8 +34,13 @@ class Task:
     """What decides the samples, as far as it is known before the weights are."""
 
 
-def prepare_tasks(cfg: DictConfig, subject: Subject) -> list[Task]:
+def prepare_tasks(cfg: DictConfig, subject: Subject, engine: str) -> list[Task]:
     """All benchmarks, cheapest checks first.
+
+    Args:
+        cfg: composed from `configs/evaluate.yaml`.
+        subject: who is measured.
+        engine: the engine's name.
 
     Raises:
         ConfigError: the first thing found that cannot work.
@@ -48,7 +53,7 @@ def prepare_tasks(cfg: DictConfig, subject: Subject) -> list[Task]:
         benchmark.check()
         _check_length(benchmark, subject)
     return [
-        _task(cfg, subject, benchmark, reward=_class_name(node.reward))
+        _task(cfg, subject, benchmark, engine, reward=str(node.reward._target_).rpartition(".")[2])
         for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
     ]
 
@@ -71,7 +76,7 @@ def _check_length(benchmark: Benchmark, subject: Subject) -> None:
         )
 
 
-def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, reward: str) -> Task:
+def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, engine: str, reward: str) -> Task:
     rows, data = benchmark.load()
     template = subject.spec.prompt_template
     prompts = benchmark.prompts(rows, subject.tokenizer, template)
@@ -84,7 +89,7 @@ def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, reward: str) 
         seed=cfg.seed,
         samples_per_batch=cfg.samples_per_batch,
         prompt=benchmark.prompt_around(subject.tokenizer, template),
-        engine=_class_name(cfg.engine),
+        engine=engine,
         reward=reward,
     )
     identity: dict[str, object] = {
@@ -106,7 +111,3 @@ def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, reward: str) 
         folder=folder,
         identity=identity,
     )
-
-
-def _class_name(node: DictConfig) -> str:
-    return str(node._target_).rpartition(".")[2]

@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apo_lightning.formatting import moving_mean
+from apo_lightning.reporting.averages import variant_name
 from apo_lightning.reporting.axes import Defaults, settings
 from apo_lightning.reporting.axes import axes as swept_axes
 from apo_lightning.reporting.figures.canvas import (
@@ -19,7 +21,7 @@ from apo_lightning.reporting.figures.canvas import (
     say_empty,
     styled,
 )
-from apo_lightning.reporting.names import axis_name, in_model_order, model_name
+from apo_lightning.reporting.names import in_model_order, model_name
 from apo_lightning.reporting.records import RunCard
 from apo_lightning.reporting.style import COLUMN_INCHES, PAGE_INCHES, Style
 
@@ -73,21 +75,8 @@ def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) ->
     for run, changed in zip(runs, departures, strict=True):
         if not changed or (run.model, run.algo) not in plain:
             group = found.setdefault(model_name(run.model), {})
-            group.setdefault(_variant(run, changed), []).append(run)
+            group.setdefault(variant_name(run.label, changed), []).append(run)
     return {model: found[model] for model in in_model_order(found)}
-
-
-def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of the (at most) `window` values that end at each.
-
-    Example:
-        >>> trailing_mean([1.0, 3.0, 5.0], window=2)
-        [1.0, 2.0, 4.0]
-    """
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    return ((sums[ends] - sums[starts]) / (ends - starts)).tolist()
 
 
 def method_curves(runs: RunsByMethod, key: str) -> list[MethodCurve]:
@@ -104,7 +93,7 @@ def _over_seeds(method: str, seeds: Sequence[tuple[tuple[float, ...], tuple[floa
     smoothed = []
     for steps, values in seeds:
         window = max(1, len(values) // WINDOWS_PER_RUN)
-        smoothed.append(dict(zip(steps, trailing_mean(values, window), strict=True)))
+        smoothed.append(dict(zip(steps, moving_mean(values, window), strict=True)))
     common = sorted(set.intersection(*(set(curve) for curve in smoothed)))
     table = np.array([[curve[step] for step in common] for curve in smoothed])
     return MethodCurve(
@@ -163,12 +152,6 @@ def training_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
         count_steps(axes)
     method_legend(figure, styles, {curve.method for _, curves in shown for curve in curves})
     return figure
-
-
-def _variant(run: RunCard, departures: Mapping[str, str]) -> str:
-    """The name that `averages.series_name` gives to the run's measurements, so that both get one style."""
-    text = ", ".join(f"{axis_name(key)} = {value}" for key, value in departures.items())
-    return f"{run.label} ({text})" if text else run.label
 
 
 def _panels(runs: RunsByMethod) -> list[tuple[str, str]]:
