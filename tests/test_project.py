@@ -72,7 +72,7 @@ def key_mismatches(node: dict) -> list[str]:
         ({"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 1.0}, 0),
         ({"_target_": "torch.optim.AdamW", "_partial_": True, "learning_rate": 1.0}, 1),
         ({"_target_": "apo_lightning.types.Needs"}, 5),
-        ({"_target_": "apo_lightning.types.GenerationRequest", "_partial_": True, "tempreature": 1.0}, 3),
+        ({"_target_": "apo_lightning.types.GenerationRequest", "_partial_": True, "tempreature": 1.0}, 4),
     ],
 )
 def test_the_key_check_counts_what_is_missing_and_what_is_unknown(node, num_problems):

@@ -110,4 +110,4 @@ def test_without_the_hub_the_user_is_told_of_local_files(tmp_path):
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     last_line = run.stderr.strip().splitlines()[-1]
     assert "ConfigError: hub data set openai/gsm8k (config main, split train) cannot be loaded" in last_line
-    assert "data.path=" in last_line
+    assert "give a local .jsonl or .parquet as its path" in last_line
