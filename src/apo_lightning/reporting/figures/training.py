@@ -128,7 +128,7 @@ def entropy_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
         return figure
     axes.set_title("Token entropy of the policy")
     axes.set_ylabel("entropy [nats]")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, top=1.06 * axes.get_ylim()[1])
     count_steps(axes)
     label_ends(axes, labels)
     return figure
