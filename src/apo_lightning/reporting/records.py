@@ -46,11 +46,11 @@ class RunCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """One `results.json`, and the training run whose policy it measured where that run is among those read."""
+class Found:
+    """A file that measures one policy, and the training run it came from where that run is among those read."""
 
     path: Path
-    result: EvaluationResult
+    result: EvaluationResult | CoverageResult
     run: RunCard | None = None
 
     @property
@@ -65,22 +65,17 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
-    """One `coverage.json`, and the run it belongs to, if any."""
+class Evaluated(Found):
+    """One `results.json`."""
 
-    path: Path
+    result: EvaluationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered(Found):
+    """One `coverage.json`."""
+
     result: CoverageResult
-    run: RunCard | None = None
-
-    @property
-    def method(self) -> str:
-        """`Base` for a model as it was downloaded."""
-        return method_name(self.result.model.algo) if self.result.model.algo else BASE
-
-    @property
-    def model(self) -> str:
-        """The model's name in tables: `Qwen2.5-Math-7B`."""
-        return model_name(self.result.model.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
