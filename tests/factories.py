@@ -2,6 +2,7 @@
 
 import torch
 
+from apo_lightning.evaluation.records import SamplingSettings
 from apo_lightning.types import (
     Advantages,
     Anchor,
@@ -94,3 +95,18 @@ def make_validation(statuses, *, step=0, name="sums", group_size=2):
     rollouts = make_rollouts(statuses, group_size, step=step)
     metrics = {f"val/{name}/pass@1": float(rollouts.is_correct.float().mean())}
     return ValidationOutput(step=step, name=name, rollouts=rollouts, metrics=metrics)
+
+
+def sampling_settings(**changes) -> SamplingSettings:
+    settings = {
+        "num_samples": 4,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_completion_tokens": 8,
+        "seed": 0,
+        "samples_per_batch": 64,
+        "prompt": "{problem}",
+        "engine": "transformers",
+        "reward": "numeric",
+    }
+    return SamplingSettings(**{**settings, **changes})

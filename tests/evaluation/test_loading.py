@@ -18,8 +18,8 @@ from apo_lightning.evaluation.records import (
     EvaluationResult,
     ModelCard,
     ProblemCount,
-    SamplingSettings,
 )
+from factories import sampling_settings
 
 DATA = DataCard(source="π.jsonl", sha256="ab", num_problems=1, num_available=2)
 MODEL = ModelCard(
@@ -38,17 +38,7 @@ def result() -> EvaluationResult:
         benchmark="arithmetic",
         model=MODEL,
         data=DATA,
-        settings=SamplingSettings(
-            num_samples=4,
-            temperature=1.0,
-            top_p=1.0,
-            max_completion_tokens=8,
-            seed=0,
-            samples_per_batch=64,
-            prompt="{problem}",
-            engine="transformers",
-            reward="numeric",
-        ),
+        settings=sampling_settings(),
         versions={"torch": "2.13", "vllm": None},
         verdicts={"correct": 1, "incorrect": 3},
         num_truncated=0,

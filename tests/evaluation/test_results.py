@@ -9,8 +9,9 @@ import torch
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.card import card, warnings, write_card
 from apo_lightning.evaluation.loading import read_result
-from apo_lightning.evaluation.records import DataCard, ModelCard, Sample, SamplingSettings
+from apo_lightning.evaluation.records import DataCard, ModelCard, Sample
 from apo_lightning.evaluation.results import reported_k, summarise
+from factories import sampling_settings
 
 
 def sample(problem, index, status="incorrect", extracted="7", **changes) -> Sample:
@@ -39,10 +40,8 @@ def result(samples, num_samples, **changes):
         benchmark="sums",
         model=ModelCard(name="tiny", path=None, weights_sha256="ab" * 32, dtype="float32"),
         data=DataCard(source="sums.jsonl", sha256="cd" * 32, num_problems=2, num_available=2),
-        settings=SamplingSettings(
+        settings=sampling_settings(
             num_samples=num_samples,
-            temperature=1.0,
-            top_p=1.0,
             max_completion_tokens=20,
             seed=1,
             samples_per_batch=8,

@@ -10,9 +10,9 @@ from apo_lightning.evaluation.records import (
     EvaluationResult,
     ModelCard,
     ProblemCount,
-    SamplingSettings,
 )
 from apo_lightning.reporting.records import Measurement
+from factories import sampling_settings
 
 
 def estimate(value: float, half_width: float = 0.0) -> Estimate:
@@ -52,17 +52,7 @@ def result(name: str = "tiny", benchmark: str = "math500", **model: object) -> E
         benchmark=benchmark,
         model=ModelCard(**card),
         data=DataCard(source="x", sha256="b", num_problems=1, num_available=1),
-        settings=SamplingSettings(
-            num_samples=2,
-            temperature=1.0,
-            top_p=1.0,
-            max_completion_tokens=8,
-            seed=0,
-            samples_per_batch=2,
-            prompt="{problem}",
-            engine="transformers",
-            reward="numeric",
-        ),
+        settings=sampling_settings(num_samples=2, samples_per_batch=2),
         versions={},
         verdicts={"correct": 1, "incorrect": 1},
         num_truncated=0,

@@ -12,10 +12,10 @@ from apo_lightning.evaluation.records import (
     EvaluationResult,
     ModelCard,
     ProblemCount,
-    SamplingSettings,
 )
 from apo_lightning.reporting.names import method_name, model_name
 from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Measurement, Row, RunCard, Table
+from factories import sampling_settings
 
 SHA = "3f9a" * 16
 ENTROPY_ENDS = {"grpo": 0.08, "nsr": 0.22, "grpo_kl": 0.33, "apo": 0.30}
@@ -79,12 +79,9 @@ def make_result(
         benchmark=benchmark,
         model=ModelCard(name=model, path=f"models/{model}", weights_sha256=SHA, dtype="bfloat16", algo=algo),
         data=DataCard(source=f"{benchmark}.jsonl", sha256=SHA, num_problems=num_problems, num_available=num_problems),
-        settings=SamplingSettings(
+        settings=sampling_settings(
             num_samples=num_samples,
-            temperature=1.0,
-            top_p=1.0,
             max_completion_tokens=3072,
-            seed=0,
             samples_per_batch=512,
             prompt="<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n",
             engine="vllm",
