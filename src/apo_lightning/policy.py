@@ -126,21 +126,38 @@ class PolicySpec:
     def _locate(self) -> tuple[str, str | None]:
         """(folder or hub id, GGUF file name inside it or None)."""
         assert self.path is not None
-        path = self.path
-        if path.startswith(PACKAGE_PREFIX):
-            package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
-            spec = importlib.util.find_spec(package)
-            if spec is None or spec.origin is None:
-                raise ConfigError(
-                    f"model.path={path}: the Python package {package} is not installed (pip install "
-                    f"{package.replace('_', '-')}, or make setup)"
-                )
-            path = str(Path(spec.origin).parent / inner)
+        path = inside_package(self.path, "model.path")
         if path.endswith(".gguf"):
             if not Path(path).is_file():
                 raise ConfigError(f"model.path={self.path}: there is no file {Path(path).name}")
             return str(Path(path).parent), Path(path).name
         return path, None
+
+
+def inside_package(path: str, what: str) -> str:
+    """Where `package://<python package>/<inner path>` lies on this machine; any other path as it is.
+
+    Args:
+        path: as configured; nothing is imported, and the inner path need not exist.
+        what: is configured, for the message.
+
+    Raises:
+        ConfigError: the package is not installed.
+
+    Example:
+        >>> inside_package("some/hub-id", "model.path")
+        'some/hub-id'
+    """
+    if not path.startswith(PACKAGE_PREFIX):
+        return path
+    package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"{what}={path}: the Python package {package} is not installed (pip install {package.replace('_', '-')}, "
+            "or make setup)"
+        )
+    return str(Path(spec.origin).parent / inner)
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.diversity import Encoder
-from apo_lightning.policy import PACKAGE_PREFIX
+from apo_lightning.policy import PACKAGE_PREFIX, inside_package
 
 
 def sentence_encoder(path: str) -> Encoder:
@@ -52,16 +52,8 @@ def sentence_encoder(path: str) -> Encoder:
 
 def _locate(path: str) -> str:
     """A local folder or a hub id."""
-    if not path.startswith(PACKAGE_PREFIX):
-        return path
-    package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            f"the sentence encoder {path}: the Python package {package} is not installed "
-            f"(pip install {package.replace('_', '-')})"
-        )
-    folder = Path(spec.origin).parent / inner
-    if not folder.is_dir():
+    located = inside_package(path, "encoder")
+    if located != path and not Path(located).is_dir():
+        package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
         raise ConfigError(f"the sentence encoder {path}: the Python package {package} has no folder {inner}")
-    return str(folder)
+    return located
