@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.logprobs import full_kl, head, reference_statistics, token_statistics
-from apo_lightning.logprobs.statistics import top_ids
+from apo_lightning.logprobs import full_kl, head, objective_sum, reference_statistics, token_statistics
+from apo_lightning.logprobs.reference import top_ids
 
 
 def problem(num_tokens=11, hidden_size=6, vocab=17, anchors=3, dtype=torch.float64, scale=1.0, seed=0):
@@ -70,18 +71,38 @@ def test_each_output_passes_gradcheck(reads):
     assert torch.autograd.gradcheck(function, (hidden, weight))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 11])
-def test_the_size_of_a_chunk_changes_nothing(monkeypatch, rows):
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (5, 2), (11, 17), (64, 64)])
+def test_the_size_of_a_tile_changes_nothing(monkeypatch, shape):
     hidden, weight, token_ids, anchor_ids = problem()
 
     def run():
         values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
-        return *values, *torch.autograd.grad(scalar(values, anchor_ids), (hidden, weight))
+        kl = full_kl(hidden, weight, hidden.detach() * 1.1, weight.detach())
+        reference = reference_statistics(hidden, weight, token_ids, 4)
+        gradients = torch.autograd.grad(scalar(values, anchor_ids) + kl.sum(), (hidden, weight))
+        return *values, kl, reference.logprobs, reference.anchor_ids, reference.anchor_logprobs, *gradients
 
     expected = run()
-    monkeypatch.setattr(head, "rows_per_chunk", lambda *_: rows)
+    monkeypatch.setattr(head, "tile_shape", lambda *_: shape)
     for value, reference in zip(run(), expected, strict=True):
         torch.testing.assert_close(value, reference, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("reads", ["logprobs", "entropy"])
+def test_tokens_without_a_gradient_enter_no_product_of_the_backward(reads):
+    hidden, weight, token_ids, anchor_ids = problem()
+    values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
+    values_at = values[0] if reads == "logprobs" else values[1]
+    coefficients = torch.tensor([0.0, 1, 0, 0, -2, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    with FlopCounterMode(display=False) as flops:
+        gradients = torch.autograd.grad((coefficients * values_at).sum(), (hidden, weight))
+    assert flops.get_total_flops() == 3 * 2 * 2 * weight.numel()  # logits, ∂h and ∂W of two tokens
+    expected = naive(hidden, weight, token_ids, anchor_ids, 1.0)
+    expected_at = expected[0] if reads == "logprobs" else expected[1]
+    for one, two in zip(
+        gradients, torch.autograd.grad((coefficients * expected_at).sum(), (hidden, weight)), strict=True
+    ):
+        torch.testing.assert_close(one, two)
 
 
 def test_the_uniform_distribution():
@@ -213,15 +234,20 @@ class LargestAllocation(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_logits_of_all_tokens_never_exist(autocast):
-    num_tokens, vocab = 64, 999
-    hidden, weight, token_ids, anchor_ids = problem(num_tokens=num_tokens, vocab=vocab, dtype=torch.float32)
+def test_no_tensor_is_as_large_as_a_sixteenth_of_the_logits(autocast):
+    num_tokens, vocab = 1024, 5000
+    hidden, weight, token_ids, anchor_ids = problem(num_tokens, hidden_size=8, vocab=vocab, dtype=torch.float32)
+
+    def objective(statistics, rows):
+        return statistics.logprobs + statistics.entropy + statistics.anchor_logprobs[:, 0]
+
     with LargestAllocation(weight.shape) as largest, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
         kl = full_kl(hidden, weight, hidden.detach(), weight.detach() * 1.1)
-        torch.autograd.grad(scalar(values, anchor_ids) + kl.sum(), (hidden, weight))
+        total = objective_sum(hidden, weight, token_ids, anchor_ids, objective)
+        torch.autograd.grad(scalar(values, anchor_ids) + kl.sum() + total, (hidden, weight))
         reference_statistics(hidden.detach(), weight.detach(), token_ids, 8)
-    assert 0 < largest.elements < num_tokens * vocab / 4
+    assert 0 < largest.elements < num_tokens * vocab / 16
 
 
 # ---------------------------------------------------------------------------------------------- the reference

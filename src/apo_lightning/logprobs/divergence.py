@@ -1,5 +1,6 @@
 """The exact divergence of the policy from the reference, tiled like the statistics."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.logprobs.head import Head, HeadGradient, check_temperature, compute_dtype_of
+from apo_lightning.logprobs.head import Head, HeadGradient, check_temperature, compute_dtype_of, part_of, tile_kernel
+from apo_lightning.logprobs.softmax import Softmax
 
 
 def full_kl(
@@ -46,7 +48,12 @@ def full_kl(
 
 
 class _FullKL(torch.autograd.Function):
-    """KL(π‖π_ref) [T]; the gradient is the one of `full_kl`."""
+    """KL(π‖π_ref) [T]; the gradient is the one of `full_kl`.
+
+    With u_v = z_v − m, s = Σ exp(u_v) and the same of the reference:
+
+        KL = Σ_v exp(u_v)·(z_v − z_ref,v)/s − (log Σ exp z − log Σ exp z_ref)
+    """
 
     @staticmethod
     def forward(
@@ -58,13 +65,21 @@ class _FullKL(torch.autograd.Function):
         temperature: float | int,
         compute_dtype: torch.dtype,
     ) -> Tensor:
-        head = Head(hidden, head_weight, temperature, compute_dtype)
-        reference = Head(ref_hidden, ref_head_weight, temperature, compute_dtype)
-        kl = hidden.new_empty(len(hidden), dtype=head.state_dtype)
-        for rows, logits in head.chunks():
-            probs, log_ratio = _compare_(logits, reference.logits(rows))
-            kl[rows] = probs.mul_(log_ratio).sum(1)
-        ctx.save_for_backward(hidden, head_weight, ref_hidden, ref_head_weight, kl)
+        tiles = _TwoHeads(hidden, head_weight, ref_hidden, ref_head_weight, temperature, compute_dtype)
+        nothing = hidden.new_empty(len(hidden), 0, dtype=torch.long)
+        policy, reference = (Softmax(nothing, tiles.head.state_dtype) for _ in range(2))
+        weights, differences = tiles.head.buffer(), tiles.head.buffer()
+        distance = torch.zeros_like(policy.total)
+        for rows, columns, _, logits, ref_logits in tiles:
+            before = policy.largest[rows].clone()
+            difference = part_of(differences, logits.shape)
+            torch.sub(logits, ref_logits, out=difference)
+            after = policy.absorb(rows, columns, logits, weights)
+            distance[rows] = _absorb_distance(part_of(weights, logits.shape), difference, before, after, distance[rows])
+            reference.absorb(rows, columns, ref_logits, weights)
+        log_total, ref_log_total = (s.largest + s.total.log() for s in (policy, reference))
+        kl = distance / policy.total - (log_total - ref_log_total)
+        ctx.save_for_backward(hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl)
         ctx.temperature, ctx.compute_dtype = temperature, compute_dtype
         return kl
 
@@ -73,20 +88,61 @@ class _FullKL(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_kl: Tensor
     ) -> tuple[Any, ...]:
-        hidden, head_weight, ref_hidden, ref_head_weight, kl = ctx.saved_tensors
-        head = Head(hidden, head_weight, ctx.temperature, ctx.compute_dtype)
-        reference = Head(ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
-        gradient = HeadGradient(head, ctx.needs_input_grad)
-        for rows, logits in head.chunks():
-            probs, log_ratio = _compare_(logits, reference.logits(rows))
-            grad_logits = log_ratio.sub_(kl[rows].unsqueeze(1)).mul_(probs).mul_(grad_kl[rows].unsqueeze(1))
-            gradient.add(rows, grad_logits)
-        return gradient.hidden, gradient.weight, None, None, None, None
+        hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl = ctx.saved_tensors
+        tiles = _TwoHeads(hidden, head_weight, ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
+        gradient = HeadGradient(tiles.head, hidden=ctx.needs_input_grad[0], weight=ctx.needs_input_grad[1])
+        for rows, columns, weight_tile, logits, ref_logits in tiles:
+            grad_logits = _kl_gradient_(
+                logits, ref_logits, *(x[rows].unsqueeze(1) for x in (log_total, ref_log_total, kl, grad_kl))
+            )
+            gradient.add(rows, columns, weight_tile, grad_logits)
+        return *gradient.take(), None, None, None, None
 
 
-def _compare_(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(π, log π − log π_ref), the latter 0 where π is 0; overwrites both arguments."""
-    logprobs = logits.sub_(logits.logsumexp(1, keepdim=True))
+class _TwoHeads:
+    """The logits of policy and reference, tile by tile, the vocabulary in the outer loop."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        head_weight: Tensor,
+        ref_hidden: Tensor,
+        ref_head_weight: Tensor,
+        temperature: float | int,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        self.head = Head(hidden, head_weight, temperature, compute_dtype)
+        self._reference = Head(ref_hidden, ref_head_weight, temperature, compute_dtype)
+
+    def __iter__(self) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+        """(tokens, columns, the policy's head there, its logits, the reference's); the logits may be overwritten."""
+        logits, ref_logits = self.head.buffer(), self._reference.buffer()
+        pairs = zip(self.head.column_tiles(), self._reference.column_tiles(), strict=True)
+        for (columns, weight_tile), (_, ref_weight_tile) in pairs:
+            for rows in self.head.row_tiles():
+                yield (
+                    rows,
+                    columns,
+                    weight_tile,
+                    self.head.logits(rows, weight_tile, logits),
+                    self._reference.logits(rows, ref_weight_tile, ref_logits),
+                )
+
+
+@tile_kernel
+def _absorb_distance(weights: Tensor, difference: Tensor, before: Tensor, after: Tensor, distance: Tensor) -> Tensor:
+    """Σ exp(u)·(z − z_ref) after one more tile; a token of probability 0 adds 0, whatever the reference says."""
+    scale = (before - after).exp()
+    terms = (weights * difference).masked_fill(weights == 0, 0.0)
+    return (scale * distance).masked_fill(scale == 0, 0.0) + terms.sum(1)
+
+
+@tile_kernel
+def _kl_gradient_(
+    logits: Tensor, ref_logits: Tensor, log_total: Tensor, ref_log_total: Tensor, kl: Tensor, grad_kl: Tensor
+) -> Tensor:
+    """g·π·(log π − log π_ref − KL), in place of the logits."""
+    logprobs = logits.sub_(log_total)
     probs = logprobs.exp()
-    log_ratio = logprobs.sub_(ref_logits.sub_(ref_logits.logsumexp(1, keepdim=True)))
-    return probs, log_ratio.masked_fill_(probs == 0, 0.0)
+    log_ratio = logprobs.sub_(ref_logits.sub_(ref_log_total)).masked_fill_(probs == 0, 0.0)
+    return log_ratio.sub_(kl).mul_(probs).mul_(grad_kl)

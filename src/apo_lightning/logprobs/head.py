@@ -1,24 +1,28 @@
-"""The language-model head, some tokens at a time: logits forward, their gradient backward."""
+"""The language-model head in tiles, some tokens by some of the vocabulary: logits forward, their gradient backward."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 
-CHUNK_ELEMENTS_CPU = 2**22
-"""Logits held at once: on a CPU what stays near the caches (16 MiB) …"""
-CHUNK_ELEMENTS = 2**25
-"""… and elsewhere what keeps matrix products large (128 MiB)."""
-MIN_CHUNKS = 8
-"""However few the tokens, a chunk holds no more than an eighth of their logits."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TILE_CPU = (128, 2048)
+"""Tokens by vocabulary: on a CPU what stays in the caches (1 MiB of logits, and the rows of the head beside them) …"""
+TILE = (4096, 16384)
+"""… and elsewhere what keeps matrix products at full speed (256 MiB of logits)."""
 
 
 @dataclass
 class Head:
-    """z = h·Wᵀ/τ, some rows at a time.
+    """z = h·Wᵀ/τ, a tile at a time.
 
     Autograd is elsewhere, so autocast is too: the backward runs outside of it, and both must use one dtype.
     """
@@ -30,55 +34,104 @@ class Head:
 
     def __post_init__(self) -> None:
         self.state_dtype = torch.promote_types(self.compute_dtype, torch.float32)
-        self.operand = self.weight.to(self.compute_dtype)
+        self.rows_operand = self.hidden.to(self.compute_dtype)
+        self.tile_shape = tile_shape(len(self.hidden), len(self.weight), self.hidden.device)
 
-    def logits(self, rows: slice) -> Tensor:
-        """[rows, V] in the state dtype, the caller's to overwrite."""
-        product = _matmul(self.hidden[rows].to(self.compute_dtype), self.operand.T, self.state_dtype)
-        return product.div_(self.temperature)
+    def row_tiles(self) -> Iterator[slice]:
+        """Tokens, a tile's worth at a time."""
+        return _slices(len(self.hidden), self.tile_shape[0])
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """(rows, their logits), over all rows."""
-        num_tokens = len(self.hidden)
-        step = rows_per_chunk(num_tokens, len(self.weight), self.hidden.device)
-        for start in range(0, num_tokens, step):
-            rows = slice(start, min(start + step, num_tokens))
-            yield rows, self.logits(rows)
+    def column_tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """(columns, the rows of W that make them), a tile's worth of the vocabulary at a time.
+
+        The head is cast tile by tile: cast as a whole it would be one more head.
+        """
+        for columns in _slices(len(self.weight), self.tile_shape[1]):
+            yield columns, self.weight[columns].to(self.compute_dtype)
+
+    def logits(self, rows: slice, weight_tile: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, columns] in the state dtype, the caller's to overwrite; `out` is a buffer of at least that size."""
+        logits = matmul(self.rows_operand[rows], weight_tile.T, self.state_dtype, out)
+        # Dividing by 1 changes nothing and would read all logits once more.
+        return logits if self.temperature == 1 else logits.div_(self.temperature)
+
+    def buffer(self) -> Tensor:
+        """Room for the logits of one tile: fresh memory for each would cost a CPU more than the arithmetic on it."""
+        return self.hidden.new_empty(self.tile_shape, dtype=self.state_dtype)
 
 
 class HeadGradient:
-    """∂L/∂h and ∂L/∂W, gathered chunk by chunk; None where nobody asked."""
+    """∂L/∂h and ∂L/∂W, gathered tile by tile; None where nobody asked.
 
-    def __init__(self, head: Head, wanted: tuple[bool, ...]) -> None:
+    Sums are float32 until the end: bfloat16 would lose most of a long sum.
+    """
+
+    def __init__(self, head: Head, *, hidden: bool, weight: bool) -> None:
         self._head = head
-        self.hidden = torch.empty_like(head.hidden) if wanted[0] else None
-        """In h's dtype."""
-        self._weight = torch.zeros_like(head.weight, dtype=head.state_dtype) if wanted[1] else None
+        self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if hidden else None
+        self._weight = torch.zeros_like(head.weight, dtype=head.state_dtype) if weight else None
 
-    def add(self, rows: slice, grad_logits: Tensor) -> None:
-        """Take in ∂L/∂z of some rows."""
+    def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
+        """Take in ∂L/∂z of a tile.
+
+        Args:
+            rows: its tokens; an index where they do not stand in a row.
+            columns: its part of the vocabulary.
+            weight_tile: the head there, in the compute dtype.
+            grad_logits: ∂L/∂z, the method's to overwrite.
+        """
         head = self._head
-        grad_logits = grad_logits.div_(head.temperature).to(head.compute_dtype)
-        if self.hidden is not None:
-            self.hidden[rows] = _matmul(grad_logits, head.operand, head.state_dtype)
+        if head.temperature != 1:
+            grad_logits = grad_logits.div_(head.temperature)
+        grad_logits = grad_logits.to(head.compute_dtype)
+        if self._hidden is not None:
+            if isinstance(rows, slice):
+                add_product_(self._hidden[rows], grad_logits, weight_tile)
+            else:
+                self._hidden.index_add_(0, rows, matmul(grad_logits, weight_tile, head.state_dtype))
         if self._weight is not None:
-            _add_product_(self._weight, grad_logits.T, head.hidden[rows].to(head.compute_dtype))
+            add_product_(self._weight[columns], grad_logits.T, head.rows_operand[rows])
 
-    @property
-    def weight(self) -> Tensor | None:
-        """In W's dtype; summed in float32 until here, since bfloat16 would lose most of a long sum."""
-        return None if self._weight is None else self._weight.to(self._head.weight.dtype)
+    def take(self) -> tuple[Tensor | None, Tensor | None]:
+        """(∂L/∂h, ∂L/∂W) in the dtypes of h and W.
+
+        Nothing here refers to them any more: autograd copies a gradient that someone else still holds.
+        """
+        hidden, weight = self._hidden, self._weight
+        self._hidden = self._weight = None
+        return (
+            None if hidden is None else hidden.to(self._head.hidden.dtype),
+            None if weight is None else weight.to(self._head.weight.dtype),
+        )
 
 
-def rows_per_chunk(num_tokens: int, vocab_size: int, device: torch.device) -> int:
-    """How many tokens' logits are held at once.
+def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
+    """Tokens by vocabulary of one tile: however few they are, no tile holds more than a 32nd of all logits.
 
     Example:
-        >>> rows_per_chunk(num_tokens=4096, vocab_size=2**17, device=torch.device("cuda"))
-        256
+        >>> tile_shape(num_tokens=1024, vocab_size=49152, device=torch.device("cpu"))
+        (128, 2048)
+        >>> tile_shape(num_tokens=8, vocab_size=80, device=torch.device("cpu"))
+        (2, 10)
     """
-    elements = CHUNK_ELEMENTS_CPU if device.type == "cpu" else CHUNK_ELEMENTS
-    return max(1, min(elements // vocab_size, num_tokens // MIN_CHUNKS))
+    rows, columns = TILE_CPU if device.type == "cpu" else TILE
+    return max(1, min(rows, -(-num_tokens // 4))), max(1, min(columns, -(-vocab_size // 8)))
+
+
+def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Element-wise work on a tile, compiled into few passes over it on a GPU; as it stands it is the reference.
+
+    Eager, a tile would be read and written once an operation, which costs a GPU as much as the matrix products.
+    """
+    compiled = cache(lambda: torch.compile(function, dynamic=True))  # imports torch's compiler: seconds
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = args[0]
+        is_cuda = isinstance(first, Tensor) and first.is_cuda
+        return (compiled() if is_cuda else function)(*args, **kwargs)
+
+    return run
 
 
 def compute_dtype_of(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
@@ -94,21 +147,33 @@ def check_temperature(temperature: float | int) -> None:
         raise ConfigError(f"temperature is {temperature}: probabilities need one above 0")
 
 
-def _matmul(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+def matmul(left: Tensor, right: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """The product in `dtype`: on a GPU the sums of a bfloat16 product are never rounded to bfloat16."""
+    if out is not None:
+        out = part_of(out, (len(left), right.shape[1]))
     with torch.autocast(left.device.type, enabled=False):
-        if left.is_cuda and left.dtype != dtype:
+        if left.dtype == dtype:
+            return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
+        if left.is_cuda:
             return torch.mm(left, right, out_dtype=dtype)
-        return torch.mm(left, right).to(dtype)
+        product = torch.mm(left, right)
+        return product.to(dtype) if out is None else out.copy_(product)
 
 
-def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left · right. A low-precision product goes by blocks: as a whole it would be one more head."""
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right, summed in total's dtype."""
     if left.dtype == total.dtype:
         with torch.autocast(left.device.type, enabled=False):
-            total.addmm_(left, right)
-        return
-    step = max(1, CHUNK_ELEMENTS // total.shape[1])
-    for start in range(0, len(total), step):
-        block = slice(start, start + step)
-        total[block] += _matmul(left[block], right, total.dtype)
+            torch.addmm(total, left, right, out=total)  # addmm_ would be missed by torch's counter of operations
+    else:
+        total.add_(matmul(left, right, total.dtype if left.is_cuda else left.dtype))
+
+
+def part_of(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The beginning of a buffer, in another shape: tiles at the edges are smaller."""
+    return buffer.flatten()[: math.prod(shape)].view(shape)
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))

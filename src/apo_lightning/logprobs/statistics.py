@@ -1,4 +1,4 @@
-"""Log-probs, entropy, largest probability and top-K of the head, in one pass over its logits."""
+"""Log-probs, entropy and largest probability of the policy, in one pass over its logits and one back."""
 
 from typing import Any
 
@@ -7,12 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs.head import Head, HeadGradient, check_temperature, compute_dtype_of
-from apo_lightning.types import ReferenceStatistics, TokenStatistics
-
-LOWEST_LOGIT = -1e4
-"""Stands in for −∞ below the largest logit: exp of it is 0 too, but 0 · (−∞) would be NaN."""
+from apo_lightning.logprobs.softmax import LogitGradient, Softmax
+from apo_lightning.types import TokenStatistics
 
 
 def token_statistics(
@@ -50,9 +47,7 @@ def token_statistics(
         (tensor([0.2500]), tensor([0.7500]))
     """
     check_temperature(temperature)
-    ids = token_ids.unsqueeze(1).long()
-    if anchor_ids is not None:
-        ids = torch.cat([ids, anchor_ids], dim=1)
+    ids = wanted_ids(token_ids, anchor_ids)
     logprobs, entropy, max_prob = _TokenStatistics.apply(
         hidden, head_weight, ids, temperature, compute_dtype_of(hidden, head_weight)
     )
@@ -64,101 +59,39 @@ def token_statistics(
     )
 
 
-@torch.no_grad()
-def reference_statistics(
-    hidden: Float[Tensor, "tokens hidden"],
-    head_weight: Float[Tensor, "vocab hidden"],
-    token_ids: Int[Tensor, "tokens"],
-    anchor_size: int,
-    *,
-    temperature: float | int = 1.0,
-) -> ReferenceStatistics:
-    """What a frozen model says at each token: its log-prob, and the K most likely tokens, T_K.
-
-    Anchors come in descending order, ties to the lower id. Where fewer than K tokens have a probability above 0, the
-    remaining slots hold id −1 and log-prob −∞.
-
-    Args:
-        hidden: the reference's last hidden states at the positions that predict the tokens.
-        head_weight: the reference's head.
-        token_ids: the tokens y whose log-probs are wanted.
-        anchor_size: K; 0: no anchors.
-        temperature: τ > 0, the rollout's.
-
-    Raises:
-        ConfigError: the temperature is not positive, or `anchor_size` exceeds the vocabulary.
+def wanted_ids(
+    token_ids: Int[Tensor, "tokens"], anchor_ids: Int[Tensor, "tokens anchors"] | None
+) -> Int[Tensor, "tokens picks"]:
+    """The sampled token first, then the anchors.
 
     Example:
-        >>> head = torch.tensor([[1.0], [2.0], [2.0], [0.0]])
-        >>> reference_statistics(torch.ones(1, 1), head, torch.tensor([0]), anchor_size=3).anchor_ids
-        tensor([[1, 2, 0]])
+        >>> wanted_ids(torch.tensor([5]), torch.tensor([[7, -1]]))
+        tensor([[ 5,  7, -1]])
     """
-    check_temperature(temperature)
-    if not 0 <= anchor_size <= len(head_weight):
-        raise ConfigError(f"anchor_size is {anchor_size}: the vocabulary has {len(head_weight)} tokens to choose from")
-    head = Head(hidden, head_weight, temperature, compute_dtype_of(hidden, head_weight))
-    ids = token_ids.unsqueeze(1).long().repeat(1, 1 + anchor_size)
-    logprobs = hidden.new_empty(ids.shape, dtype=head.state_dtype)
-    for rows, logits in head.chunks():
-        ids[rows, 1:] = top_ids(logits, anchor_size)
-        picked = logits.gather(1, ids[rows])
-        logprobs[rows] = picked.sub_(logits.amax(1, keepdim=True)).sub_(_log_sum_(logits).unsqueeze(1))
-    anchor_ids, anchor_logprobs = ids[:, 1:], logprobs[:, 1:]
-    return ReferenceStatistics(
-        logprobs=logprobs[:, 0],
-        anchor_ids=anchor_ids.masked_fill(anchor_logprobs == -torch.inf, -1) if anchor_size else None,
-        anchor_logprobs=anchor_logprobs if anchor_size else None,
-    )
-
-
-def top_ids(scores: Float[Tensor, "tokens vocab"], k: int) -> Int[Tensor, "tokens {k}"]:
-    """The ids of the k largest scores of each row, in descending order, ties to the lower id.
-
-    `torch.topk` alone takes any of the tied ids, and another of them on another device; in bfloat16 ties are common.
-
-    Example:
-        >>> top_ids(torch.tensor([[5.0, 7.0, 5.0, 5.0]]), k=3)
-        tensor([[1, 0, 2]])
-    """
-    num_candidates = min(k + 1, scores.shape[1])
-    values, ids = scores.topk(num_candidates, dim=1)
-    ids = ids[:, :k]
-    if 0 < k < num_candidates:
-        tied = (values[:, k - 1] == values[:, k]).nonzero().flatten()
-        if len(tied):
-            ids[tied] = _lowest_ids_at_boundary(scores[tied], values[tied, k - 1 : k], k)
-    ids = ids.sort(dim=1).values
-    order = scores.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
-    return ids.gather(1, order)
-
-
-def _lowest_ids_at_boundary(scores: Tensor, kth_largest: Tensor, k: int) -> Tensor:
-    """All ids above the k-th largest score and, of those equal to it, the lowest that still fit."""
-    above = scores > kth_largest
-    equal = scores == kth_largest
-    num_places = k - above.sum(1, keepdim=True, dtype=torch.int32)
-    chosen = above | (equal & (equal.cumsum(1, dtype=torch.int32) <= num_places))
-    return chosen.nonzero()[:, 1].view(len(scores), k)
+    ids = token_ids.unsqueeze(1).long()
+    return ids if anchor_ids is None else torch.cat([ids, anchor_ids.long()], dim=1)
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """(log-probs at `ids` [T, 1 + K], entropy [T], max_prob [T]); the gradient is the one of `token_statistics`."""
+    """(log-probs at `ids` [T, 1 + K], entropy [T], max_prob [T]); the gradient is the one of `token_statistics`.
+
+    The backward makes the logits again, 8·T·V·D operations in all. It goes through the vocabulary in its outer loop:
+    a block of ∂L/∂W is then finished before the next is begun, while the sum over tokens stays in float32.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, head_weight: Tensor, ids: Tensor, temperature: float | int, compute_dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(hidden, head_weight, temperature, compute_dtype)
-        largest, log_sum, entropy = hidden.new_empty(3, len(hidden), dtype=head.state_dtype).unbind()
-        logprobs = largest.new_empty(ids.shape)
-        for rows, logits in head.chunks():
-            logprobs[rows] = logits.gather(1, ids[rows].clamp(min=0))
-            largest[rows] = logits.amax(1)
-            log_sum[rows], entropy[rows] = _log_sum_and_entropy_(logits)
-        logprobs.sub_(largest.unsqueeze(1)).sub_(log_sum.unsqueeze(1)).masked_fill_(ids < 0, -torch.inf)
-        entropy, max_prob = entropy.clone(), torch.exp(-log_sum)
-        ctx.save_for_backward(hidden, head_weight, ids, largest, log_sum, entropy)
-        ctx.temperature, ctx.compute_dtype = temperature, compute_dtype
+        softmax = Softmax(ids, head.state_dtype)
+        logits, weights = head.buffer(), head.buffer()
+        for columns, weight_tile in head.column_tiles():
+            for rows in head.row_tiles():
+                softmax.absorb(rows, columns, head.logits(rows, weight_tile, logits), weights)
+        logprobs, entropy, max_prob = softmax.finish(slice(None))
+        ctx.save_for_backward(hidden, head_weight)
+        ctx.softmax, ctx.temperature, ctx.compute_dtype = softmax, temperature, compute_dtype
         ctx.mark_non_differentiable(max_prob)
         ctx.set_materialize_grads(False)  # an entropy nobody reads costs its backward nothing
         return logprobs, entropy, max_prob
@@ -168,42 +101,43 @@ class _TokenStatistics(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, _: None
     ) -> tuple[Any, ...]:
-        hidden, head_weight, ids, largest, log_sum, entropy = ctx.saved_tensors
-        if grad_logprobs is None:
-            grad_logprobs = torch.zeros_like(largest).unsqueeze(1).expand(ids.shape)
-        # What arrives at an absent id may be anything, NaN included.
-        grad_ids = torch.where(ids < 0, 0.0, grad_logprobs)
-        # With w = exp(u), p = w/s: ∂L/∂z = w·(constant − slope·u) + the sparse part.
-        inverse_sum = torch.exp(-log_sum)
-        constant, slope = -grad_ids.sum(1) * inverse_sum, None
-        if grad_entropy is not None:
-            slope = grad_entropy * inverse_sum
-            constant = constant - slope * (entropy - log_sum)
-
-        head = Head(hidden, head_weight, ctx.temperature, ctx.compute_dtype)
-        gradient = HeadGradient(head, ctx.needs_input_grad)
-        for rows, logits in head.chunks():
-            shifted = logits.sub_(largest[rows].unsqueeze(1))
-            if slope is None:
-                grad_logits = shifted.exp_().mul_(constant[rows].unsqueeze(1))
-            else:
-                weight = shifted.exp()
-                grad_logits = shifted.clamp_(min=LOWEST_LOGIT).mul_(-slope[rows].unsqueeze(1))
-                grad_logits.add_(constant[rows].unsqueeze(1)).mul_(weight)
-            gradient.add(rows, grad_logits.scatter_add_(1, ids[rows].clamp(min=0), grad_ids[rows]))
-        return gradient.hidden, gradient.weight, None, None, None
+        hidden, head_weight = ctx.saved_tensors
+        active = moving_rows(ctx.softmax.ids, grad_logprobs, grad_entropy)
+        everything = len(active) == len(hidden)
+        head = Head(hidden if everything else hidden[active], head_weight, ctx.temperature, ctx.compute_dtype)
+        gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=ctx.needs_input_grad[1])
+        logit_gradient = LogitGradient.of(
+            ctx.softmax,
+            active,
+            None if grad_logprobs is None else grad_logprobs[active],
+            None if grad_entropy is None else grad_entropy[active],
+        )
+        logits, scratch = head.buffer(), head.buffer()
+        for columns, weight_tile in head.column_tiles():
+            for rows in head.row_tiles():
+                tile = head.logits(rows, weight_tile, logits)
+                gradient.add(rows, columns, weight_tile, logit_gradient.from_logits_(rows, columns, tile, scratch))
+        grad_hidden, grad_weight = gradient.take()
+        if grad_hidden is not None and not everything:
+            grad_hidden = torch.zeros_like(hidden).index_copy_(0, active, grad_hidden)
+        return grad_hidden, grad_weight, None, None, None
 
 
-def _log_sum_(logits: Tensor) -> Tensor:
-    """Log s; overwrites the logits."""
-    return logits.sub_(logits.amax(1, keepdim=True)).exp_().sum(1).log_()
+def moving_rows(
+    ids: Int[Tensor, "tokens picks"], grad_logprobs: Tensor | None, grad_entropy: Tensor | None
+) -> Int[Tensor, "moving"]:
+    """The tokens to whose logits any gradient flows; the others enter no matrix product of the backward.
 
+    Example:
+        The second token is clipped; what arrives at the absent anchor of the third does not count.
 
-def _log_sum_and_entropy_(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(log s, H = log s − Σ_v p_v u_v); overwrites the logits."""
-    shifted = logits.sub_(logits.amax(1, keepdim=True))
-    weight = shifted.exp()
-    total = weight.sum(1)
-    log_sum = total.log()
-    mean_shift = weight.mul_(shifted.clamp_(min=LOWEST_LOGIT)).sum(1) / total
-    return log_sum, (log_sum - mean_shift).clamp_(min=0.0)
+        >>> gradient = torch.tensor([[0.5, 0.0], [0.0, 0.0], [0.0, torch.nan]])
+        >>> moving_rows(torch.tensor([[5, 7], [5, 7], [5, -1]]), gradient, None)
+        tensor([0])
+    """
+    moving = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    if grad_logprobs is not None:
+        moving |= ((grad_logprobs != 0) & (ids >= 0)).any(1)
+    if grad_entropy is not None:
+        moving |= grad_entropy != 0
+    return moving.nonzero().flatten()

@@ -1,0 +1,134 @@
+"""The gradient taken in the forward against the one taken in the backward."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from apo_lightning.logprobs import objective, objective_sum, softmax, token_statistics
+
+
+def problem(num_tokens=37, hidden_size=6, vocab=53, anchors=3, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(num_tokens, hidden_size, generator=generator).to(dtype)
+    weight = torch.randn(vocab, hidden_size, generator=generator).to(dtype)
+    token_ids = torch.randint(vocab, (num_tokens,), generator=generator)
+    anchor_ids = torch.stack([torch.randperm(vocab, generator=generator)[:anchors] for _ in range(num_tokens)])
+    anchor_ids[::3, -1] = -1
+    return hidden.requires_grad_(), weight.requires_grad_(), token_ids, anchor_ids
+
+
+def anchored(statistics, rows):
+    """Linear in no output, and 0 for every fifth token."""
+    mass = torch.where(statistics.anchor_logprobs == -torch.inf, 0.0, statistics.anchor_logprobs.exp()).sum(1)
+    coefficients = torch.arange(rows.start, rows.stop) % 5
+    return coefficients * (statistics.logprobs.exp() - 0.3 * mass)
+
+
+def with_entropy(statistics, rows):
+    return anchored(statistics, rows) + 0.1 * statistics.entropy.square()
+
+
+def both(inputs, function, temperature=1.0):
+    """(value, gradients) of the pass that takes the gradient in the forward, then of the one that does not."""
+    hidden, weight, token_ids, anchor_ids = inputs
+    total = objective_sum(hidden, weight, token_ids, anchor_ids, function, temperature=temperature)
+    statistics = token_statistics(hidden, weight, token_ids, anchor_ids, temperature=temperature)
+    expected = function(statistics, slice(0, len(hidden))).sum()
+    wanted = [tensor for tensor in (hidden, weight) if tensor.requires_grad]
+    return [
+        (value.detach(), *torch.autograd.grad(factor * value, wanted))
+        for value, factor in ((total, 2.0), (expected, 2.0))
+    ]
+
+
+@pytest.mark.parametrize("function", [anchored, with_entropy])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("held", [1, 53 * 4, 2**23])
+def test_value_and_gradient_are_those_of_the_statistics(monkeypatch, function, temperature, held):
+    monkeypatch.setattr(objective, "LOGITS_HELD", held)
+    actual, expected = both(problem(), function, temperature)
+    for one, two in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
+
+
+def test_float32_and_pure_bfloat16_heads_agree_too():
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        actual, expected = both(problem(dtype=dtype), with_entropy)
+        for one, two in zip(actual, expected, strict=True):
+            assert one.dtype == two.dtype
+            assert (one - two).abs().max() <= tolerance * two.abs().max()
+
+
+def test_a_frozen_head_gets_no_gradient_and_costs_no_product():
+    hidden, weight, token_ids, anchor_ids = problem()
+    inputs = hidden, weight.detach(), token_ids, anchor_ids
+    actual, expected = both(inputs, anchored)
+    torch.testing.assert_close(actual[1], expected[1])
+    with FlopCounterMode(display=False) as flops:
+        objective_sum(*inputs, with_entropy).backward()
+    assert flops.get_total_flops() == 2 * 2 * 37 * weight.numel()
+
+
+def test_six_operations_a_logit_and_hidden_unit_and_fewer_where_tokens_have_no_gradient():
+    hidden, weight, token_ids, anchor_ids = problem()
+    counts = {}
+    for function in (with_entropy, anchored):
+        with FlopCounterMode(display=False) as flops:
+            objective_sum(hidden, weight, token_ids, anchor_ids, function).backward()
+        counts[function] = flops.get_total_flops() / (2 * weight.numel())
+    num_zero = 8  # tokens 0, 5, …, 35
+    assert counts == {with_entropy: 3 * 37, anchored: 3 * 37 - 2 * num_zero}
+
+
+def test_every_token_is_asked_for_once_and_in_order():
+    seen = []
+
+    def note(statistics, rows):
+        seen.extend(range(rows.start, rows.stop))
+        assert len(statistics.logprobs) == rows.stop - rows.start
+        return statistics.logprobs
+
+    objective_sum(*problem(), note)
+    assert seen == list(range(37))
+
+
+def test_an_objective_without_a_gradient_gives_zeros():
+    hidden, weight, token_ids, anchor_ids = problem()
+    total = objective_sum(hidden, weight, token_ids, anchor_ids, lambda statistics, rows: statistics.max_prob)
+    gradients = torch.autograd.grad(total, (hidden, weight))
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_no_tokens_make_nothing():
+    hidden, weight, token_ids, anchor_ids = problem()
+    total = objective_sum(hidden[:0], weight, token_ids[:0], anchor_ids[:0], anchored)
+    assert total == 0
+    (gradient,) = torch.autograd.grad(total, weight)
+    assert (gradient == 0).all()
+
+
+def test_without_gradients_the_value_is_the_same():
+    inputs = problem()
+    expected = objective_sum(*inputs, with_entropy)
+    with torch.no_grad():
+        actual = objective_sum(*inputs, with_entropy)
+    assert not actual.requires_grad
+    torch.testing.assert_close(actual, expected.detach())
+
+
+def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
+    """Traced, made functional and decomposed as for a GPU, then run op by op."""
+    logits = torch.randn(8, 33)
+    weights, largest, total, dot = torch.empty(8, 33), torch.randn(8), torch.rand(8) + 1, torch.randn(8)
+    constant, slope = torch.randn(8, 1), torch.randn(8, 1)
+    cases = [
+        (softmax._absorb_, (logits, weights, largest, total, dot)),
+        (softmax._from_logits_, (logits, weights, largest[:, None], constant, slope)),
+        (softmax._from_logits_, (logits, weights, largest[:, None], constant, None)),
+    ]
+    for kernel, arguments in cases:
+        copies = [[None if a is None else a.clone() for a in arguments] for _ in range(2)]
+        eager = kernel.__wrapped__(*copies[0])
+        compiled = torch.compile(kernel.__wrapped__, dynamic=True, backend="aot_eager_decomp_partition")(*copies[1])
+        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(copies[1][0], copies[0][0], rtol=1e-5, atol=1e-5)
