@@ -14,8 +14,8 @@ from apo_lightning.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TILE_CPU = (128, 2048)
-"""Tokens by vocabulary: on a CPU what stays in the caches (1 MiB of logits, and the rows of the head beside them) …"""
+TILE_CPU = (512, 2048)
+"""Tokens by vocabulary: on a CPU what stays in the caches (4 MiB of logits, and the rows of the head beside them) …"""
 TILE = (4096, 16384)
 """… and elsewhere what keeps matrix products at full speed (256 MiB of logits)."""
 
@@ -110,7 +110,7 @@ def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[
 
     Example:
         >>> tile_shape(num_tokens=1024, vocab_size=49152, device=torch.device("cpu"))
-        (128, 2048)
+        (256, 2048)
         >>> tile_shape(num_tokens=8, vocab_size=80, device=torch.device("cpu"))
         (2, 10)
     """

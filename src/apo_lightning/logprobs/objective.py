@@ -18,6 +18,8 @@ Objective = Callable[[TokenStatistics, slice], Tensor]
 
 LOGITS_HELD = 2**23
 """Logits that may be held between making them and their gradient: 32 MiB in float32."""
+ROWS_MULTIPLE = 16
+"""Matrix products are slower for other numbers of tokens."""
 
 
 def objective_sum(
@@ -82,8 +84,9 @@ class _ObjectiveSum(torch.autograd.Function):
         head = Head(hidden, head_weight, temperature, compute_dtype)
         softmax = Softmax(ids, head.state_dtype)
         gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=ctx.needs_input_grad[1])
-        num_held = max(1, min(LOGITS_HELD // len(head_weight), -(-len(hidden) // 4)))
-        head.tile_shape = (min(num_held, head.tile_shape[0]), head.tile_shape[1])
+        num_held = min(LOGITS_HELD // len(head_weight), head.tile_shape[0])
+        num_held -= num_held % ROWS_MULTIPLE if num_held > ROWS_MULTIPLE else 0
+        head.tile_shape = (max(1, num_held), head.tile_shape[1])
         logits = head.buffer()
         buffers = [head.buffer() for _ in range(0, len(head_weight), head.tile_shape[1])]
         total = torch.zeros((), dtype=head.state_dtype, device=hidden.device)
