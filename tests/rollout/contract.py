@@ -137,6 +137,37 @@ def a_seed_gives_the_same_tokens_in_any_batch(bench: Bench):
     assert [c.token_ids for half in (requests[:9], requests[9:]) for c in bench.engine.generate(half)] == tokens
 
 
+def completions_are_told_as_they_finish(bench: Bench):
+    lengths = (5, 1, 3, 2, 4, 6)
+    requests = [request(seed=i, max_new_tokens=length) for i, length in enumerate(lengths)]
+    told = []
+    completions = bench.engine.generate(requests, lambda *finished: told.append(finished))
+    assert [index for index, _ in told] == sorted(range(6), key=lambda index: lengths[index])
+    assert all(completions[index] is completion for index, completion in told)
+    assert completions == bench.engine.generate(requests)
+    many = [request(p, seed=i, max_new_tokens=1 + i % 5) for i, p in enumerate(prompts_of_many_lengths(40))]
+    told.clear()
+    completions = bench.engine.generate(many, lambda *finished: told.append(finished))
+    assert dict(told) == dict(enumerate(completions))
+    assert len(told) == len(many)
+
+
+def an_error_of_the_listener_ends_the_call_and_leaves_nothing_running(bench: Bench):
+    requests = [request(seed=i, max_new_tokens=1 + i % 4) for i in range(20)]
+    before = bench.engine.generate(requests)
+    told = []
+
+    def listener(index, completion):
+        told.append(index)
+        if len(told) == 3:
+            raise OSError("no more, please")
+
+    with pytest.raises(OSError, match="no more, please"):
+        bench.engine.generate(requests, listener)
+    assert len(told) == 3
+    assert bench.engine.generate(requests) == before
+
+
 def seeds_are_independent(bench: Bench):
     seeds = [0, 1, 2, 2**63 - 1, 2**40 + 5]  # of different lower halves: vLLM's CPU sampler reads no more
     tokens = [c.token_ids for c in bench.engine.generate([request(seed=s, max_new_tokens=8) for s in seeds])]
@@ -326,6 +357,8 @@ CONTRACTS = [
     the_nucleus_is_the_fewest_tokens_that_hold_top_p,
     a_call_leaves_no_trace_in_the_next,
     a_seed_gives_the_same_tokens_in_any_batch,
+    completions_are_told_as_they_finish,
+    an_error_of_the_listener_ends_the_call_and_leaves_nothing_running,
     seeds_are_independent,
     first_tokens_follow_the_softmax,
     a_sync_moves_every_parameter,

@@ -1,46 +1,50 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.transformers_engine import TransformersEngine, sample_tokens
+from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
 from rollout.bench import context, tiny_llama
 from rollout.contract import request
 
 
-@given(
-    st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=30),
-    st.floats(0, 1, exclude_max=True),
-    st.floats(0.1, 2.0),
-)
-def test_a_token_is_where_the_distribution_function_passes_u(logits, u, temperature):
-    tokens, logprobs = sample_tokens(
-        torch.tensor([logits]), torch.tensor([temperature]), torch.tensor([u], dtype=torch.float64)
-    )
-    probabilities = (torch.tensor(logits, dtype=torch.float64) / temperature).softmax(0)
-    token, cumulative = int(tokens[0]), probabilities.cumsum(0)
-    assert cumulative[token] >= u - 1e-5
-    assert token == 0 or cumulative[token - 1] <= u + 1e-5
-    assert logprobs[0] == pytest.approx(float(probabilities[token].log()), abs=1e-4)
+def ready_engine(folder, sequences_per_batch):
+    model = tiny_llama(tied=True)
+    model.config.save_pretrained(folder)
+    engine = TransformersEngine(sequences_per_batch=sequences_per_batch)
+    engine.setup(context(folder))
+    publish(model, engine, 1)
+    return engine
 
 
-def test_impossible_tokens_are_never_drawn():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
-    for u, expected in [(0.0, 1), (0.49, 1), (0.5, 3), (1 - 2**-53, 3)]:
-        tokens, _ = sample_tokens(logits, torch.ones(1), torch.tensor([u], dtype=torch.float64))
-        assert tokens.tolist() == [expected]
+def shapes_of_forwards(engine, requests):
+    """Rows and columns of every forward."""
+    shapes = []
+    embeddings = engine._model.get_input_embeddings()
+    hook = embeddings.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    engine.generate(requests)
+    hook.remove()
+    return shapes
 
 
 def test_all_bits_of_a_seed_count(tmp_path):
-    model = tiny_llama(tied=True)
-    model.config.save_pretrained(tmp_path)
-    engine = TransformersEngine(sequences_per_batch=4)
-    engine.setup(context(tmp_path))
-    publish(model, engine, 1)
+    engine = ready_engine(tmp_path, 4)
     first, second = engine.generate([request(seed=3, max_new_tokens=10), request(seed=3 + 2**40, max_new_tokens=10)])
     assert first.token_ids != second.token_ids
+
+
+def test_a_prompt_is_read_once_a_group_and_finished_rows_leave(tmp_path):
+    engine = ready_engine(tmp_path, 8)
+    group = [request((5, 6, 7), seed=i, max_new_tokens=length) for i, length in enumerate((1, 4, 2))]
+    other = [request((8, 9), seed=i, max_new_tokens=3) for i in range(2)]
+    # two prompts of at most 3 tokens; then those that want a second token, a third and a fourth
+    assert shapes_of_forwards(engine, group + other) == [(2, 3), (4, 1), (3, 1), (1, 1)]
+
+
+def test_long_prompts_stand_together(tmp_path):
+    engine = ready_engine(tmp_path, 2)
+    requests = [request(range(3, 3 + length), max_new_tokens=1) for length in (4, 30, 5, 31)]
+    assert shapes_of_forwards(engine, requests) == [(2, 31), (2, 5)]
 
 
 def test_an_engine_is_born_without_weights_and_dies_once(tmp_path):

@@ -8,7 +8,12 @@ from apo_lightning.types import Verdict
 
 @runtime_checkable
 class Reward(Protocol):
-    """Judges completions against gold answers. An instance may keep processes open between calls."""
+    """Judges completions against gold answers. An instance may keep processes open between calls.
+
+    A class may say `SCORES_WHILE_GENERATING = True`. Its `score` is then called several times a step, from another
+    thread, with those completions that are finished, in any order; so a verdict must depend on its own completion and
+    answer alone. It is for rewards that take longer than a thread costs; all others are called once a step.
+    """
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order.
@@ -32,3 +37,14 @@ class Reward(Protocol):
     def close(self) -> None:
         """End whatever the reward has started. May be called twice."""
         ...
+
+
+def is_scored_while_generating(reward: Reward) -> bool:
+    """True for a reward whose class allows it.
+
+    Example:
+        >>> from apo_lightning.rewards import MathVerifyReward, NumericReward
+        >>> is_scored_while_generating(MathVerifyReward()), is_scored_while_generating(NumericReward())
+        (True, False)
+    """
+    return getattr(reward, "SCORES_WHILE_GENERATING", False)

@@ -45,6 +45,8 @@ class MathVerifyReward:
          Verdict(reward=0.0, status='unparsed', extracted=None)]
     """
 
+    SCORES_WHILE_GENERATING = True
+
     def __init__(self, num_workers: int = 2, timeout_s: float = 5.0, memory_limit_gib: float = 2.0):
         if num_workers < 1:
             raise ConfigError(f"reward.num_workers is {num_workers}: give at least 1")

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.engine import EngineContext
+from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.weight_audit import WeightAudit, parameter_shapes
 from apo_lightning.types import Completion, GenerationRequest
 
@@ -73,12 +73,24 @@ class SyncedEngine(ABC):
         self._version = version
         self._state = _State.READY
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
+    ) -> list[Completion]:
         """See `RolloutEngine.generate`."""
         self._require(_State.READY)
         for request in requests:
             check_request(request, self.context.max_model_len, self._vocab_size)
-        return self._sample(requests) if requests else []
+        if not requests:
+            return []
+        completions: dict[int, Completion] = {}
+
+        def finished(index: int, completion: Completion) -> None:
+            completions[index] = completion
+            if on_finished is not None:
+                on_finished(index, completion)
+
+        self._sample(requests, finished)
+        return [completions[index] for index in range(len(requests))]
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
@@ -116,7 +128,8 @@ class SyncedEngine(ABC):
         """Read the stream to its end; what the backend says it did not load."""
 
     @abstractmethod
-    def _sample(self, requests: Sequence[GenerationRequest]) -> list[Completion]: ...
+    def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
+        """Tell `finished` of every request, once; when it raises, leave nothing running."""
 
     @abstractmethod
     def _release_memory(self) -> None: ...

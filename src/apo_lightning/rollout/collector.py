@@ -8,8 +8,10 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.phases import PhaseClock
 from apo_lightning.rewards import Reward
+from apo_lightning.rewards.base import is_scored_while_generating
+from apo_lightning.rollout.background import BackgroundBatches
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.types import GenerationRequest, Prompt, Rollouts
+from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
 
 
 def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: int) -> int:
@@ -32,6 +34,8 @@ def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: i
 class Collector:
     """Samples and scores.
 
+    A reward that takes time scores what is finished while the engine still works on the rest.
+
     Attributes:
         engine: where completions come from.
         reward: who judges them.
@@ -39,7 +43,7 @@ class Collector:
         run_seed: the run's `seed`.
         max_completion_tokens: a completion is cut there, finish reason "length".
         stop_token_ids: a completion ends with any of these.
-        clock: told of the phases "generate" and "reward".
+        clock: told of the phases "generate" and "reward", the second being what scoring takes after the last token.
     """
 
     engine: RolloutEngine
@@ -74,11 +78,8 @@ class Collector:
             for prompt in prompts
             for sample in range(group_size)
         ]
-        with self.clock.phase("generate"):
-            completions = self.engine.generate(requests)
-        with self.clock.phase("reward"):
-            texts = [str(self.tokenizer.decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
-            verdicts = self.reward.score(texts, [prompt.answer for prompt in prompts for _ in range(group_size)])
+        answers = [prompt.answer for prompt in prompts for _ in range(group_size)]
+        completions, texts, verdicts = self._generate_and_score(requests, answers)
         return Rollouts(
             step=step,
             prompts=tuple(prompts),
@@ -88,3 +89,32 @@ class Collector:
             group_size=group_size,
             policy_version=completions[0].policy_version,
         )
+
+    def _generate_and_score(
+        self, requests: Sequence[GenerationRequest], answers: Sequence[str]
+    ) -> tuple[list[Completion], list[str], list[Verdict]]:
+        """Completions, their texts and verdicts, in the order of the requests."""
+        judged: dict[int, tuple[str, Verdict]] = {}
+
+        def judge(finished: Sequence[tuple[int, Completion]]) -> None:
+            indices = [index for index, _ in finished]
+            texts = [self._decode(completion) for _, completion in finished]
+            verdicts = self.reward.score(texts, [answers[index] for index in indices])
+            judged.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
+
+        if is_scored_while_generating(self.reward):
+            with BackgroundBatches(judge) as scoring:
+                with self.clock.phase("generate"):
+                    completions = self.engine.generate(requests, lambda *finished: scoring.put(finished))
+                with self.clock.phase("reward"):
+                    scoring.finish()
+        else:
+            with self.clock.phase("generate"):
+                completions = self.engine.generate(requests)
+            with self.clock.phase("reward"):
+                judge(list(enumerate(completions)))
+        texts, verdicts = zip(*(judged[index] for index in range(len(requests))), strict=True)
+        return completions, list(texts), list(verdicts)
+
+    def _decode(self, completion: Completion) -> str:
+        return str(self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))

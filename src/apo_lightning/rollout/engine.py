@@ -1,6 +1,6 @@
 """What the trainer asks of whatever samples completions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from apo_lightning.types import Completion, GenerationRequest
+
+FinishedListener = Callable[[int, Completion], None]
+"""Told of a completion the moment it is finished: the index of its request, and the completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +79,16 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
+    ) -> list[Completion]:
         """One completion a request, in the order of the requests.
+
+        Args:
+            requests: all of a step in one call, so that no sequence waits for another call's slowest one.
+            on_finished: called once a request, in the order in which they finish, from the thread of this call and
+                between two forwards: what it does delays them. What it raises ends the call, and is raised; the
+                engine is then ready for the next one.
 
         Raises:
             ConfigError: A request that can never be served (too long, empty, a temperature out of range).

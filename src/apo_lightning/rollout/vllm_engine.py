@@ -13,7 +13,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.base import SyncedEngine
-from apo_lightning.rollout.engine import EngineContext
+from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.process_guard import (
     default_process_group_kept,
     environment,
@@ -151,23 +151,7 @@ class VLLMEngine(SyncedEngine):
             [with_parameters] = self._llm.collective_rpc(_layers_with_parameters)
         return [message for message in left_out if message.partition(":")[0] in with_parameters]
 
-    def _sample(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        from vllm import SamplingParams
-
-        parameters = [
-            SamplingParams(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                max_tokens=request.max_new_tokens,
-                seed=request.seed,
-                stop_token_ids=list(request.stop_token_ids),
-                ignore_eos=True,  # the request's stop tokens are all there are
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-            )
-            for request in requests
-        ]
+    def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # Blocks of an earlier call hold old weights' keys; with the same weights they would still change last bits,
         # and a resumed evaluation would differ from one that was never stopped.
         if not self._llm.reset_prefix_cache():
@@ -175,11 +159,21 @@ class VLLMEngine(SyncedEngine):
         prompts = [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests]
         with ExitStack() as stack:
             stack.enter_context(process_unchanged())
-            # The one compiled function (ranks of sampled tokens, unused here) would cost a C++ build per process.
             if self.context.device.type == "cpu":
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
-        return [_completion(output.outputs[0], self._version) for output in outputs]
+                stack.enter_context(_ranks_left_out())
+            running = self._llm.enqueue(prompts, [_parameters(request) for request in requests], use_tqdm=False)
+            # Requests that stay behind after an error would be sampled by the next call, with its weights.
+            stack.callback(self._llm.llm_engine.abort_request, running, internal=True)
+            self._run(running, finished)
+
+    def _run(self, request_ids: Sequence[str], finished: FinishedListener) -> None:
+        """Step the engine until nothing is left. Its own loop would hand completions over at the end only."""
+        # vLLM appends "-" and a random part to the ids it was given, which are those it answers with.
+        indices = {request_id.partition("-")[0]: index for index, request_id in enumerate(request_ids)}
+        while self._llm.llm_engine.has_unfinished_requests():
+            for output in self._llm.llm_engine.step():
+                if output.finished:
+                    finished(indices[output.request_id], _completion(output.outputs[0], self._version))
 
     def _release_memory(self) -> None:
         if self.context.device.type != "cpu":
@@ -239,6 +233,44 @@ def _layers_with_parameters(worker: Any) -> set[str]:
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }
+
+
+@contextmanager
+def _ranks_left_out() -> Iterator[None]:
+    """Does not count how many tokens are likelier than each sampled one, which nobody reads.
+
+    The count is the one compiled function of the CPU sampler: a C++ build per process, or, run uncompiled, 4 % of the
+    time.
+    """
+    from vllm.v1.sample import sampler
+
+    count = sampler.batched_count_greater_than
+
+    def no_ranks(logprobs: Tensor, sampled_logprobs: Tensor) -> Tensor:
+        return torch.zeros(len(logprobs), dtype=torch.long, device=logprobs.device)
+
+    sampler.batched_count_greater_than = no_ranks
+    try:
+        yield
+    finally:
+        sampler.batched_count_greater_than = count
+
+
+def _parameters(request: GenerationRequest) -> Any:
+    """The request as vLLM's `SamplingParams`."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_new_tokens,
+        seed=request.seed,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=True,  # the request's stop tokens are all there are
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+    )
 
 
 def _completion(output: Any, version: int) -> Completion:

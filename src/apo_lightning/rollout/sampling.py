@@ -1,0 +1,100 @@
+"""One token a sequence, drawn by inverting the distribution function: no noise of its own, so seeds mean something."""
+
+import numpy
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+CACHED_PROBABILITIES = 2**18
+"""On the CPU, so many are sampled from at once: in float64, what fits a second-level cache."""
+
+
+def sample_tokens(
+    logits: Float[Tensor, "rows vocab"],
+    temperatures: Float[Tensor, "rows"],
+    uniforms: Float[Tensor, "rows"],
+    top_p: Float[Tensor, "rows"] | None = None,
+) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+    """One token a row by inverting the distribution function of softmax(logits / temperature).
+
+        token = min {v : Σ_{w ≤ v} π(w) > u},   u in [0, 1)
+
+    Args:
+        logits: Of any floating dtype; the arithmetic is float32, the sum float64.
+        temperatures: 0 takes the most likely token (the first of equals) and reports softmax(logits).
+        uniforms: u, float64: float32 has too few values to reach every token of a large vocabulary.
+        top_p: sample a row from its nucleus only; None: from all tokens.
+
+    Returns:
+        Token ids, and log π of each [nats].
+
+    Example:
+        Probabilities 0.25 and 0.75: u = 0.2 falls into the first token, u = 0.3 into the second.
+
+        >>> logits = torch.tensor([[0.25, 0.75]]).log().expand(2, 2)
+        >>> uniforms = torch.tensor([0.2, 0.3], dtype=torch.float64)
+        >>> tokens, logprobs = sample_tokens(logits, torch.ones(2), uniforms)
+        >>> tokens.tolist(), logprobs.exp()
+        ([0, 1], tensor([0.2500, 0.7500]))
+    """
+    rows, vocab = logits.shape
+    rows_at_once = max(1, CACHED_PROBABILITIES // vocab) if logits.device.type == "cpu" else rows
+    top_p = torch.ones_like(temperatures) if top_p is None else top_p
+    parts = [
+        _sample(logits[rows], temperatures[rows], uniforms[rows], top_p[rows])
+        for rows in (slice(start, start + rows_at_once) for start in range(0, rows, rows_at_once))
+    ]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _sample(
+    logits: Float[Tensor, "rows vocab"],
+    temperatures: Float[Tensor, "rows"],
+    uniforms: Float[Tensor, "rows"],
+    top_p: Float[Tensor, "rows"],
+) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+    is_greedy = temperatures == 0
+    logprobs = (logits.float() / torch.where(is_greedy, 1.0, temperatures)[:, None]).log_softmax(-1)
+    if bool((top_p < 1).any()):
+        logprobs = nucleus(logprobs, torch.where(is_greedy, 1.0, top_p))
+    cumulative = logprobs.double().exp_()
+    torch.cumsum(cumulative, -1, out=cumulative)
+    threshold = uniforms * cumulative[:, -1]
+    tokens = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # u·total can round up to the total
+    if bool(is_greedy.any()):
+        tokens = torch.where(is_greedy, logprobs.argmax(-1), tokens)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"]) -> Float[Tensor, "rows vocab"]:
+    """The distribution cut to the fewest most likely tokens that hold at least `top_p`, and normalised again.
+
+    Source: Holtzman et al. 2020, Eq. 2–3. Of equally likely tokens the lower ids stay.
+
+    Args:
+        logprobs: log π [nats], normalised.
+        top_p: in (0, 1]; 1 leaves a row as it is.
+
+    Example:
+        >>> nucleus(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0.6])).exp()
+        tensor([[0.6250, 0.3750, 0.0000]])
+    """
+    descending, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    mass_before = descending.double().exp().cumsum(-1) - descending.double().exp()
+    outside = mass_before >= top_p[:, None]
+    cut = logprobs.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)
+    return torch.where((top_p < 1)[:, None], cut.log_softmax(-1), logprobs)
+
+
+def uniforms(seed: int, count: int) -> Float[Tensor, "count"]:
+    """Of one sample, drawn up front, so that they depend on the seed alone; float64, in [0, 1).
+
+    Torch's CPU generator would drop the seed's upper half.
+
+    Example:
+        >>> torch.equal(uniforms(7, 3)[:2], uniforms(7, 2)), bool((uniforms(7 + 2**40, 2) == uniforms(7, 2)).any())
+        (True, False)
+    """
+    return torch.from_numpy(numpy.random.default_rng(seed).random(count))
