@@ -1,14 +1,19 @@
 """A policy scores exactly the tokens it is asked about, whatever the padding around them."""
 
+import random
+
 import pytest
 import torch
 from hydra.utils import instantiate
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.packing import PackedSequences
 from apo_lightning.policy import Policy, PolicySpec, refuse_unsupported_head
 from apo_lightning.reference import Reference
+from apo_lightning.tokenizer import character_tokenizer
 from composing import composed
 
 
@@ -29,35 +34,124 @@ def packed() -> PackedSequences:
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("share_prompts", [False, True])
-def test_statistics_are_those_of_a_plain_forward_of_each_sequence_alone(policy, share_prompts):
+CHOICES = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 0.7])
+ARCHITECTURE = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+
+
+def small(name, *, heads=4, kv_heads=2, seed=0) -> Policy:
+    """A random model of another architecture than the tiny one's."""
+    config = AutoConfig.for_model(
+        name, vocab_size=32, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=6, **ARCHITECTURE
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Policy(
+            AutoModelForCausalLM.from_config(config, dtype=torch.float32), character_tokenizer(), torch.float32
+        )
+
+
+def one_by_one(policy, sequences, weights):
+    """Log-probs and Σ_t w_t·log π(y_t)'s gradients, from a plain forward of each sequence alone."""
+    policy.zero_grad()
+    logprobs = []
+    for owner, completion in zip(sequences.owners, sequences.completions, strict=True):
+        prompt = sequences.prompts[owner]
+        logits = policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        logprobs.append(logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0])
+    (weights * torch.cat(logprobs)).sum().backward()
+    return torch.cat(logprobs).detach(), [parameter.grad.clone() for parameter in policy.parameters()]
+
+
+def packed_together(policy, sequences, weights, budget):
+    policy.zero_grad()
+    logprobs = torch.full_like(weights, torch.nan)
+    for microbatch in sequences.microbatches(range(len(sequences.completions)), budget, CPU):
+        found = policy(microbatch).logprobs
+        (weights[microbatch.token_index] * found).sum().backward()
+        logprobs[microbatch.token_index] = found.detach()
+    return logprobs, [parameter.grad.clone() for parameter in policy.parameters()]
+
+
+def largest_difference(gradients, others):
+    """Relative to the largest entry of all."""
+    scale = max(gradient.abs().max() for gradient in others)
+    return max((one - two).abs().max() / scale for one, two in zip(gradients, others, strict=True))
+
+
+def test_statistics_are_those_of_a_plain_forward_of_each_sequence_alone(policy):
     sequences = packed()
-    (microbatch,) = sequences.microbatches([0, 1, 2], 100, CPU, share_prompts=share_prompts)
+    (microbatch,) = sequences.microbatches([0, 1, 2], 100, CPU)
     found = policy(microbatch, temperature=0.7)
-    logprobs = torch.empty_like(found.logprobs)
-    for row in range(3):
-        prompt, completion = sequences.prompts[sequences.owners[row]], sequences.completions[row]
+    for b, (owner, completion) in enumerate(zip(sequences.owners, sequences.completions, strict=True)):
+        prompt = sequences.prompts[owner]
         logits = policy.model(torch.tensor([prompt + completion])).logits[0].double() / 0.7
         rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-        start = sequences.starts[row]
+        start = sequences.starts[b]
         inside = (microbatch.token_index >= start) & (microbatch.token_index < start + len(completion))
-        logprobs[inside] = rows.gather(1, torch.tensor(completion)[:, None])[:, 0].float()
-    torch.testing.assert_close(found.logprobs, logprobs, atol=1e-5, rtol=0)
+        expected = {
+            "logprobs": rows.gather(1, torch.tensor(completion)[:, None])[:, 0],
+            "entropy": -(rows.exp() * rows).sum(-1),
+            "max_prob": rows.exp().amax(-1),
+        }
+        for name, values in expected.items():
+            torch.testing.assert_close(getattr(found, name)[inside].double(), values, atol=1e-5, rtol=0)
 
 
-def test_a_prompt_run_once_for_its_group_leaves_every_gradient_as_it_is(policy):
-    gradients = []
-    for share_prompts, budget in ((False, 100), (True, 100), (True, 6)):
-        policy.zero_grad()
-        for microbatch in packed().microbatches([0, 1, 2], budget, CPU, share_prompts=share_prompts):
-            statistics = policy(microbatch)
-            weights = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0, 2.0, 0.7])[microbatch.token_index]
-            (weights * statistics.logprobs + 0.1 * statistics.entropy).sum().backward()
-        gradients.append([parameter.grad.clone() for parameter in policy.parameters()])
-    largest = max(gradient.abs().max() for gradient in gradients[0])
-    for other in gradients[1:]:
-        for one, two in zip(gradients[0], other, strict=True):
-            assert (one - two).abs().max() <= 1e-5 * largest
+@pytest.mark.parametrize("budget", [1, 6, 9, 100])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize(("name", "heads", "kv_heads"), [("llama", 4, 2), ("qwen2", 6, 1), ("qwen3", 4, 4)])
+def test_running_sequences_together_leaves_every_gradient_as_it_is(
+    name, heads, kv_heads, gradient_checkpointing, budget
+):
+    policy = small(name, heads=heads, kv_heads=kv_heads)
+    logprobs, gradients = one_by_one(policy, packed(), CHOICES)
+    if gradient_checkpointing:
+        policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.train()
+    found, others = packed_together(policy, packed(), CHOICES, budget)
+    torch.testing.assert_close(found, logprobs, atol=1e-5, rtol=0)
+    assert largest_difference(others, gradients) <= 1e-5
+
+
+RAGGED = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=4)), min_size=1, max_size=3
+)
+
+
+@given(groups=RAGGED, budget=st.integers(1, 60), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_any_mix_of_lengths_gives_the_gradient_of_each_sequence_alone(groups, budget, seed):
+    draw = random.Random(seed)
+    sequences = PackedSequences(
+        prompts=[tuple(draw.choices(range(32), k=length)) for length, _ in groups],
+        completions=[tuple(draw.choices(range(32), k=length)) for _, lengths in groups for length in lengths],
+        owners=[owner for owner, (_, lengths) in enumerate(groups) for _ in lengths],
+    )
+    policy = small("llama")
+    weights = torch.tensor([draw.gauss(0, 1) for completion in sequences.completions for _ in completion])
+    logprobs, gradients = one_by_one(policy, sequences, weights)
+    found, others = packed_together(policy, sequences, weights, budget)
+    torch.testing.assert_close(found, logprobs, atol=1e-5, rtol=0)
+    assert largest_difference(others, gradients) <= 1e-5
+
+
+def test_in_bfloat16_both_ways_are_off_by_rounding_alone():
+    policy = small("llama")
+    exact, gradients = one_by_one(policy, packed(), CHOICES)
+    policy.compute_dtype = torch.bfloat16
+    found, others = packed_together(policy, packed(), CHOICES, 100)
+    torch.testing.assert_close(found, exact, atol=0.03, rtol=0)
+    assert largest_difference(others, gradients) <= 0.05
+
+
+def test_the_backbone_sees_each_position_once_and_every_layer_runs_once(policy):
+    counts = []
+    for layer in policy.model.model.layers:
+        layer.register_forward_pre_hook(lambda module, inputs: counts.append(inputs[0].shape[:2].numel()))
+    (microbatch,) = packed().microbatches([0, 1, 2], 100, CPU)
+    policy(microbatch)
+    # Prompts of 3 and 1; completions of 2, 4 and 1, each without its last token: 4 + 1 + 3 + 0.
+    assert counts == [8] * len(policy.model.model.layers)
 
 
 def test_the_same_seed_makes_the_same_random_model_and_leaves_the_global_generator_alone(spec):
@@ -71,7 +165,7 @@ def test_the_same_seed_makes_the_same_random_model_and_leaves_the_global_generat
 
 def test_the_reference_is_frozen_and_does_not_follow_the_policy(policy):
     reference = Reference(policy)
-    (microbatch,) = packed().microbatches([0, 1], 100, CPU, share_prompts=True)
+    (microbatch,) = packed().microbatches([0, 1], 100, CPU)
     before = reference.hidden_states(microbatch)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -92,6 +186,12 @@ def test_a_model_that_caps_its_logits_is_refused_by_name(policy):
     policy.model.config.final_logit_softcapping = 30.0
     with pytest.raises(ConfigError, match=r"final_logit_softcapping=30\.0"):
         refuse_unsupported_head(policy.model)
+
+
+def test_a_model_that_attends_otherwise_is_refused_before_its_weights_are_made():
+    spec = PolicySpec(name="x", config={"model_type": "gpt2"})
+    with pytest.raises(ConfigError, match="a gpt2 model has no rotary positions"):
+        spec.load_model(seed=0)
 
 
 def test_a_missing_package_file_is_one_line():

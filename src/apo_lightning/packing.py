@@ -2,8 +2,14 @@
 
 A *mini-batch* is one optimizer step and is part of the algorithm; a *micro-batch* is one forward and backward and
 is a matter of memory alone: the token weights are fixed before the split, so it cannot change the result.
+
+A micro-batch is a flat list of positions without padding, and holds a prompt once for all its completions:
+
+    [prompt 0][completion 0][completion 1] … [prompt 1][completion 2] …
 """
 
+import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,29 +19,45 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPrompts:
-    """The prompts of a micro-batch, each once, for its completions to attend to."""
+class Group:
+    """A prompt and the completions that attend to it, contiguous among a micro-batch's positions.
 
-    input_ids: Int[Tensor, "prompts prompt_length"]
-    attention_mask: Bool[Tensor, "prompts prompt_length"]
-    owner: Int[Tensor, "batch"]
-    """Which prompt each completion continues."""
+    Example:
+        >>> group = Group(start=4, prompt_length=3, completion_lengths=(2, 0, 1))
+        >>> group.prompt, group.completions
+        (slice(4, 7, None), slice(7, 10, None))
+    """
+
+    start: int
+    """Where the prompt begins."""
+    prompt_length: int
+    """[positions]"""
+    completion_lengths: tuple[int, ...]
+    """Positions of each completion: its tokens but the last, which predicts nothing that is asked for. May be 0."""
+
+    @property
+    def prompt(self) -> slice:
+        """The prompt's positions."""
+        return slice(self.start, self.start + self.prompt_length)
+
+    @property
+    def completions(self) -> slice:
+        """The positions of all its completions, one after the other."""
+        start = self.start + self.prompt_length
+        return slice(start, start + sum(self.completion_lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Whole completions, padded on the right, and where their response tokens are read off."""
+    """Whole completions behind their prompts, and where their response tokens are read off."""
 
-    prompts: SharedPrompts | None
-    """None: every row of `input_ids` begins with its own prompt."""
-    input_ids: Int[Tensor, "batch length"]
-    attention_mask: Bool[Tensor, "batch length"]
-    """False on padding."""
+    input_ids: Int[Tensor, "positions"]
+    position_ids: Int[Tensor, "positions"]
+    """Place of each position in its own sequence: a completion's go on where its prompt's ended."""
+    groups: tuple[Group, ...]
+    """What attends to what; they cover the positions without a gap."""
     rows: Int[Tensor, "tokens"]
-    """Position of the hidden state that *predicts* each response token, one to its left.
-
-    It counts the flattened `prompts.input_ids` first, where there are any, and then the flattened `input_ids`.
-    """
+    """Position of the hidden state that *predicts* each response token: of the token before it in its sequence."""
     targets: Int[Tensor, "tokens"]
     """The response tokens themselves."""
     token_index: Int[Tensor, "tokens"]
@@ -43,8 +65,11 @@ class Microbatch:
 
     def only(self, wanted: Bool[Tensor, "tokens"]) -> "Microbatch":
         """The same forward, read off at fewer tokens."""
-        wanted = wanted.to(self.rows.device)
-        return replace(self, rows=self.rows[wanted], targets=self.targets[wanted], token_index=self.token_index[wanted])
+        return self.part(wanted.to(self.rows.device))
+
+    def part(self, tokens: slice | Tensor) -> "Microbatch":
+        """The same forward, read off at these of its tokens."""
+        return replace(self, rows=self.rows[tokens], targets=self.targets[tokens], token_index=self.token_index[tokens])
 
 
 def minibatches(num_prompts: int, group_size: int, prompts_per_minibatch: int) -> list[range]:
@@ -60,68 +85,56 @@ def minibatches(num_prompts: int, group_size: int, prompts_per_minibatch: int) -
     ]
 
 
-def split_by_token_budget(
-    sequences: Sequence[int], lengths: Sequence[int], tokens_per_microbatch: int
-) -> list[list[int]]:
-    """Group sequences so that each group, padded to its longest, stays within the budget.
+def pack_evenly(costs: Sequence[int], capacity: int | float, at_least: int = 1) -> list[list[int]]:
+    """Items in few bins of nearly equal cost, none above the capacity.
 
-    Longest first, so that neighbours have like lengths and little is padded. A sequence longer than the budget is
-    a group of its own: it cannot be split, and dropping it would change the algorithm.
-
-    Args:
-        sequences: which sequences to place (indices into `lengths`).
-        lengths: prompt and completion together [tokens].
-        tokens_per_microbatch: the budget, padding included [tokens].
-
-    Example:
-        >>> split_by_token_budget([0, 1, 2], lengths=[4, 10, 5], tokens_per_microbatch=10)
-        [[1], [2, 0]]
-    """
-    groups: list[list[int]] = []
-    longest = 0
-    for sequence in sorted(sequences, key=lambda index: (-lengths[index], index)):
-        if not groups or longest * (len(groups[-1]) + 1) > tokens_per_microbatch:
-            groups.append([])
-            longest = lengths[sequence]
-        groups[-1].append(sequence)
-    return groups
-
-
-def split_by_shared_budget(
-    sequences: Sequence[int],
-    owners: Sequence[int],
-    prompt_lengths: Sequence[int],
-    completion_lengths: Sequence[int],
-    tokens_per_microbatch: int,
-) -> list[list[int]]:
-    """As `split_by_token_budget`, where a prompt counts once for all its completions that stand together.
-
-    The order is kept, so that the completions of a prompt stay together.
+    An item that alone exceeds the capacity has a bin of its own: it cannot be split, and dropping it would change
+    the algorithm. Each item in turn, dearest first, goes into the lightest bin (Graham's LPT rule). The number of
+    bins is at most 2 % above the smallest for which that fits.
 
     Args:
-        sequences: which completions to place.
-        owners: the prompt of every completion.
-        prompt_lengths: of every completion's prompt [tokens].
-        completion_lengths: [tokens]
-        tokens_per_microbatch: the budget, padding included [tokens].
+        costs: of the items, each ≥ 0.
+        capacity: of a bin, > 0.
+        at_least: how many bins are wanted, where there are as many items and a split into so many fits.
+
+    Returns:
+        Indices of each bin's items, ascending; bins by their first item.
 
     Example:
-        Two prompts of 6 tokens with two completions of 2: 6 + 2·2 = 10 tokens each.
+        10 and 5 + 4: with a capacity of 10, two bins hold all three.
 
-        >>> split_by_shared_budget([0, 1, 2, 3], [0, 0, 1, 1], [6] * 4, [2] * 4, tokens_per_microbatch=10)
-        [[0, 1], [2, 3]]
+        >>> pack_evenly([4, 10, 5], capacity=10)
+        [[0, 2], [1]]
+        >>> pack_evenly([1, 1, 1], capacity=10, at_least=2)
+        [[0, 2], [1]]
     """
-    groups: list[list[int]] = []
-    for sequence in sequences:
-        candidate = [*groups[-1], sequence] if groups else [sequence]
-        num_prompts = len({owners[i] for i in candidate})
-        prompt_tokens = num_prompts * max(prompt_lengths[i] for i in candidate)
-        completion_tokens = len(candidate) * max(completion_lengths[i] for i in candidate)
-        if groups and prompt_tokens + completion_tokens <= tokens_per_microbatch:
-            groups[-1] = candidate
-        else:
-            groups.append([sequence])
-    return groups
+    if not costs:
+        return []
+    num_large = sum(cost > capacity / 2 for cost in costs)  # no two of them share a bin
+    num_bins = min(max(1, num_large, math.ceil(sum(costs) / capacity)), len(costs))
+    bins = _lightest_first(costs, num_bins)
+    while not _fits(bins, costs, capacity):
+        num_bins = min(num_bins + max(1, num_bins // 50), len(costs))
+        bins = _lightest_first(costs, num_bins)
+    if num_bins < at_least:
+        more = _lightest_first(costs, min(at_least, len(costs)))
+        # One more bin can, rarely, leave the fullest fuller.
+        bins = more if _fits(more, costs, capacity) else bins
+    return sorted(sorted(items) for items in bins)
+
+
+def _lightest_first(costs: Sequence[int], num_bins: int) -> list[list[int]]:
+    """The dearest item first, each into the bin that is lightest so far (of equal ones, that with fewest items)."""
+    bins: list[tuple[int, int, int, list[int]]] = [(0, 0, i, []) for i in range(num_bins)]
+    for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        cost, count, i, items = bins[0]
+        items.append(item)
+        heapq.heapreplace(bins, (cost + costs[item], count + 1, i, items))
+    return [items for _, _, _, items in bins]
+
+
+def _fits(bins: Sequence[Sequence[int]], costs: Sequence[int], capacity: int | float) -> bool:
+    return all(len(items) == 1 or sum(costs[i] for i in items) <= capacity for items in bins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +144,7 @@ class PackedSequences:
     prompts: Sequence[tuple[int, ...]]
     """[P]"""
     completions: Sequence[tuple[int, ...]]
-    """[B] in prompt-major order."""
+    """[B]"""
     owners: Sequence[int]
     """[B] Which prompt each completion continues."""
 
@@ -145,83 +158,87 @@ class PackedSequences:
         return starts
 
     def microbatches(
-        self, sequences: Sequence[int], tokens_per_microbatch: int, device: torch.device, *, share_prompts: bool
+        self, sequences: Sequence[int], tokens_per_microbatch: int, device: torch.device, *, at_least: int = 1
     ) -> list[Microbatch]:
-        """The given completions in token-budget groups, ready for a forward.
+        """The given completions in micro-batches of nearly equal cost, ready for a forward.
 
         Args:
             sequences: which completions.
-            tokens_per_microbatch: padding included [tokens].
+            tokens_per_microbatch: the budget; a prompt counts once for all its completions of a micro-batch.
             device: where the tensors go.
-            share_prompts: run each prompt once for all its completions of a micro-batch. Same numbers, fewer tokens.
+            at_least: how many micro-batches are wanted, where there are as many completions.
         """
         starts = self.starts
-        prompt_lengths = [len(self.prompts[owner]) for owner in self.owners]
-        lengths = [len(completion) for completion in self.completions]
-        if share_prompts:
-            groups = split_by_shared_budget(sequences, self.owners, prompt_lengths, lengths, tokens_per_microbatch)
-            return [self._sharing(group, starts, device) for group in groups]
-        whole = [a + b for a, b in zip(prompt_lengths, lengths, strict=True)]
         return [
-            self._whole(group, starts, device)
-            for group in split_by_token_budget(sequences, whole, tokens_per_microbatch)
+            self._microbatch(members, starts, device)
+            for members in self.split(sequences, tokens_per_microbatch, at_least=at_least)
         ]
 
-    def _whole(self, group: Sequence[int], starts: Sequence[int], device: torch.device) -> Microbatch:
-        """Each completion behind a prompt of its own."""
-        texts = [self.prompts[self.owners[b]] + self.completions[b] for b in group]
-        input_ids, attention_mask = _padded(texts)
-        rows = [
-            torch.arange(len(self.completions[b])) + row * input_ids.shape[1] + len(self.prompts[self.owners[b]]) - 1
-            for row, b in enumerate(group)
-        ]
-        return self._microbatch(group, starts, device, None, input_ids, attention_mask, rows)
+    def split(self, sequences: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1) -> list[list[int]]:
+        """Which completions run together, as `microbatches` says.
 
-    def _sharing(self, group: Sequence[int], starts: Sequence[int], device: torch.device) -> Microbatch:
-        """Each prompt once: its last position predicts each first token, and a completion's last predicts nothing."""
-        owners = sorted({self.owners[b] for b in group})
-        place = {owner: i for i, owner in enumerate(owners)}
-        prompt_ids, prompt_mask = _padded([self.prompts[owner] for owner in owners])
-        input_ids, attention_mask = _padded([self.completions[b][:-1] for b in group])
-        rows = []
-        for row, b in enumerate(group):
-            owner = self.owners[b]
-            first = place[owner] * prompt_ids.shape[1] + len(self.prompts[owner]) - 1
-            rest = torch.arange(len(self.completions[b]) - 1) + prompt_ids.numel() + row * input_ids.shape[1]
-            rows.append(torch.cat([torch.tensor([first]), rest]))
-        prompts = SharedPrompts(
-            input_ids=prompt_ids.to(device),
-            attention_mask=prompt_mask.to(device),
-            owner=torch.tensor([place[self.owners[b]] for b in group]).to(device),
-        )
-        return self._microbatch(group, starts, device, prompts, input_ids, attention_mask, rows)
+        The completions of one prompt stay together. Where they exceed the budget (or where there are fewer prompts
+        than micro-batches wanted) they are divided, and the prompt runs once with each part. Only a completion that
+        exceeds the budget alone does so.
 
-    def _microbatch(
-        self,
-        group: Sequence[int],
-        starts: Sequence[int],
-        device: torch.device,
-        prompts: SharedPrompts | None,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        rows: Sequence[Tensor],
-    ) -> Microbatch:
+        Example:
+            A prompt of 6 tokens and another of 4, with two completions of 2 each: 10 + 8 tokens.
+
+            >>> packed = PackedSequences(prompts=[(1,) * 6, (2,) * 4], completions=[(3, 4)] * 4, owners=[0, 0, 1, 1])
+            >>> packed.split(range(4), tokens_per_microbatch=18), packed.split(range(4), tokens_per_microbatch=17)
+            ([[0, 1, 2, 3]], [[0, 1], [2, 3]])
+            >>> packed.split(range(4), tokens_per_microbatch=17, at_least=3)
+            [[0], [1], [2, 3]]
+        """
+        by_owner: dict[int, list[int]] = {}
+        for sequence in sorted(sequences):
+            by_owner.setdefault(self.owners[sequence], []).append(sequence)
+        parts: list[list[int]] = []
+        for owner, members in by_owner.items():
+            parts += self._divide(members, max(1, tokens_per_microbatch - len(self.prompts[owner])))
+        divisible = [(-self._cost(part), part) for part in parts if len(part) > 1]
+        heapq.heapify(divisible)
+        while len(parts) < at_least and divisible:
+            _, largest = heapq.heappop(divisible)
+            halves = self._divide(largest, math.inf, at_least=2)
+            parts.remove(largest)
+            parts += halves
+            for half in halves:
+                if len(half) > 1:
+                    heapq.heappush(divisible, (-self._cost(half), half))
+        bins = pack_evenly([self._cost(part) for part in parts], max(1, tokens_per_microbatch), at_least)
+        return sorted(sorted(sequence for i in items for sequence in parts[i]) for items in bins)
+
+    def _divide(self, members: Sequence[int], capacity: int | float, at_least: int = 1) -> list[list[int]]:
+        bins = pack_evenly([len(self.completions[b]) for b in members], capacity, at_least)
+        return [[members[i] for i in items] for items in bins]
+
+    def _cost(self, part: Sequence[int]) -> int:
+        """Tokens of some completions of one prompt, with that prompt."""
+        return len(self.prompts[self.owners[part[0]]]) + sum(len(self.completions[b]) for b in part)
+
+    def _microbatch(self, members: Sequence[int], starts: Sequence[int], device: torch.device) -> Microbatch:
+        input_ids: list[int] = []
+        position_ids: list[int] = []
+        rows: list[int] = []
+        groups: list[Group] = []
+        by_owner = sorted(members, key=lambda b: (self.owners[b], b))
+        for i, b in enumerate(by_owner):
+            prompt, completion = self.prompts[self.owners[b]], self.completions[b]
+            if i == 0 or self.owners[by_owner[i - 1]] != self.owners[b]:
+                groups.append(Group(start=len(input_ids), prompt_length=len(prompt), completion_lengths=()))
+                input_ids += prompt
+                position_ids += range(len(prompt))
+            group = groups[-1]
+            rows += [group.prompt.stop - 1, *range(len(input_ids), len(input_ids) + len(completion) - 1)]
+            input_ids += completion[:-1]
+            position_ids += range(len(prompt), len(prompt) + len(completion) - 1)
+            groups[-1] = replace(group, completion_lengths=(*group.completion_lengths, len(completion) - 1))
         return Microbatch(
-            prompts=prompts,
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
-            rows=torch.cat(list(rows)).to(device),
-            targets=torch.tensor([token for b in group for token in self.completions[b]]).to(device),
-            token_index=torch.cat([torch.arange(len(self.completions[b])) + starts[b] for b in group]).to(device),
+            input_ids=torch.tensor(input_ids).to(device),
+            position_ids=torch.tensor(position_ids).to(device),
+            groups=tuple(groups),
+            rows=torch.tensor(rows).to(device),
+            targets=torch.tensor([token for b in by_owner for token in self.completions[b]]).to(device),
+            token_index=torch.cat([torch.arange(len(self.completions[b])) + starts[b] for b in by_owner]).to(device),
         )
-
-
-def _padded(texts: Sequence[tuple[int, ...]]) -> tuple[Int[Tensor, "batch length"], Bool[Tensor, "batch length"]]:
-    """Token ids with zeros on the right, and True where they are no padding."""
-    length = max(len(text) for text in texts)
-    input_ids = torch.zeros(len(texts), length, dtype=torch.long)
-    mask = torch.zeros(len(texts), length, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        input_ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
-        mask[row, : len(text)] = True
-    return input_ids, mask

@@ -14,7 +14,7 @@ class StepSettings:
         prompts_per_step: problems sampled between two weight syncs.
         group_size: completions a problem, G.
         prompts_per_minibatch: problems an optimizer step; divides `prompts_per_step`.
-        tokens_per_microbatch: budget of one forward and backward, prompts and padding included; memory only.
+        tokens_per_microbatch: budget of one forward and backward, prompts included; memory only.
         max_prompt_tokens: longer prompts were dropped when the data was loaded.
         max_completion_tokens: completions are cut there.
         temperature: of sampling, and of every probability the loss reads.

@@ -27,16 +27,13 @@ from apo_lightning.types import (
 class StepTable:
     """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks."""
 
-    def __init__(
-        self, rollouts: Rollouts, advantages: Advantages, device: torch.device, *, share_prompts: bool
-    ) -> None:
+    def __init__(self, rollouts: Rollouts, advantages: Advantages, device: torch.device) -> None:
         completions = rollouts.completions
         lengths = rollouts.lengths.flatten()
         owner = torch.arange(len(completions)).repeat_interleave(lengths)
         per_completion = advantages.values.flatten() if advantages.values.dim() == 2 else None
         self.rollouts = rollouts
         self.device = device
-        self.share_prompts = share_prompts
         self.sequences = PackedSequences(
             prompts=[prompt.token_ids for prompt in rollouts.prompts],
             completions=[completion.token_ids for completion in completions],
@@ -58,11 +55,11 @@ class StepTable:
     def _unknown(self) -> Float[Tensor, "tokens"]:
         return torch.full_like(self.rollout_logprobs, torch.nan)
 
-    def microbatches(self, completions: Sequence[int], tokens_per_microbatch: int) -> list[Microbatch]:
-        """The given completions under a token budget."""
-        return self.sequences.microbatches(
-            completions, tokens_per_microbatch, self.device, share_prompts=self.share_prompts
-        )
+    def microbatches(
+        self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
+    ) -> list[Microbatch]:
+        """The given completions under a token budget, in so many micro-batches or more."""
+        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device, at_least=at_least)
 
     def completions_with(self, wanted: Bool[Tensor, "tokens"]) -> list[int]:
         """Completions that have a wanted token, ascending."""

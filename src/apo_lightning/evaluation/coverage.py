@@ -71,7 +71,7 @@ class OracleCoverage:
         limit: problems to look at; None: all.
         anchor_sizes: the K to report.
         max_tokens: a longer prompt and solution together are skipped, and counted [tokens].
-        tokens_per_microbatch: padding included; a matter of memory and speed alone [tokens].
+        tokens_per_microbatch: a prompt counted once for all that follows it; a matter of memory and speed alone.
         instruction: as in `PromptTemplate`.
         system: as in `PromptTemplate`.
 
@@ -269,7 +269,7 @@ def count_hits(
         policy: left in evaluation mode.
         sequences: prompts and completions.
         anchor_sizes: the K.
-        tokens_per_microbatch: padding included [tokens].
+        tokens_per_microbatch: a prompt counted once for all that follows it.
         on_progress: called after each micro-batch with the response tokens done, and all of them.
 
     Raises:

@@ -44,7 +44,8 @@ def score_completions(
         prompts: of each completion; as many.
         completions: token ids, each with at least one.
         temperature: τ > 0; all statistics are of softmax(logits/τ).
-        tokens_per_microbatch: padding included [tokens]; a longer sequence runs alone.
+        tokens_per_microbatch: the budget, a prompt counted once for its completions of a micro-batch; a longer
+            sequence runs alone.
 
     Raises:
         ConfigError: the two lists differ in length, a prompt or completion is empty, or the temperature is not
@@ -112,11 +113,5 @@ def microbatches(
     """
     for policy in policies:
         policy.eval()
-    num_completions = len(sequences.completions)
-    # With hardly anything to share, whole sequences are better: they sort by length, which leaves less padding.
-    is_worth_it = num_completions >= 2 * len(sequences.prompts)
-    share_prompts = is_worth_it and all(policy.can_share_prompts for policy in policies)
-    by_prompt = sorted(range(num_completions), key=lambda b: (sequences.owners[b], -len(sequences.completions[b])))
-    return sequences.microbatches(
-        by_prompt, tokens_per_microbatch, policies[0].head_weight.device, share_prompts=share_prompts
-    )
+    everything = range(len(sequences.completions))
+    return sequences.microbatches(everything, tokens_per_microbatch, policies[0].head_weight.device)

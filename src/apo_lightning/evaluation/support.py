@@ -44,7 +44,7 @@ def support_statistics(
         completions: token ids, each with at least one; usually sampled from `policy`.
         anchor_size: K, in [1, V].
         temperature: τ > 0, the one they were sampled at; T_K does not depend on it.
-        tokens_per_microbatch: padding included [tokens].
+        tokens_per_microbatch: a prompt counted once for its completions of a micro-batch.
 
     Source: *Anchored Policy Optimization*, the definitions of the safe manifold and of J_support.
 

@@ -1,0 +1,276 @@
+"""Attention over flat micro-batches: a prompt attends to itself, a completion to its prompt and to itself.
+
+The backbone runs once over all positions of a micro-batch as *one* sequence; only attention must know where prompts
+and completions lie. It is registered with transformers under the name `SHARED_PROMPTS` and receives that layout as a
+keyword argument that the model hands down to every layer; so it holds under gradient checkpointing and sharding too.
+
+On the CPU the softmax over (prompt, own past) is put together from two that need neither padding nor a mask:
+
+    o = Σ_i e^{l_i − l}·o_i,    l = log Σ_i e^{l_i},    i ∈ {own past, prompt},
+
+with o_i and l_i the output and log-sum-exp of each part. Given the whole's o and l, the backward of each part alone
+yields its share of the exact gradient, because softmax probabilities are e^{score − l} in both.
+
+Source: Dao et al., *FlashAttention-2* (arXiv 2307.08691), §3.1, for the rescaling and the backward from (o, l).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.packing import Group
+
+SHARED_PROMPTS = "shared_prompts"
+
+# The kernel behind `scaled_dot_product_attention`, which keeps the log-sum-exp to itself.
+_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What attends to what in a micro-batch, as the CPU computes it.
+
+    Example:
+        Positions 0–2 are a prompt, 3–4 and 5–7 its completions: the prompt and the second are of one length.
+
+        >>> layout = Layout.of([Group(start=0, prompt_length=3, completion_lengths=(2, 3))], torch.device("cpu"))
+        >>> [segments.tolist() for segments in layout.segments]
+        [[[0, 1, 2], [5, 6, 7]], [[3, 4]]]
+    """
+
+    groups: tuple[Group, ...]
+    segments: tuple[Int[Tensor, "_ _"], ...]
+    """Positions of all prompts and completions, those of one length together: run as one batch, without padding."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], device: torch.device) -> "Layout":
+        """The layout of these groups."""
+        starts: dict[int, list[int]] = {}
+        for group in groups:
+            start = group.start
+            for length in (group.prompt_length, *group.completion_lengths):
+                starts.setdefault(length, []).append(start)
+                start += length
+        segments = [
+            torch.tensor(first)[:, None] + torch.arange(length) for length, first in starts.items() if length > 0
+        ]
+        return cls(groups=tuple(groups), segments=tuple(index.to(device) for index in segments))
+
+
+def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
+    """What attends to what in a micro-batch, as flex attention takes it; blocks of zeros are never computed.
+
+    Position i attends to j when j ≤ i in the same group, and j is of the prompt or of i's own completion.
+    """
+    lengths = [length for group in groups for length in (group.prompt_length, *group.completion_lengths)]
+    segment = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+    prompts = [0]
+    for group in groups:
+        prompts.append(prompts[-1] + 1 + len(group.completion_lengths))
+    widths = torch.tensor(prompts).diff()
+    prompt = torch.tensor(prompts[:-1]).repeat_interleave(widths).to(device)[segment]
+
+    return create_block_mask(
+        # Not a `def`: flex attention counts the parameters, which the wrapper of a shape-checked function hides.
+        lambda batch, head, i, j: (j <= i) & ((segment[j] == segment[i]) | (segment[j] == prompt[i])),
+        None,
+        None,
+        len(segment),
+        len(segment),
+        device=device,
+        _compile=device.type == "cuda",  # else the mask would be built by way of a [positions, positions] tensor
+    )
+
+
+def attention_arguments(groups: Sequence[Group], device: torch.device) -> dict[str, Any]:
+    """What the backbone must be given beside ids and positions. Built once a micro-batch, used by every layer.
+
+    The mask is a placeholder: given none, transformers would infer a packing from the position ids, another than
+    ours, and build a [positions, positions] mask from it.
+    """
+    layout = Layout.of(groups, device) if device.type == "cpu" else block_mask(groups, device)
+    return {"attention_mask": torch.empty(1, 1, 0, 0, device=device), "layout": layout}
+
+
+def attend(
+    query: Float[Tensor, "positions heads head_size"],
+    key: Float[Tensor, "positions kv_heads head_size"],
+    value: Float[Tensor, "positions kv_heads head_size"],
+    layout: Layout,
+    *,
+    scale: float,
+) -> Float[Tensor, "positions heads head_size"]:
+    """softmax(scale·q·kᵀ)·v over each position's prompt and own past, on the CPU.
+
+    Args:
+        query: of all positions of a micro-batch.
+        key: as many heads, or a divisor of them (grouped queries).
+        value: as `key`.
+        layout: of the micro-batch.
+        scale: of the scores, usually head_size^(−1/2).
+
+    Example:
+        All scores equal: the mean over what is attended to. A prompt of two, and two completions of one position.
+
+        >>> layout = Layout.of([Group(start=0, prompt_length=2, completion_lengths=(1, 1))], torch.device("cpu"))
+        >>> value = torch.tensor([3.0, 5.0, 1.0, 7.0]).view(4, 1, 1)
+        >>> attend(torch.zeros(4, 1, 1), torch.zeros(4, 1, 1), value, layout, scale=1.0).flatten().round(decimals=4)
+        tensor([3., 4., 3., 5.])
+    """
+    return _SharedPrompts.apply(query, key, value, layout, scale)
+
+
+class _SharedPrompts(torch.autograd.Function):
+    """See the module's docstring."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+        output = torch.empty_like(query)
+        accumulated = torch.promote_types(query.dtype, torch.float32)
+        lse = torch.empty(query.shape[:2], dtype=accumulated)
+        for index in layout.segments:
+            own, own_lse = _attention(*_heads_first(query[index], key[index], value[index]), 0.0, True, scale=scale)
+            output[index], lse[index] = _heads_first(own, own_lse)
+        for group in layout.groups:
+            here, prompt = group.completions, group.prompt
+            if here.start == here.stop:
+                continue
+            parts = _heads_first(query[None, here], key[None, prompt], value[None, prompt])
+            shared, shared_lse = (part[0] for part in _heads_first(*_attention(*parts, 0.0, False, scale=scale)))
+            total = torch.logaddexp(lse[here], shared_lse)
+            own_weight, shared_weight = (lse[here] - total).exp(), (shared_lse - total).exp()
+            output[here] = own_weight[..., None] * output[here] + shared_weight[..., None] * shared
+            lse[here] = total
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.layout, ctx.scale = layout, scale
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (grad_output,) = grad_outputs
+        query, key, value, output, lse = ctx.saved_tensors
+        grads = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+        of_query = (grad_output, query, output, lse)
+        for index in ctx.layout.segments:
+            parts = _backward([t[index] for t in of_query], key[index], value[index], causal=True, scale=ctx.scale)
+            for grad, part in zip(grads, parts, strict=True):
+                grad[index] = part
+        for group in ctx.layout.groups:
+            here, prompt = group.completions, group.prompt
+            if here.start == here.stop:
+                continue
+            whole = [t[None, here] for t in of_query]
+            parts = _backward(whole, key[None, prompt], value[None, prompt], causal=False, scale=ctx.scale)
+            for grad, part, place in zip(grads, parts, (here, prompt, prompt), strict=True):
+                grad[place] += part[0]
+        return *grads, None, None
+
+
+def _heads_first(*tensors: Tensor) -> list[Tensor]:
+    """Swap positions and heads: [segments, positions, heads, …] ↔ [segments, heads, positions, …]."""
+    return [tensor.transpose(1, 2) for tensor in tensors]
+
+
+def _backward(of_query: Sequence[Tensor], key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor]:
+    """What query, key and value receive from one part, given output and log-sum-exp of the whole."""
+    grad_output, query, key, value, output, lse = _heads_first(of_query[0], of_query[1], key, value, *of_query[2:])
+    # The kernel reads the last axis as contiguous, which the gradient of a sum (an expanded scalar) is not.
+    grad_output = grad_output.contiguous()
+    return _heads_first(*_attention_backward(grad_output, query, key, value, output, lse, 0.0, causal, scale=scale))
+
+
+def _registered(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    layout: Layout | BlockMask | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as transformers calls it: [1, heads, positions, head_size] in, [1, positions, heads, head_size] out.
+
+    Without a layout (the model is called as any other) it is transformers' own. The CUDA branch has not been run on
+    a GPU yet; its mask is tested on the CPU.
+    """
+    if layout is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+    if torch.is_autocast_enabled(query.device.type):
+        # Rotation leaves queries and keys in float32, and autocast does not know these kernels.
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if isinstance(layout, BlockMask):
+        return flex_attention_forward(module, query, key, value, layout, scaling=scaling)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(query, key, value, layout, scale=scaling)[None], None
+
+
+AttentionInterface.register(SHARED_PROMPTS, _registered)
+AttentionMaskInterface.register(SHARED_PROMPTS, sdpa_mask)
+
+
+def use_shared_prompts(model: PreTrainedModel) -> None:
+    """Let the model attend through this module.
+
+    Raises:
+        ConfigError: its attention cannot be replaced, or is not one that this module computes.
+    """
+    refuse_unsupported_attention(model.config)
+    if not model._can_set_attn_implementation():
+        raise ConfigError(
+            f"{type(model).__name__} has an attention of its own, which cannot share prompts: choose another model"
+        )
+    model.set_attn_implementation(SHARED_PROMPTS)
+
+
+def refuse_unsupported_attention(config: PretrainedConfig) -> None:
+    """Plain causal attention with rotary positions is what is computed; any other model is refused by name.
+
+    Raises:
+        ConfigError: the model is not a decoder with rotary positions alone, or its layers have a sliding window
+            shorter than its context, attention sinks, capped scores, latent keys or dropout.
+    """
+
+    def refuse(reason: str) -> None:
+        raise ConfigError(f"a {config.model_type} model {reason}, which this trainer does not compute: choose another")
+
+    if config.is_encoder_decoder:
+        refuse("has an encoder")
+    if getattr(config, "rope_parameters", None) is None:
+        refuse("has no rotary positions")
+    if config.model_type == "gpt_oss":
+        refuse("has attention sinks")
+    context = config.max_position_embeddings
+    window = getattr(config, "sliding_window", None)
+    window_is_active = window is not None and window < context
+    layer_types = getattr(config, "layer_types", None) or ["sliding_attention" if window_is_active else ""]
+    for kind in sorted(set(layer_types) - {"full_attention", ""}):
+        if kind != "sliding_attention":
+            refuse(f"has layers of {kind}")
+        if window_is_active:
+            refuse(f"attends to the last {window} of {context} tokens alone (sliding_window)")
+    for field in ("attn_logit_softcapping", "kv_lora_rank", *_DROPOUTS):
+        if getattr(config, field, None):
+            refuse(f"has {field}={getattr(config, field)}")
+
+
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "hidden_dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout")

@@ -1,0 +1,175 @@
+"""A position attends to its prompt and its own past: on the CPU without padding, on a GPU through a block mask."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from apo_lightning.attention import (
+    SHARED_PROMPTS,
+    Layout,
+    attend,
+    block_mask,
+    refuse_unsupported_attention,
+    use_shared_prompts,
+)
+from apo_lightning.errors import ConfigError
+from apo_lightning.packing import Group
+
+CPU = torch.device("cpu")
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 7), min_size=1, max_size=4)), min_size=1, max_size=4
+)
+SIZES = {"vocab_size": 32, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def groups_of(shapes) -> list[Group]:
+    groups, start = [], 0
+    for prompt_length, lengths in shapes:
+        groups.append(Group(start=start, prompt_length=prompt_length, completion_lengths=tuple(lengths)))
+        start = groups[-1].completions.stop
+    return groups
+
+
+def attended(groups) -> list[list[int]]:
+    """Which positions each position attends to, read off the flat order [prompt][completion][completion]…"""
+    pairs = []
+    for group in groups:
+        prompt = list(range(group.start, group.start + group.prompt_length))
+        pairs += [prompt[: i + 1] for i in range(len(prompt))]
+        first = prompt[-1] + 1
+        for length in group.completion_lengths:
+            pairs += [prompt + list(range(first, first + i + 1)) for i in range(length)]
+            first += length
+    return pairs
+
+
+def naive(query, key, value, groups, scale):
+    """softmax(scale·q·k)·v, one position and one head after the other."""
+    repeats = query.shape[1] // key.shape[1]
+    rows = []
+    for i, others in enumerate(attended(groups)):
+        for head in range(query.shape[1]):
+            keys, values = key[others, head // repeats], value[others, head // repeats]
+            rows.append((scale * keys @ query[i, head]).softmax(0) @ values)
+    return torch.stack(rows).view(query.shape)
+
+
+def inputs(groups, heads=4, kv_heads=2, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    size = groups[-1].completions.stop
+    return [
+        torch.randn(size, count, 8, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for count in (heads, kv_heads, kv_heads)
+    ]
+
+
+@given(shapes=GROUPS, heads=st.sampled_from([(2, 2), (6, 2), (3, 1)]))
+@settings(max_examples=30, deadline=None)
+def test_output_and_gradients_are_those_of_the_softmax_written_out(shapes, heads):
+    groups = groups_of(shapes)
+    tensors = inputs(groups, *heads)
+    found = attend(*tensors, Layout.of(groups, CPU), scale=0.6)
+    expected = naive(*tensors, groups, 0.6)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    upstream = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for one, two in zip(
+        torch.autograd.grad(found, tensors, upstream), torch.autograd.grad(expected, tensors, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_bfloat16_is_off_by_its_rounding_alone():
+    groups = groups_of([(5, [3, 0, 6]), (2, [1])])
+    exact = inputs(groups)
+    rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in exact]
+    layout = Layout.of(groups, CPU)
+    found, expected = (attend(*tensors, layout, scale=0.35) for tensors in (rounded, exact))
+    # bfloat16 has 8 significant bits: a relative step of 2⁻⁸ = 0.004 at each rounding.
+    torch.testing.assert_close(found.double(), expected, atol=0.03, rtol=0.03)
+    for one, two in zip(
+        torch.autograd.grad(found.sum(), rounded), torch.autograd.grad(expected.sum(), exact), strict=True
+    ):
+        assert (one - two).norm() <= 0.03 * two.norm()
+
+
+def test_scores_too_large_for_exp_do_not_overflow():
+    groups = groups_of([(3, [2, 2])])
+    query, key, value = inputs(groups, 2, 2, torch.float32)
+    found = attend(query, key, value, Layout.of(groups, CPU), scale=1e3)
+    gradients = torch.autograd.grad(found.sum(), (query, key, value))
+    assert all(tensor.isfinite().all() for tensor in (found, *gradients))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@given(shapes=GROUPS)
+@settings(max_examples=10, deadline=None)
+def test_the_block_mask_of_a_gpu_lets_through_what_the_cpu_computes(shapes):
+    groups = groups_of(shapes)
+    size = groups[-1].completions.stop
+    mask = block_mask(groups, CPU)
+    i, j = torch.arange(size)[:, None], torch.arange(size)[None, :]
+    dense = mask.mask_mod(torch.tensor(0), torch.tensor(0), i, j)
+    assert [row.nonzero().flatten().tolist() for row in dense] == attended(groups)
+
+    tensors = inputs(groups)
+    expected = attend(*tensors, Layout.of(groups, CPU), scale=0.6)
+    heads_first = [tensor.transpose(0, 1)[None] for tensor in tensors]
+    # Flex attention has no backward on the CPU; the same mask, made dense, stands in for it below.
+    flex = flex_attention(*(tensor.detach() for tensor in heads_first), block_mask=mask, scale=0.6, enable_gqa=True)
+    torch.testing.assert_close(flex[0].transpose(0, 1), expected)
+    masked = torch.nn.functional.scaled_dot_product_attention(
+        *heads_first, attn_mask=dense, scale=0.6, enable_gqa=True
+    )[0].transpose(0, 1)
+    for one, two in zip(
+        torch.autograd.grad(masked.sum(), tensors), torch.autograd.grad(expected.sum(), tensors), strict=True
+    ):
+        torch.testing.assert_close(one, two)
+
+
+def test_the_model_called_as_any_other_still_heeds_padding():
+    config = AutoConfig.for_model("llama", **SIZES, intermediate_size=32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    ids, padding = torch.tensor([[0, 0, 5, 6, 7]]), torch.tensor([[0, 0, 1, 1, 1]])
+    positions = torch.tensor([[0, 0, 0, 1, 2]])
+    before = model(ids, attention_mask=padding, position_ids=positions).logits
+    use_shared_prompts(model)
+    assert model.config._attn_implementation == SHARED_PROMPTS
+    after = model(ids, attention_mask=padding, position_ids=positions).logits
+    torch.testing.assert_close(after[0, 2:], before[0, 2:])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_plain_decoders_with_rotary_positions_are_accepted(name):
+    fields = {"sliding_window": None} if name == "mistral" else {}
+    refuse_unsupported_attention(AutoConfig.for_model(name, **fields))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (AutoConfig.for_model("mistral", sliding_window=512, max_position_embeddings=1024), "last 512 of 1024 tokens"),
+        (
+            AutoConfig.for_model(
+                "qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=2, num_hidden_layers=4
+            ),
+            "last 64 of",
+        ),
+        (AutoConfig.for_model("gemma2", sliding_window=10**6), "attn_logit_softcapping=50"),
+        (AutoConfig.for_model("gpt_oss", sliding_window=10**6), "attention sinks"),
+        (AutoConfig.for_model("gpt2"), "no rotary positions"),
+        (AutoConfig.for_model("t5"), "an encoder"),
+        (AutoConfig.for_model("qwen3_next"), "layers of linear_attention"),
+        (AutoConfig.for_model("deepseek_v3"), "kv_lora_rank=512"),
+        (AutoConfig.for_model("llama", attention_dropout=0.1), r"attention_dropout=0\.1"),
+    ],
+)
+def test_a_model_that_attends_otherwise_is_refused_by_name(config, message):
+    with pytest.raises(ConfigError, match=f"a {config.model_type} model .*{message}"):
+        refuse_unsupported_attention(config)
+
+
+def test_a_window_as_long_as_the_context_never_acts():
+    refuse_unsupported_attention(AutoConfig.for_model("mistral", sliding_window=1024, max_position_embeddings=1024))
