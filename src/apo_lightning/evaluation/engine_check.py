@@ -40,5 +40,5 @@ def check_engine(
     for microbatch in microbatches(sequences, [policy], tokens_per_microbatch=1):
         recomputed[microbatch.token_index.cpu()] = policy(microbatch).logprobs.float().cpu()
     gap = logprob_gap(reported, recomputed)
-    check_logprob_gap(gap, policy.compute_dtype, version)
+    check_logprob_gap(gap, policy.compute_dtype, version, policy.max_logprob_gap)
     return gap

@@ -73,16 +73,17 @@ def logprob_gap(rollout_logprobs: Float[Tensor, "tokens"], logprobs: Float[Tenso
     return (rollout_logprobs.double() - logprobs.double()).abs().mean().item()
 
 
-def check_logprob_gap(gap: float, dtype: torch.dtype, version: int) -> None:
+def check_logprob_gap(gap: float, dtype: torch.dtype, version: int, tolerance: float | None = None) -> None:
     """Stop a run whose completions come from other weights than the policy's.
 
     Args:
         gap: From `logprob_gap` [nats].
         dtype: The lower precision of the two, engine or trainer.
         version: The policy version the completions carry.
+        tolerance: Of a model whose own rounding noise is larger than usual [nats]; None: that of the dtype.
 
     Raises:
-        StaleWeightsError: The gap is above the tolerance of the dtype, or not finite.
+        StaleWeightsError: The gap is above the tolerance, or not finite.
 
     Example:
         >>> check_logprob_gap(0.2, torch.float32, version=3)
@@ -94,7 +95,7 @@ the tied head too), the prefix cache, the temperature and the tokenisation
     if dtype not in MAX_LOGPROB_GAP:
         known = ", ".join(str(known).removeprefix("torch.") for known in MAX_LOGPROB_GAP)
         raise ConfigError(f"no log-prob tolerance for {dtype}: use one of {known}")
-    tolerance = MAX_LOGPROB_GAP[dtype]
+    tolerance = MAX_LOGPROB_GAP[dtype] if tolerance is None else tolerance
     if math.isfinite(gap) and gap <= tolerance:
         return
     raise StaleWeightsError(

@@ -63,8 +63,9 @@ class Subject:
     def _load(self, spec: PolicySpec, device: torch.device) -> Policy:
         with progress_bars_hidden():
             model = spec.load_model(self.seed)
-        say(describe(model, self.compute_dtype))
-        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens)
+        say(describe(model, self.compute_dtype, automatic=spec.compute_dtype == "auto"))
+        gap = spec.max_logprob_gap(self.compute_dtype)
+        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens, gap)
         return policy.to(device).eval().requires_grad_(False)
 
 

@@ -45,8 +45,14 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     say(parts.data.describe())
     with progress_bars_hidden():
         model = parts.model.load_model(cfg.seed)
-    policy = Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens)
-    say(describe(model, parts.compute_dtype))
+    policy = Policy(
+        model,
+        parts.tokenizer,
+        parts.compute_dtype,
+        parts.model.stop_tokens,
+        parts.model.max_logprob_gap(parts.compute_dtype),
+    )
+    say(describe(model, parts.compute_dtype, automatic=parts.model.compute_dtype == "auto"))
 
     module = RLVRModule(
         policy=policy,
