@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.phases import PhaseClock
+from apo_lightning.phases import PhaseClock, StepTimer
 
 
 class Time:
@@ -89,3 +89,22 @@ def test_no_second_is_counted_twice(tree):
 
     walk(tree, 0)
     assert sum(clock.take().values()) == time.seconds
+
+
+def test_steps_add_up_to_the_time_that_passed_but_for_pauses():
+    time = Time()
+    timer = StepTimer(PhaseClock(now=time), ("generate", "update"))
+    timer.begin()
+    taken = []
+    for pause in (0.0, 40.0):
+        time.seconds += 1
+        timer.pause()
+        time.seconds += pause
+        timer.resume()
+        timer.enter()
+        with timer.clock.phase("generate"):
+            time.seconds += 2
+        time.seconds += 3  # in no phase
+        taken.append(timer.take())
+    expected = {"between_steps": 1.0, "generate": 2.0, "update": 0.0, "step": 6.0}
+    assert taken == [expected, expected]

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+
+from apo_lightning.gathering import from_all_ranks
+from apo_lightning.metrics.throughput import peak_flops_per_second
 
 if TYPE_CHECKING:
     from apo_lightning.policy import Policy
@@ -42,6 +46,10 @@ class Ranks:
         """Over all ranks."""
         return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
 
+    def union(self, names: frozenset[str]) -> frozenset[str]:
+        """What any rank names."""
+        return frozenset[str]().union(*from_all_ranks(names))
+
     def _reduce(self, value: float | int, operation: str) -> Tensor:
         tensor = torch.tensor(float(value), dtype=torch.float64, device=self.trainer.strategy.root_device)
         kind = torch.distributed.ReduceOp.SUM if operation == "sum" else torch.distributed.ReduceOp.MAX
@@ -69,8 +77,39 @@ def shard(policy: "Policy", trainer: pl.Trainer) -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh, reshard_after_forward=False)
     # Sharded weights are gathered around `forward` alone, unless another method is named.
-    for method in ("hidden_states", "as_reference"):
+    for method in ("hidden_states", "as_reference", "objective_sum"):
         register_fsdp_forward_method(policy, method)
+
+
+def settle_gradient(policy: nn.Module, *, has_run: bool) -> None:
+    """Make the policy ready for an optimizer step, where there may have been no backward.
+
+    Args:
+        policy: sharded or not.
+        has_run: False: none of the mini-batch's completions can move the policy, and its gradient is made zero. Without
+            one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
+    """
+    if isinstance(policy, FSDPModule):
+        # After a forward alone the root unit stays gathered: the optimizer would step on its shards, and the next
+        # forward would read the weights from before.
+        policy.reshard()
+    if not has_run:
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+def total_peak_flops(trainer: pl.Trainer) -> float | None:
+    """The peak of all GPUs of a run together [FLOP/s]; None on CPUs, and on a GPU that is not known, which is said."""
+    device = trainer.strategy.root_device
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = peak_flops_per_second(name)
+    if peak is None:
+        rank_zero_info(f"no perf/mfu: metrics/throughput.py does not know the peak of {name}")
+        return None
+    return peak * trainer.world_size
 
 
 def count_rollout(trainer: pl.Trainer) -> None:

@@ -1,6 +1,5 @@
 """The training loop: sample → score → advantages → reference → update → publish, one rollout a training step."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,29 +10,34 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator
-from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, shard
+from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, shard, total_peak_flops
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord, validation_metrics
-from apo_lightning.plan import Minibatch, plan_minibatches
+from apo_lightning.metrics.throughput import model_size, work_of
+from apo_lightning.minibatch_loss import MinibatchLoss
+from apo_lightning.phases import StepTimer
+from apo_lightning.plan import Minibatch, plan_minibatches, updated_tokens
 from apo_lightning.policy import Policy
 from apo_lightning.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.start import start_engine
-from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap, publish
-from apo_lightning.scoring import score_policy, score_reference
+from apo_lightning.rollout.weight_sync import publish
+from apo_lightning.scoring import engine_gap, score_for_check, score_policy, score_reference, unscored_parts, watched_by
 from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
 from apo_lightning.types import (
     AdvantageInputs,
     Advantages,
-    Needs,
     Prompt,
     Rollouts,
     StepOutput,
     ValidationOutput,
     concatenate,
 )
+
+PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "update", "sync", "metrics")
+"""The stages of `training_step`. One that does not run in a step took 0.0 s."""
 
 
 class RLVRModule(pl.LightningModule):
@@ -88,6 +92,7 @@ class RLVRModule(pl.LightningModule):
         self.checked_version = 0
         self.validation_outputs: list[ValidationOutput] = []
         self._validation_rollouts: dict[str, list[Rollouts]] = {}
+        self.timer = StepTimer(self.clock, PHASES)
 
     # ------------------------------------------------------------------ set-up
 
@@ -108,11 +113,19 @@ class RLVRModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """The engine starts once the process group exists and the policy is sharded."""
         self._start_engine()
+        self.model_size = model_size(self.policy.model)
+        self.peak_flops = total_peak_flops(self.trainer)
+        self.timer.begin()
 
     def on_validation_start(self) -> None:
-        """As above: a run may begin with validation."""
+        """As above: a run may begin with validation. It is no part of a step."""
+        self.timer.pause()
         self._start_engine()
         self._validation_rollouts = {}
+
+    def on_validation_end(self) -> None:
+        """The step goes on."""
+        self.timer.resume()
 
     def _start_engine(self) -> None:
         self.ranks = Ranks(self.trainer)
@@ -147,26 +160,36 @@ class RLVRModule(pl.LightningModule):
 
     def training_step(self, batch: Sequence[Prompt], batch_idx: int) -> Mapping[str, Any]:
         """One iteration of the algorithm, from prompts to published weights."""
-        started = time.perf_counter()
+        self.timer.enter()
         step = self.global_step + 1
-        prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
-
-        rollouts = self._collect(prompts, step)
-        advantages = self._estimate(rollouts)
-        table = self._table(rollouts, advantages)
-        plan = plan_minibatches(table, self.settings, self.ranks)
-        watched = self._callback_needs(step)
+        with self.clock.phase("generate"):
+            rollouts = self._collect(self.ranks.share(batch, self.settings.prompts_per_minibatch), step)
+        with self.clock.phase("prepare"):
+            advantages = self.advantage(
+                AdvantageInputs(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
+            )
+            table = StepTable(rollouts, advantages, self.device)
+            updated = updated_tokens(table, self.loss)
+            plan = plan_minibatches(table, updated, self.settings, self.ranks)
+            watched = watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
+            unscored = unscored_parts(table, plan, watched, self.settings, self.ranks)
         with self.clock.phase("reference"):
-            loss_mask = score_reference(table, self.reference, self.loss, watched, self.settings, self.ranks)
+            loss_mask = score_reference(table, self.reference, self.loss, updated, watched, self.settings, self.ranks)
+        if unscored:
+            with self.clock.phase("old_logprobs"):
+                score_policy(table, self.policy, unscored, watched, self.settings)
         with self.clock.phase("update"):
-            score_policy(table, self.policy, plan, watched, self.settings, self.ranks)
-        record = self._update(table, plan, loss_mask)
+            record = self._update(table, plan, loss_mask)
         with self.clock.phase("sync"):
             self._publish()
-
+        with self.clock.phase("metrics"):
+            tokens = table.freeze()
+            record.metric_names = self.ranks.union(record.own_metric_names)
+            metrics = self.step_metrics.compute(rollouts, tokens, record)
+            speed = self.step_metrics.speed(rollouts, record, self.model_size, self.peak_flops, self.device)
         count_rollout(self.trainer)
-        timings = {**self.clock.take(), "step": time.perf_counter() - started}
-        metrics = self.step_metrics.compute(rollouts, table.freeze(), record, timings)
+        timings = self.timer.take()
+        metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()} | speed.metrics(timings)
         self.log_dict({**metrics, "step": float(step)}, on_step=True, batch_size=1)
         return {
             "step_output": StepOutput(
@@ -174,7 +197,7 @@ class RLVRModule(pl.LightningModule):
                 max_steps=self.trainer.max_steps,
                 rollouts=rollouts,
                 advantages=advantages,
-                tokens=table.freeze(),
+                tokens=tokens,
                 loss_metrics=record.loss_metrics,
                 metrics=metrics,
                 timings=timings,
@@ -193,39 +216,21 @@ class RLVRModule(pl.LightningModule):
         check_error_rate(rollouts.verdicts)
         return rollouts
 
-    def _estimate(self, rollouts: Rollouts) -> Advantages:
-        return self.advantage(
-            AdvantageInputs(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
-        )
-
-    def _table(self, rollouts: Rollouts, advantages: Advantages) -> StepTable:
-        return StepTable(rollouts, advantages, self.device, share_prompts=self.policy.can_share_prompts)
-
-    def _callback_needs(self, step: int) -> Needs:
-        """What this step's diagnostics read beyond the loss."""
-        needs = Needs()
-        for callback in self.trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            if hasattr(callback, "needs") and callback.is_due(step):
-                needs |= callback.needs
-        return needs
-
     def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor) -> UpdateRecord:
         """N optimizer steps. Before the first of them the engine is checked against the policy."""
         record = UpdateRecord(num_tokens=len(table.token_ids))
-        old_logprobs = self._old_logprobs(table, len(plan))
-        with self.clock.phase("update"):
-            for i, minibatch in enumerate(plan):
-                self._accumulate(table, minibatch, loss_mask, old_logprobs, record, unmoved=i == 0)
-                if i == 0:
-                    record.logprob_gap = self._check_engine(table)
-                self._optimizer_step(minibatch, record)
+        from_engine = self.settings.old_logprobs == "rollout"
+        for i, minibatch in enumerate(plan):
+            # None: the policy's own, detached; nothing has moved since it sampled.
+            old_logprobs = table.rollout_logprobs if from_engine else table.old_logprobs if i > 0 else None
+            self._accumulate(table, minibatch, loss_mask, old_logprobs, record, unmoved=i == 0)
+            record.work += work_of(minibatch.real_microbatches)
+            if i == 0:
+                record.check = score_for_check(table, self.policy, self.settings, self.ranks)
+                record.logprob_gap = engine_gap(table, self.policy, self.ranks, self.policy_version)
+                self.checked_version = self.policy_version
+            self._optimizer_step(minibatch, record)
         return record
-
-    def _old_logprobs(self, table: StepTable, num_minibatches: int) -> Tensor | None:
-        """log π_old of every token; None: the policy's own, detached (nothing has moved since it sampled)."""
-        if self.settings.old_logprobs == "rollout":
-            return table.rollout_logprobs
-        return table.old_logprobs if num_minibatches > 1 else None
 
     def _accumulate(
         self,
@@ -238,46 +243,33 @@ class RLVRModule(pl.LightningModule):
         unmoved: bool,
     ) -> None:
         """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
-        loss = self.loss.prepare(minibatch)
-        num_real = len(minibatch.microbatches) - minibatch.num_padding
+        minibatch_loss = MinibatchLoss(
+            loss=self.loss.prepare(minibatch),
+            table=table,
+            minibatch=minibatch,
+            loss_mask=loss_mask,
+            old_logprobs=old_logprobs,
+            records_policy=unmoved and old_logprobs is not table.old_logprobs,
+            importance_cap=self.settings.importance_cap,
+            record=record,
+        )
+        reference = self.reference if minibatch_loss.loss.needs.full_kl else None
         for i, microbatch in enumerate(minibatch.microbatches):
-            statistics = self.policy(
+            is_real = i < len(minibatch.real_microbatches)
+            scalar = self.policy.objective_sum(
                 microbatch,
-                table.anchor_ids(microbatch, loss.needs.anchor_size, loss_mask),
+                minibatch_loss.objective(microbatch) if is_real else minibatch_loss.no_objective,
+                minibatch_loss.anchor_ids(microbatch),
                 temperature=self.settings.temperature,
-                ref_hidden=self.reference.hidden_states(microbatch) if loss.needs.full_kl and self.reference else None,
-                ref_head_weight=self.reference.head_weight if loss.needs.full_kl and self.reference else None,
+                ref_hidden=None if reference is None else reference.hidden_states(microbatch),
+                ref_head_weight=None if reference is None else reference.head_weight,
             )
-            if unmoved and old_logprobs is not table.old_logprobs and i < num_real:
-                table.record_policy(microbatch, statistics)
-            output = loss(
-                table.loss_inputs(
-                    microbatch,
-                    statistics,
-                    old_logprobs=old_logprobs,
-                    needs=loss.needs,
-                    reference_mask=loss_mask,
-                    importance_cap=self.settings.importance_cap,
-                )
-            )
-            weights = minibatch.weights[microbatch.token_index] * (i < num_real)
-            scalar = (weights * output.per_token).sum()
             # Strategies average gradients over ranks; the weights already count the tokens of all of them.
             self.manual_backward(scalar * self.ranks.world_size)
-            if i < num_real:
-                record.add(scalar, output, microbatch.token_index)
-
-    def _check_engine(self, table: StepTable) -> float:
-        """Mean |engine − trainer| over the sampled tokens; stops the run when the engine's weights are stale."""
-        known = ~table.old_logprobs.isnan()
-        gap = logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known])
-        gap = self.ranks.max(gap)
-        check_logprob_gap(gap, self.policy.compute_dtype, self.policy_version)
-        self.checked_version = self.policy_version
-        return gap
 
     def _optimizer_step(self, minibatch: Minibatch, record: UpdateRecord) -> None:
         """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
+        settle_gradient(self.policy, has_run=bool(minibatch.microbatches))
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, Optimizer)
         norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
@@ -301,16 +293,14 @@ class RLVRModule(pl.LightningModule):
             )
             self._validation_rollouts.setdefault(name, []).append(rollouts)
             if self.checked_version < self.policy_version:
-                self._check_first_generation(rollouts)
+                # The check of a training step, for a version that no training step has used.
+                nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
+                advantages = Advantages(values=nothing, keep=nothing.bool())
+                table = StepTable(rollouts, advantages, self.device)
+                score_for_check(table, self.policy, self.settings, self.ranks)
+                engine_gap(table, self.policy, self.ranks, self.policy_version)
+                self.checked_version = self.policy_version
         self.clock.take()
-
-    def _check_first_generation(self, rollouts: Rollouts) -> None:
-        """The engine check of a training step, on one micro-batch, for a version that no training step has used."""
-        nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
-        table = self._table(rollouts, Advantages(values=nothing, keep=nothing.bool()))
-        microbatch = table.microbatches(range(len(rollouts.completions)), self.settings.tokens_per_microbatch)[0]
-        table.record_policy(microbatch, self.policy(microbatch, temperature=self.settings.temperature))
-        self._check_engine(table)
 
     def on_validation_epoch_end(self) -> None:
         """pass@1 and pass@n of every held-out set."""

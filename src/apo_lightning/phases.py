@@ -27,7 +27,7 @@ class PhaseClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+        self.now = now
         self._open: list[str] = []
         self._since = 0.0
         self._seconds: dict[str, float] = {}
@@ -62,7 +62,7 @@ class PhaseClock:
         return seconds
 
     def _charge(self) -> None:
-        now = self._now()
+        now = self.now()
         if self._open:
             self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
         self._since = now
@@ -71,3 +71,54 @@ class PhaseClock:
         current = self._open[-1] if self._open else None
         for listener in self._listeners:
             listener(current)
+
+
+class StepTimer:
+    """How long each phase of a step took, and the whole of it: from the end of the step before to its own end.
+
+    So the steps of a run add up to its time, but for what was taken out. What no phase claims shows as the difference
+    of `step` and the sum of all the others.
+
+    Args:
+        clock: times the phases.
+        phases: those of a step, in order. One that did not run took 0.0 s.
+
+    Example:
+        A step is begun at 1 s; the first call comes at 2 s, a phase runs from 3 s to 5 s, and it ends at 6 s.
+
+        >>> ticks = iter([1.0, 2.0, 3.0, 5.0, 6.0])
+        >>> timer = StepTimer(PhaseClock(now=lambda: next(ticks)), ("generate", "update"))
+        >>> timer.begin()
+        >>> timer.enter()
+        >>> with timer.clock.phase("update"):
+        ...     pass
+        >>> timer.take()
+        {'between_steps': 1.0, 'generate': 0.0, 'update': 2.0, 'step': 5.0}
+    """
+
+    def __init__(self, clock: PhaseClock, phases: tuple[str, ...]) -> None:
+        self.clock = clock
+        self.phases = phases
+        self._began = self._paused = self._between = 0.0
+
+    def begin(self) -> None:
+        """Before the first step of a run."""
+        self._began = self.clock.now()
+
+    def enter(self) -> None:
+        """The step's own work begins: callbacks, logging, checkpoints and the loading of its prompts lie behind."""
+        self._between = self.clock.now() - self._began
+
+    def pause(self) -> None:
+        """What follows belongs to no step."""
+        self._paused = self.clock.now()
+
+    def resume(self) -> None:
+        """It does again."""
+        self._began += self.clock.now() - self._paused
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each phase, and of the whole as `step`; the next step begins."""
+        seconds = {"between_steps": self._between} | dict.fromkeys(self.phases, 0.0) | self.clock.take()
+        began, self._began = self._began, self.clock.now()
+        return seconds | {"step": self._began - began}

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.packing import Microbatch, minibatches
 from apo_lightning.settings import StepSettings
@@ -35,13 +36,19 @@ class Minibatch:
 
     completions: range
     microbatches: Sequence[Microbatch]
-    """The kept completions, and then empty forwards so that all ranks run equally many."""
+    """The completions that the update runs, and then empty forwards so that all ranks run equally many."""
     weights: Float[Tensor, "tokens"]
-    """[T] over the whole step; 0 outside this mini-batch and on dropped completions."""
+    """[T] over the whole step, with kept tokens that are not run in the denominator; 0 outside this mini-batch and on
+    dropped completions."""
     num_padding: int
     """How many of the last micro-batches are there for the other ranks' sake and weigh nothing."""
     num_tokens: int
-    """Kept tokens, over all ranks; 0: no optimizer step."""
+    """Kept tokens, over all ranks, run or not; 0: no optimizer step."""
+
+    @property
+    def real_microbatches(self) -> Sequence[Microbatch]:
+        """Without the empty forwards."""
+        return self.microbatches[: len(self.microbatches) - self.num_padding]
 
 
 def even_microbatches(
@@ -50,32 +57,55 @@ def even_microbatches(
     """Micro-batches of these completions, and how many were added at the end so that all ranks run equally many.
 
     Under sharding every forward is a collective: a rank with fewer micro-batches than the others would leave them
-    waiting for ever. The added ones run some completion again.
+    waiting for ever. Such a rank cuts its completions into as many, smaller ones; where it has too few, the added
+    ones run some completion again.
     """
-    microbatches = table.microbatches(completions, settings.tokens_per_microbatch)
-    num_padding = int(ranks.max(len(microbatches))) - len(microbatches)
-    filler = table.microbatches([0], settings.tokens_per_microbatch) if num_padding else []
+    budget = settings.tokens_per_microbatch
+    microbatches = table.microbatches(completions, budget)
+    wanted = int(ranks.max(len(microbatches)))
+    if len(microbatches) < wanted:
+        microbatches = table.microbatches(completions, budget, at_least=wanted)
+    num_padding = wanted - len(microbatches)
+    filler = table.microbatches([0], budget) if num_padding else []
     return microbatches + filler * num_padding, num_padding
 
 
-def plan_minibatches(table: StepTable, settings: StepSettings, ranks: Ranks) -> list[Minibatch]:
+def updated_tokens(table: StepTable, loss: PolicyLoss) -> Bool[Tensor, "tokens"]:
+    """Tokens of the completions that the update runs: kept, and with a token whose loss can have a gradient."""
+    moving = loss.gradient_mask(table.advantages, table.is_correct) & table.kept_tokens
+    return torch.isin(table.sequence_ids, table.sequence_ids[moving])
+
+
+def plan_minibatches(
+    table: StepTable, updated: Bool[Tensor, "tokens"], settings: StepSettings, ranks: Ranks
+) -> list[Minibatch]:
     """Mini-batches by prompt in sampling order, over kept completions, with one weight a token.
 
-    Counts are taken over all ranks, so neither the split into micro-batches nor the number of ranks enters a weight.
+    Counts are taken over all ranks and over all that is kept, so neither the split into micro-batches nor the number
+    of ranks nor what is spared enters a weight.
+
+    Args:
+        table: of the step.
+        updated: tokens of the completions that are run, from `updated_tokens`.
+        settings: sizes of a step.
+        ranks: all of them run equally many micro-batches.
     """
     prompts_per_rank = settings.prompts_per_minibatch // ranks.world_size
+    running = table.completions_with(updated)
     return [
-        _plan_one(table, completions, settings, ranks)
+        _plan_one(table, completions, [b for b in running if b in completions], settings, ranks)
         for completions in minibatches(len(table.rollouts.prompts), settings.group_size, prompts_per_rank)
     ]
 
 
-def _plan_one(table: StepTable, completions: range, settings: StepSettings, ranks: Ranks) -> Minibatch:
+def _plan_one(
+    table: StepTable, completions: range, running: Sequence[int], settings: StepSettings, ranks: Ranks
+) -> Minibatch:
     kept = torch.zeros_like(table.keep)
     kept[completions.start : completions.stop] = table.keep[completions.start : completions.stop]
     num_tokens = int(ranks.sum(int(table.lengths[kept].sum())))
     num_sequences = int(ranks.sum(int(kept.sum())))
-    microbatches, num_padding = even_microbatches(table, kept.nonzero().flatten().tolist(), settings, ranks)
+    microbatches, num_padding = even_microbatches(table, running, settings, ranks)
     weights = token_weights(
         table.lengths,
         kept,

@@ -11,20 +11,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from apo_lightning.attention import attention_arguments, refuse_unsupported_attention, use_shared_prompts
 from apo_lightning.errors import ConfigError
-from apo_lightning.logprobs import full_kl, reference_statistics, token_statistics
-from apo_lightning.packing import Microbatch, SharedPrompts
+from apo_lightning.logprobs import Objective, full_kl, objective_sum, reference_statistics, token_statistics
+from apo_lightning.packing import Microbatch
 from apo_lightning.tokenizer import character_tokenizer
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
@@ -46,8 +45,9 @@ class PolicySpec:
             was shown chat data ends its turn with a token that its config does not name).
         compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it natively). Weights
             and optimizer state are float32 in any case: at learning rates of 1e-6 bfloat16 weights lose most updates.
+        bfloat16_logprob_gap: how far engine and trainer may be apart in bfloat16 before a run is stopped [mean nats a
+            token]; None: what holds for most models (`rollout.weight_sync`). Small models round more noisily.
         gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
-        attn_implementation: as in `transformers`.
     """
 
     name: str
@@ -56,14 +56,16 @@ class PolicySpec:
     prompt_template: str | None = None
     stop_tokens: tuple[str, ...] | list[str] = ()
     compute_dtype: str = "auto"
+    bfloat16_logprob_gap: float | None = None
     gradient_checkpointing: bool = False
-    attn_implementation: str = "sdpa"
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.config is None):
             raise ConfigError(f"model {self.name}: give exactly one of `path` (weights) and `config` (random weights)")
         if self.compute_dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"model.compute_dtype is {self.compute_dtype!r}: choose auto, float32 or bfloat16")
+        if self.bfloat16_logprob_gap is not None and not self.bfloat16_logprob_gap > 0:
+            raise ConfigError(f"model.bfloat16_logprob_gap is {self.bfloat16_logprob_gap}: give a positive number")
         if self.prompt_template is not None and "{problem}" not in self.prompt_template:
             raise ConfigError(f"model.prompt_template of {self.name} has no {{problem}} in it")
 
@@ -72,6 +74,10 @@ class PolicySpec:
         if self.compute_dtype != "auto":
             return torch.float32 if self.compute_dtype == "float32" else torch.bfloat16
         return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+
+    def max_logprob_gap(self, dtype: torch.dtype) -> float | None:
+        """How far engine and trainer may be apart [nats]; None: as far as any model in this dtype."""
+        return self.bfloat16_logprob_gap if dtype == torch.bfloat16 else None
 
     def load_config(self) -> PretrainedConfig:
         """The architecture, without weights.
@@ -93,18 +99,20 @@ class PolicySpec:
 
         Args:
             seed: of the random weights where `config` is given; the global RNG is left as it was.
+
+        Raises:
+            ConfigError: the model is not to be had, or its attention or head is one that this trainer does not
+                compute; the former is seen before any weights are loaded.
         """
+        config = self.load_config()
+        refuse_unsupported_attention(config)
         if self.path is not None:
-            model = self._from_pretrained(
-                AutoModelForCausalLM, dtype=torch.float32, attn_implementation=self.attn_implementation
-            )
+            model = self._from_pretrained(AutoModelForCausalLM, dtype=torch.float32)
             _forget_quantization(model)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = AutoModelForCausalLM.from_config(
-                    self.load_config(), dtype=torch.float32, attn_implementation=self.attn_implementation
-                )
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         refuse_unsupported_head(model)
         if self.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -206,12 +214,15 @@ class Policy(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         compute_dtype: torch.dtype,
         stop_tokens: Sequence[str] = (),
+        max_logprob_gap: float | None = None,
     ) -> None:
         super().__init__()
+        use_shared_prompts(model)
         self.model = model
         self.tokenizer = tokenizer
         self.compute_dtype = compute_dtype
         self.stop_tokens = tuple(stop_tokens)
+        self.max_logprob_gap = max_logprob_gap
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
@@ -234,53 +245,18 @@ class Policy(nn.Module):
         device = self.head_weight.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
-    @property
-    def can_share_prompts(self) -> bool:
-        """Whether a prompt's keys and values can be handed to its completions, gradient included.
-
-        Gradient checkpointing recomputes layers without them, and sharded layers would be gathered once more.
-        """
-        sharded = isinstance(next(self.parameters()), DTensor)
-        return not self.model.is_gradient_checkpointing and not sharded
-
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """Last hidden states at the positions that predict the response tokens."""
-        if microbatch.prompts is not None:
-            return self._hidden_states_with_shared_prompts(microbatch, microbatch.prompts)
-        output = self.model.base_model(
-            input_ids=microbatch.input_ids, attention_mask=microbatch.attention_mask.long(), use_cache=False
-        )
-        return output.last_hidden_state.flatten(0, 1).index_select(0, microbatch.rows)
+        """Last hidden states at the positions that predict the response tokens.
 
-    def _hidden_states_with_shared_prompts(
-        self, microbatch: Microbatch, prompts: SharedPrompts
-    ) -> Float[Tensor, "tokens hidden"]:
-        """Run each prompt once and let its completions attend to its keys and values; gradients flow through them."""
-        cache = DynamicCache(config=self.model.config)
+        One forward of the backbone, in which every prompt and every completion stands once.
+        """
         output = self.model.base_model(
-            input_ids=prompts.input_ids,
-            attention_mask=prompts.attention_mask.long(),
-            past_key_values=cache,
-            use_cache=True,
+            input_ids=microbatch.input_ids[None],
+            position_ids=microbatch.position_ids[None],
+            use_cache=False,
+            **attention_arguments(microbatch.groups, microbatch.input_ids.device),
         )
-        hidden = output.last_hidden_state.flatten(0, 1)
-        if microbatch.input_ids.shape[1] > 0:
-            shared = DynamicCache(config=self.model.config)
-            layers: list[Any] = cache.layers
-            for i, layer in enumerate(layers):
-                shared.update(layer.keys[prompts.owner], layer.values[prompts.owner], i)
-            prompt_mask = prompts.attention_mask[prompts.owner]
-            length = microbatch.input_ids.shape[1]
-            positions = prompt_mask.sum(1, keepdim=True) + torch.arange(length, device=prompt_mask.device)
-            output = self.model.base_model(
-                input_ids=microbatch.input_ids,
-                attention_mask=torch.cat([prompt_mask, microbatch.attention_mask], dim=1).long(),
-                position_ids=positions,
-                past_key_values=shared,
-                use_cache=True,
-            )
-            hidden = torch.cat([hidden, output.last_hidden_state.flatten(0, 1)])
-        return hidden.index_select(0, microbatch.rows)
+        return output.last_hidden_state[0].index_select(0, microbatch.rows)
 
     def forward(
         self,
@@ -310,6 +286,40 @@ class Policy(nn.Module):
             kl = full_kl(hidden, self.head_weight, ref_hidden, ref_head_weight, temperature=temperature)
         return replace(statistics, full_kl=kl)
 
+    def objective_sum(
+        self,
+        microbatch: Microbatch,
+        objective: Objective,
+        anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
+        *,
+        temperature: float = 1.0,
+        ref_hidden: Float[Tensor, "tokens hidden"] | None = None,
+        ref_head_weight: Float[Tensor, "vocab hidden"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Σ over the micro-batch's response tokens of an objective of their statistics, ready for its backward.
+
+        Where it is cheaper the statistics come a few tokens at a time, and the gradient of the head is taken while
+        their logits are still there.
+
+        Args:
+            microbatch: as in `forward`, and so the rest.
+            objective: (statistics of some tokens, which of the micro-batch's) → one value a token.
+            anchor_ids: the reference's top-K there.
+            temperature: of the rollout.
+            ref_hidden: the reference's hidden states there.
+            ref_head_weight: the reference's head.
+        """
+        if ref_hidden is not None:
+            statistics = self(
+                microbatch, anchor_ids, temperature=temperature, ref_hidden=ref_hidden, ref_head_weight=ref_head_weight
+            )
+            return objective(statistics, slice(0, len(microbatch.rows))).sum()
+        with self.autocast():
+            hidden = self.hidden_states(microbatch)
+            return objective_sum(
+                hidden, self.head_weight, microbatch.targets, anchor_ids, objective, temperature=temperature
+            )
+
     def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
         """What a frozen policy says of the micro-batch's response tokens: log-probs and its own top K."""
         with self.autocast():
@@ -338,11 +348,12 @@ class Policy(nn.Module):
         return folder
 
 
-def describe(model: PreTrainedModel, compute_dtype: torch.dtype) -> str:
+def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: bool) -> str:
     """One line for the log.
 
-    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16`.
+    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16 (native here)`.
     """
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     dtype = str(compute_dtype).removeprefix("torch.")
-    return f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}"
+    why = f" ({'native here' if compute_dtype == torch.bfloat16 else 'no native bfloat16 here'})" if automatic else ""
+    return f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}{why}"

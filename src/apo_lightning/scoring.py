@@ -1,15 +1,18 @@
 """The passes without a gradient: what reference and sampling policy say of the tokens that someone will read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.packing import Microbatch
 from apo_lightning.plan import Minibatch, Ranks, even_microbatches
 from apo_lightning.policy import Policy
 from apo_lightning.reference import Reference
+from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap
 from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
 from apo_lightning.types import Needs
@@ -19,6 +22,7 @@ def score_reference(
     table: StepTable,
     reference: Reference | None,
     loss: PolicyLoss,
+    updated: Bool[Tensor, "tokens"],
     watched: Needs,
     settings: StepSettings,
     ranks: Ranks,
@@ -29,6 +33,7 @@ def score_reference(
         table: of the step; filled in.
         reference: None where nothing needs it.
         loss: says which tokens it can use the reference on.
+        updated: tokens of the completions that the update runs; of the others the loss is not asked.
         watched: what this step's diagnostics read.
         settings: sizes of a step.
         ranks: all of them run equally many micro-batches.
@@ -36,7 +41,7 @@ def score_reference(
     Returns:
         The tokens whose reference rows the loss may use.
     """
-    loss_mask = loss.reference_mask(table.advantages, table.is_correct) & table.kept_tokens
+    loss_mask = loss.reference_mask(table.advantages, table.is_correct) & updated
     needs = loss.needs | watched
     if not needs.reference_statistics:
         return loss_mask
@@ -55,26 +60,74 @@ def score_reference(
     return loss_mask
 
 
+def watched_by(callbacks: Iterable[Any], step: int) -> Needs:
+    """What the diagnostics that are due at this step read beyond the loss."""
+    needs = Needs()
+    for callback in callbacks:
+        if hasattr(callback, "needs") and callback.is_due(step):
+            needs |= callback.needs
+    return needs
+
+
+def unscored_parts(
+    table: StepTable, plan: Sequence[Minibatch], watched: Needs, settings: StepSettings, ranks: Ranks
+) -> list[Microbatch]:
+    """What the sampling policy must be run on before the update, because it will have moved or someone asks for more.
+
+    The update's first mini-batch is run by the sampling policy itself: there π_old is the policy's own log-prob,
+    detached, and costs no forward. With one mini-batch nothing is left, and the list is empty. A diagnostic reads all
+    tokens, those too that the update does not run.
+    """
+    if watched == Needs():
+        later = plan[1:] if settings.old_logprobs == "trainer" else []
+        return [microbatch for minibatch in later for microbatch in minibatch.microbatches]
+    microbatches: list[Microbatch] = []
+    for minibatch in plan:
+        run = {b for part in minibatch.real_microbatches for b in table.sequence_ids[part.token_index].tolist()}
+        rest = [b for b in minibatch.completions if b not in run]
+        # As the update splits them: π_old must be the same to the last bit whether or not a diagnostic looks.
+        microbatches += [*even_microbatches(table, rest, settings, ranks)[0], *minibatch.microbatches]
+    return microbatches
+
+
 @torch.no_grad()
 def score_policy(
-    table: StepTable,
-    policy: Policy,
-    plan: Sequence[Minibatch],
-    watched: Needs,
-    settings: StepSettings,
-    ranks: Ranks,
+    table: StepTable, policy: Policy, microbatches: Sequence[Microbatch], watched: Needs, settings: StepSettings
 ) -> None:
-    """Fill in what the sampling policy says of the tokens that the update's first step will not see.
+    """Fill in what the sampling policy says of these micro-batches, and of the anchors that a diagnostic reads."""
+    for microbatch in microbatches:
+        anchor_ids = table.anchor_ids(microbatch, watched.anchor_size)
+        table.record_policy(microbatch, policy(microbatch, anchor_ids, temperature=settings.temperature))
 
-    With one optimizer step a rollout the update itself sees them, unless they were dropped or a diagnostic asks for
-    more: π_old is then the policy's own log-prob, detached, and costs no forward.
+
+@torch.no_grad()
+def score_for_check(table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks) -> Tensor | None:
+    """See to it that every rank knows a log-prob of the sampling policy, to hold its engine's against.
+
+    A rank that knows none runs one micro-batch, and the others with it: under sharding a forward is a collective.
+
+    Returns:
+        Indices of the tokens that were run for this alone; None: there was no need.
     """
-    several = len(plan) > 1 and settings.old_logprobs == "trainer"
-    for minibatch in plan:
-        unseen = [b for b in minibatch.completions if not table.keep[b]]
-        microbatches, _ = even_microbatches(table, unseen, settings, ranks)
-        if several or watched != Needs():
-            microbatches += minibatch.microbatches
-        for microbatch in microbatches:
-            anchor_ids = table.anchor_ids(microbatch, watched.anchor_size)
-            table.record_policy(microbatch, policy(microbatch, anchor_ids, temperature=settings.temperature))
+    knows_none = bool(table.old_logprobs.isnan().all())
+    if not ranks.max(knows_none):
+        return None
+    everything = range(len(table.rollouts.completions))
+    microbatch = table.microbatches(everything, settings.tokens_per_microbatch)[0]
+    statistics = policy(microbatch, temperature=settings.temperature)
+    if not knows_none:
+        return None
+    table.record_policy(microbatch, statistics)
+    return microbatch.token_index
+
+
+def engine_gap(table: StepTable, policy: Policy, ranks: Ranks, policy_version: int) -> float:
+    """Mean |engine − trainer| over the tokens whose log-probs are known, of the rank where it is largest [nats].
+
+    Raises:
+        StaleWeightsError: the engine does not sample from the policy's weights.
+    """
+    known = ~table.old_logprobs.isnan()
+    gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
+    check_logprob_gap(gap, policy.compute_dtype, policy_version, policy.max_logprob_gap)
+    return gap

@@ -17,8 +17,9 @@ class StepCallback(pl.Callback):
     called on each, with the prompts that the rank worked on; `step.metrics` are of all ranks together.
 
     Attributes:
-        needs: what the callback reads beyond the log-probs of the sampled tokens. On the steps that are due, the
-            module computes it for *all* response tokens, in a pass without gradients if the loss does not need it.
+        needs: what the callback reads beyond the log-probs, entropy and max-prob of the tokens that the update is run
+            on; without a need, those of the other tokens are NaN. On the steps that are due, the module computes what
+            is needed for *all* response tokens, in a pass without gradients if the loss does not need it.
         every_n_steps: the callback is due at the steps that this number divides.
 
     Example:

@@ -51,7 +51,8 @@ class RolloutWriter(StepCallback):
 def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
     """One dict a completion, keys in the order of the file: the question, the completion, its verdict, its training.
 
-    Entropy, max-prob and log-prob are means over the completion's tokens, at the policy that sampled them.
+    Entropy, max-prob and log-prob are means over the completion's tokens, at the policy that sampled them; null for a
+    completion that the update did not run and no diagnostic asked for.
     """
     rollouts, tokens = step.rollouts, step.tokens
     num_completions = len(rollouts.completions)

@@ -17,8 +17,8 @@ of −∞ are legal: p·log p is 0 where p is 0.
 """
 
 from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.logprobs.objective import objective_sum
+from apo_lightning.logprobs.objective import Objective, objective_sum
 from apo_lightning.logprobs.reference import reference_statistics
 from apo_lightning.logprobs.statistics import token_statistics
 
-__all__ = ["full_kl", "objective_sum", "reference_statistics", "token_statistics"]
+__all__ = ["Objective", "full_kl", "objective_sum", "reference_statistics", "token_statistics"]

@@ -91,6 +91,12 @@ class APO(PolicyLoss):
         """Triggered tokens: those of errors."""
         return advantages < 0 if self.trigger == "negative_advantage" else (advantages < 0) & ~is_correct
 
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """A ≠ 0, which every triggered token has; all tokens with an entropy bonus."""
+        return self._has_surrogate_gradient(advantages)
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
         anchor = required(inputs.anchor, "anchor")

@@ -62,6 +62,30 @@ class PolicyLoss(ABC):
         """Tokens on which it reads the reference; the reference need not be run on the others."""
         return torch.zeros_like(is_correct)
 
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens whose loss can have a gradient; the update does not run a completion that has none.
+
+        Such a completion's tokens stay in every denominator. Here all tokens, which is never wrong; a loss that knows
+        better narrows it. A subclass that redefines `__call__` and not this is back at all tokens.
+
+        Example:
+            >>> class Cautious(PolicyLoss):
+            ...     def __call__(self, inputs):
+            ...         return self._surrogate(inputs, torch.ones(1), torch.zeros(1).bool(), {})
+            >>> Cautious().gradient_mask(torch.zeros(1), torch.tensor([True]))
+            tensor([True])
+        """
+        return torch.ones_like(is_correct)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # An inherited mask knows nothing of the terms that a newer `__call__` adds: they would go untrained, unnoticed.
+        newest = next(base for base in cls.__mro__ if {"__call__", "gradient_mask"} & base.__dict__.keys())
+        if "gradient_mask" not in newest.__dict__:
+            cls.gradient_mask = PolicyLoss.gradient_mask
+
     def prepare(self, minibatch: Any) -> "PolicyLoss":
         """The loss for one mini-batch, asked before its split: a place for statistics over the whole of it."""
         return self
@@ -69,6 +93,10 @@ class PolicyLoss(ABC):
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Loss and metrics of some tokens; no token's loss depends on another token."""
+
+    def _has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
+        """Where `_surrogate` can have a gradient: at A ≠ 0, and everywhere with an entropy bonus."""
+        return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
 
     def _is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:
         return is_clipped(

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from jaxtyping import Bool, Float
+from torch import Tensor
+
 from apo_lightning.losses.base import PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, importance_ratio, log_ratio
 from apo_lightning.types import LossInputs, LossOutput
@@ -26,6 +29,12 @@ class GRPO(PolicyLoss):
         >>> GRPO()(LossInputs(**tokens, **logprobs, advantages=torch.tensor([1.0]))).per_token
         tensor([-1.2000])
     """
+
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """A ≠ 0; all tokens with an entropy bonus."""
+        return self._has_surrogate_gradient(advantages)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(r, A)."""

@@ -60,6 +60,13 @@ class GRPOKL(GRPO):
         """Penalised tokens: all, or those of A < 0."""
         return advantages < 0 if self.error_only else torch.ones_like(is_correct)
 
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """That of GRPO, and the penalised tokens when the penalty has a weight."""
+        mask = self._has_surrogate_gradient(advantages)
+        return mask if self.kl_coef == 0 else mask | self.reference_mask(advantages, is_correct)
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(r, A) + kl_coef·KL."""
         output = super().__call__(inputs)

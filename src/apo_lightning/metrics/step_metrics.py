@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
 from apo_lightning.metrics.pass_at_k import PassAtK
+from apo_lightning.metrics.throughput import ModelSize, Speed, Work, training_flops
 from apo_lightning.metrics.token_mean import TokenMean
 from apo_lightning.types import LossOutput, Rollouts, StepTokens
 
@@ -35,6 +36,13 @@ class UpdateRecord:
     logprob_gap: float = math.nan
     parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
     """Token indices and the loss's metrics there, a micro-batch each."""
+    check: Tensor | None = None
+    """Indices of the tokens that were run for the engine check alone; None: it had those of the update."""
+    metric_names: frozenset[str] = frozenset()
+    """What the loss's metrics are called on any rank. One that ran nothing has none of its own, but a reduction is a
+    collective: all must make the same ones."""
+    work: Work = field(default_factory=Work)
+    """What the forwards with a gradient ran, this rank's share."""
 
     def add(self, scalar: Tensor, output: LossOutput, token_index: Int[Tensor, "part"]) -> None:
         """One micro-batch."""
@@ -52,14 +60,37 @@ class UpdateRecord:
             return True
         return False
 
+    def updated(self, device: torch.device) -> Bool[Tensor, "tokens"]:
+        """True for the tokens that the update was run on."""
+        return self._marked([index for index, _ in self.parts], device)
+
+    def measured(self, device: torch.device) -> Bool[Tensor, "tokens"]:
+        """Those, and the ones of the engine check.
+
+        Not all whose statistics are known: with a diagnostic due, these are all tokens of the step, and a curve would
+        jump between two kinds of mean.
+        """
+        return self.updated(device) | self._marked([] if self.check is None else [self.check], device)
+
+    def _marked(self, parts: list[Tensor], device: torch.device) -> Tensor:
+        mask = torch.zeros(self.num_tokens, dtype=torch.bool, device=device)
+        for index in parts:
+            mask[index] = True
+        return mask
+
+    @property
+    def own_metric_names(self) -> frozenset[str]:
+        """What the loss's metrics are called, as far as this rank has seen any."""
+        return frozenset(name for _, metrics in self.parts for name in metrics)
+
     @property
     def loss_metrics(self) -> dict[str, Tensor]:
         """The loss's per-token metrics [T]; NaN where they do not apply or the token did not enter the update."""
-        table: dict[str, Tensor] = {}
+        device = next((values.device for _, metrics in self.parts for values in metrics.values()), torch.device("cpu"))
+        names = sorted(self.metric_names | self.own_metric_names)
+        table = {name: torch.full((self.num_tokens,), torch.nan, device=device) for name in names}
         for token_index, metrics in self.parts:
             for name, values in metrics.items():
-                if name not in table:
-                    table[name] = torch.full((self.num_tokens,), torch.nan, device=values.device)
                 table[name][token_index] = values.float()
         return table
 
@@ -76,39 +107,58 @@ class StepMetrics(nn.Module):
         self.medians = medians
         self.reducers = nn.ModuleDict()
 
-    def compute(
-        self,
-        rollouts: Rollouts,
-        tokens: StepTokens,
-        record: UpdateRecord,
-        timings: Mapping[str, float],
-    ) -> dict[str, float]:
-        """Everything that is logged of a step, by log name."""
+    def compute(self, rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, float]:
+        """Everything that is logged of a step, by log name, but for how long it took."""
         device = tokens.old_logprobs.device
-        means = self._completion_means(rollouts, tokens) | self._token_means(tokens)
+        means = self._completion_means(rollouts, tokens) | self._token_means(tokens, record)
         loss_metrics = {log_name(name): values for name, values in record.loss_metrics.items()}
         means |= {name: values for name, values in loss_metrics.items() if name not in self.medians}
         means["train/grad_norm"] = torch.tensor(record.grad_norms)
         sums = {f"reward/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
         sums["train/loss"] = record.loss
-        sums["num_tokens"] = float(rollouts.lengths.sum())
 
-        result = {name: self._reduce(name, SumMetric, torch.tensor(value).to(device)) for name, value in sums.items()}
+        result: dict[str, Any] = {name: self._sum(name, value, device) for name, value in sums.items()}
         num_infinite = 0
         for name, values in means.items():
             reduced = self._reduce(name, TokenMean, values.to(device))
             result[name] = float(reduced.mean)
             num_infinite += int(reduced.num_infinite)
         for name in self.medians & loss_metrics.keys():
-            result[name] = _median(self._reduce(name, CatMetric, loss_metrics[name]))
+            result[name] = _median(self._reduce(name, CatMetric, loss_metrics[name].to(device)))
         result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
         result["train/num_nonfinite"] = float(num_infinite)
         result["train/num_empty_minibatches"] = float(record.num_empty)
         result["train/num_skipped_steps"] = float(record.num_nonfinite)
         result["sync/logprob_gap"] = record.logprob_gap
-        result |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
-        result["perf/tokens_per_second"] = float(result.pop("num_tokens")) / timings["step"]
         return {name: float(value) for name, value in result.items()}
+
+    def speed(
+        self, rollouts: Rollouts, record: UpdateRecord, size: ModelSize, peak: float | None, device: torch.device
+    ) -> Speed:
+        """What all ranks did in this step, to be divided by the time it took.
+
+        Args:
+            rollouts: this rank's.
+            record: this rank's.
+            size: of the policy.
+            peak: of all devices together [FLOP/s]; None: unknown.
+            device: for the reduction.
+        """
+        update = Work(
+            num_tokens=int(self._sum("num_tokens", record.work.num_tokens, device)),
+            num_pairs=int(self._sum("num_pairs", record.work.num_pairs, device)),
+            num_rows=int(self._sum("num_rows", record.work.num_rows, device)),
+        )
+        return Speed(
+            num_sampled=int(self._sum("num_sampled", int(rollouts.lengths.sum()), device)),
+            update=update,
+            update_flops=training_flops(size, update),
+            peak_flops_per_second=peak,
+        )
+
+    def _sum(self, name: str, value: float | int, device: torch.device) -> float:
+        # Counts of pairs exceed what float32 holds exactly.
+        return float(self._reduce(name, SumMetric, torch.tensor(value, dtype=torch.float64, device=device)))
 
     def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
         lengths = rollouts.lengths.flatten().float()
@@ -122,15 +172,18 @@ class StepMetrics(nn.Module):
             "train/zero_advantage_fraction": (tokens.advantages.cpu()[first_token] == 0).float(),
         }
 
-    def _token_means(self, tokens: StepTokens) -> dict[str, Tensor]:
-        """Over the tokens that the sampling policy was run on.
+    def _token_means(self, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
+        """Over the tokens that the update was run on, at the policy that sampled them.
 
-        That is all of them, or with `old_logprobs: rollout` those of the first mini-batch. A NaN among them is a fault
-        and must be counted, not taken for "not applicable": it becomes an infinity.
+        All but `train/skipped_fraction` of them, or with `old_logprobs: rollout` those of the first mini-batch; those
+        of the engine check where the update ran nothing there. A NaN among them is a fault and must be counted, not
+        taken for "not applicable": it becomes an infinity.
         """
-        known = ~tokens.old_logprobs.isnan()
+        device = tokens.old_logprobs.device
+        known = ~tokens.old_logprobs.isnan() & record.measured(device)
         values = {"train/entropy": tokens.entropy[known], "train/max_prob": tokens.max_prob[known]}
-        return {name: value.nan_to_num(nan=torch.inf) for name, value in values.items()}
+        means = {name: value.nan_to_num(nan=torch.inf) for name, value in values.items()}
+        return means | {"train/skipped_fraction": (~record.updated(device)).float()}
 
     def _reduce(self, name: str, kind: type[Metric], values: Tensor) -> Any:
         """Over all ranks, by torchmetrics."""

@@ -1,0 +1,159 @@
+"""The measuring method of benchmarks/, and its scripts at sizes of a second. No duration is asserted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import timing  # pyright: ignore[reportMissingImports]
+
+BENCHMARKS = Path(timing.__file__).parent
+
+
+def run_script(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_minimum_and_median_of_unsorted_rounds():
+    found = timing.Timing((3.0, 1.0, 2.0, 1.25, 1.2))
+    assert (found.minimum, found.median) == (1.0, 1.25)
+
+
+def test_a_median_above_1_3_times_the_minimum_withholds_the_verdict():
+    steady, noisy = timing.Timing((1.0, 1.3, 9.0)), timing.Timing((1.0, 1.31, 1.31))
+    assert timing.ratio(steady, timing.Timing((2.0, 2.0, 2.0))) == "0.50"
+    assert timing.ratio(steady, noisy) == timing.ratio(noisy, steady) == timing.WITHHELD
+    assert timing.verdict(0.5, 1.0, steady=noisy.is_steady) == timing.WITHHELD
+
+
+@pytest.mark.parametrize(("value", "said"), [(1.0, "holds (bar 1)"), (1.01, "MISSED (bar 1)")])
+def test_a_bar_holds_at_the_bar_itself(value, said):
+    assert timing.verdict(value, 1.0) == said
+
+
+def test_variants_take_turns_after_one_warm_up_each():
+    calls = []
+    found = timing.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
+    assert calls == ["a", "b"] * 4
+    assert [len(found[name].seconds) for name in "ab"] == [3, 3]
+
+
+def test_the_exponent_of_a_power_law_is_its_power():
+    # cost = 3·n²
+    assert timing.exponent([1, 2, 4, 10], [3, 12, 48, 300]) == pytest.approx(2.0)
+    assert timing.exponent([1, 2, 4, 8], [5, 5, 5, 5]) == pytest.approx(0.0)
+
+
+def products(tokens, hidden, vocab):
+    h = torch.randn(tokens, hidden, requires_grad=True)
+    weight = torch.randn(vocab, hidden, requires_grad=True)
+    return h, weight
+
+
+def test_flops_of_a_product_and_its_two_gradients_are_six_times_its_size():
+    h, weight = products(4, 3, 5)
+    assert timing.count(lambda: (h @ weight.T).sum().backward(), [weight]).flops == 6 * 4 * 3 * 5
+
+
+def test_flops_of_a_product_added_in_place_are_counted():
+    total = torch.zeros(4, 5)
+    assert timing.count(lambda: total.addmm_(torch.ones(4, 3), torch.ones(3, 5)), []).flops == 2 * 4 * 3 * 5
+
+
+def test_flops_of_attention_on_the_cpu_are_counted_forward_and_backward():
+    # scores and weighted values forward, 4·heads·queries·keys·width; five such products against two backward
+    query = torch.randn(1, 2, 6, 8, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    forward = 4 * 2 * 6 * 6 * 8
+    assert timing.count(lambda: attend(query, query, query, is_causal=True), []).flops == forward
+    assert timing.count(lambda: attend(query, query, query).sum().backward(), []).flops == forward * 7 // 2
+
+
+def test_the_largest_tensor_is_found_in_the_forward():
+    h, weight = products(4, 3, 5)
+    # h·Wᵀ holds 20 elements, its gradients 12 and 15
+    assert timing.count(lambda: (h @ weight.T).sum().backward(), [weight]).largest_tensor == 20
+
+
+class GrowsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ones(7, 11).sum() * grad.expand(3)
+
+
+def test_the_largest_tensor_is_found_in_a_backward_of_our_own():
+    x = torch.ones(3, requires_grad=True)
+    assert timing.count(lambda: GrowsBackward.apply(x).backward(), []).largest_tensor == 77
+
+
+def test_views_and_tensors_shaped_like_a_parameter_are_no_large_tensors():
+    big = torch.zeros(1000)
+    assert timing.count(lambda: (big.view(10, 100)[2], torch.zeros(1000)), [big]).largest_tensor == 0
+
+
+def allocate(num_held, num_dropped):
+    def action():
+        torch.ones(num_dropped).sum()
+        return [torch.ones(num_held)]
+
+    return action
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the kernel's account of the process")
+def test_the_extra_peak_is_what_was_dropped_not_what_stays():
+    # 64 MB dropped before 16 MB are kept: at its highest the process held 64 MB more, of which 16 MB do not count
+    found = timing.extra_peak_bytes(allocate, 4_000_000, 16_000_000)
+    assert 45e6 < found < 60e6
+
+
+def test_positions_through_the_backbone_are_counted_per_forward():
+    embeddings = torch.nn.Embedding(10, 4)
+    with timing.counted_positions(embeddings) as positions:
+        embeddings(torch.zeros(2, 3, dtype=torch.long))
+        embeddings(torch.zeros(5, dtype=torch.long))
+    embeddings(torch.zeros(1, dtype=torch.long))
+    assert positions == [6, 5]
+
+
+def test_a_missing_peer_is_one_line(capsys):
+    assert not timing.has_peer("no-such-package")
+    assert capsys.readouterr().out.splitlines() == [
+        "no-such-package is not installed, so its rows are left out: pip install '.[benchmarks]'",
+        "",
+    ]
+
+
+@pytest.mark.slow
+def test_the_head_benchmark_prints_a_row_a_variant():
+    printed = run_script("head.py", "--tokens=48", "--hidden=16", "--vocab=256", "--anchors=2", "--rounds=1")
+    rows = {cells[1].strip(): cells for line in printed.splitlines() if len(cells := line.split("|")) > 2}
+    assert {"naive", "ours", "ours, recomputing"} <= rows.keys()
+    # FLOP over T·V·D: three products where the logits are there for the backward, four where they are made again
+    assert [float(rows[name][8]) for name in ("naive", "ours", "ours, recomputing")] == [6.0, 6.0, 8.0]
+    assert float(rows["ours"][7]) < 1e-5
+
+
+@pytest.mark.slow
+def test_the_scaling_benchmark_fits_every_axis():
+    printed = run_script("scaling.py", "--tiny", "--rounds=1")
+    for axis in ("ours: T", "ours: V", "ours: K", "ours: D", "group size", "completion length"):
+        assert f"\n| {axis} | " in printed
