@@ -63,13 +63,14 @@ def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[di
 def calls(monkeypatch):
     """What goes through the policy in training steps: counts of forwards, and completions scored as a reference."""
     seen = SimpleNamespace(training=False, with_gradient=0, without_gradient=0, reference=[], steps=[])
-    forward, as_reference, training_step = Policy.forward, Policy.as_reference, RLVRModule.training_step
+    hidden_states, as_reference, training_step = Policy.hidden_states, Policy.as_reference, RLVRModule.training_step
 
-    def counted_forward(self, *args, **kwargs):
-        if seen.training:
+    def counted(self, microbatch):
+        is_reference = not next(self.parameters()).requires_grad
+        if seen.training and not is_reference:
             name = "with_gradient" if torch.is_grad_enabled() else "without_gradient"
             setattr(seen, name, getattr(seen, name) + 1)
-        return forward(self, *args, **kwargs)
+        return hidden_states(self, microbatch)
 
     def counted_reference(self, microbatch, *args, **kwargs):
         seen.reference.append(microbatch)
@@ -82,7 +83,7 @@ def calls(monkeypatch):
         seen.steps.append(output["step_output"])
         return output
 
-    monkeypatch.setattr(Policy, "forward", counted_forward)
+    monkeypatch.setattr(Policy, "hidden_states", counted)
     monkeypatch.setattr(Policy, "as_reference", counted_reference)
     monkeypatch.setattr(RLVRModule, "training_step", watched_step)
     return seen
@@ -218,7 +219,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
         slow(apo_lightning.module, name)
     for name in ("compute", "speed"):
         slow(StepMetrics, name)
-    for name in ("forward", "as_reference"):
+    for name in ("hidden_states", "as_reference"):
         slow(Policy, name)
     for name in ("on_train_batch_start", "on_train_batch_end"):
         slow(RLVRModule, name)

@@ -90,7 +90,7 @@ def settle_gradient(policy: nn.Module, *, has_run: bool) -> None:
             one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
     """
     if isinstance(policy, FSDPModule):
-        # After a forward alone the root unit stays gathered: the optimizer would step on its shards, and the next
+        # A forward alone can leave the root unit gathered: the optimizer would step on its shards, and the next
         # forward would read the weights from before.
         policy.reshard()
     if not has_run:
