@@ -20,3 +20,10 @@ class StaleWeightsError(RuntimeError):
 
 class VerifierError(RuntimeError):
     """Too many answers could not be judged for the rewards of this step to mean anything."""
+
+
+class Preempted(Exception):  # noqa: N818 - no error
+    """The run was asked to stop, and was saved where it can go on."""
+
+    STATUS = 75
+    """Exit status of the first rank: EX_TEMPFAIL, "try again later"."""

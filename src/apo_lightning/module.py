@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator
+from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
 from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, shard, total_peak_flops
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord, validation_metrics
@@ -52,6 +53,7 @@ class RLVRModule(pl.LightningModule):
         loss: from `apo_lightning.losses`.
         advantage: from `apo_lightning.advantages`.
         collector: samples through the engine and scores.
+        checkpointer: saves, and goes on from what was saved.
         settings: sizes of a step.
         optimizer: parameters → optimizer.
         scheduler: (optimizer, num_training_steps=…) → learning-rate schedule, advanced with every optimizer step.
@@ -67,6 +69,7 @@ class RLVRModule(pl.LightningModule):
         loss: PolicyLoss,
         advantage: AdvantageEstimator,
         collector: Collector,
+        checkpointer: Checkpointer,
         settings: StepSettings,
         optimizer: Callable[..., Optimizer],
         scheduler: Callable[..., LRScheduler],
@@ -82,6 +85,7 @@ class RLVRModule(pl.LightningModule):
         self.collector = collector
         self.engine = collector.engine
         self.clock = collector.clock
+        self.checkpointer = checkpointer
         self.settings = settings
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
@@ -90,6 +94,7 @@ class RLVRModule(pl.LightningModule):
         self.step_metrics = StepMetrics()
         self.policy_version = 0
         self.checked_version = 0
+        self.validated_step: int | None = None
         self.validation_outputs: list[ValidationOutput] = []
         self._validation_rollouts: dict[str, list[Rollouts]] = {}
         self.timer = StepTimer(self.clock, PHASES)
@@ -113,6 +118,7 @@ class RLVRModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """The engine starts once the process group exists and the policy is sharded."""
         self._start_engine()
+        self.checkpointer.restore_training(self)
         self.model_size = model_size(self.policy.model)
         self.peak_flops = total_peak_flops(self.trainer)
         self.timer.begin()
@@ -129,10 +135,12 @@ class RLVRModule(pl.LightningModule):
 
     def _start_engine(self) -> None:
         self.ranks = Ranks(self.trainer)
+        self.checkpointer.stop.listen(self.trainer)
         if self.reference is not None:
             self.reference.to(self.device)
         if self.policy_version > 0:
             return
+        self.policy_version = self.checkpointer.restore_policy(self.policy, self.ranks)
         start_engine(
             self.engine,
             self.policy,
@@ -151,10 +159,22 @@ class RLVRModule(pl.LightningModule):
         self.policy_version += 1
         publish(self.policy.model, self.engine, self.policy_version)
 
+    def on_train_end(self) -> None:
+        """After the callbacks': a run whose last checkpoint is there has left its files."""
+        self.checkpointer.after_training(self)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Not Lightning's wrapper, which would count its steps."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, Optimizer)
+        return optimizer
+
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         """Lightning would log what a callback said at an earlier step again at every later one."""
         assert self.trainer._results is not None
         self.trainer._results.reset()
+        self.checkpointer.between_steps(self)
 
     # ------------------------------------------------------------------ one step
 
@@ -162,8 +182,10 @@ class RLVRModule(pl.LightningModule):
         """One iteration of the algorithm, from prompts to published weights."""
         self.timer.enter()
         step = self.global_step + 1
+        begun = self.checkpointer.resumed_step()
         with self.clock.phase("generate"):
-            rollouts = self._collect(self.ranks.share(batch, self.settings.prompts_per_minibatch), step)
+            prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
+            rollouts = self._collect(prompts, step) if begun is None else begun.rollouts
         with self.clock.phase("prepare"):
             advantages = self.advantage(
                 AdvantageInputs(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
@@ -173,13 +195,17 @@ class RLVRModule(pl.LightningModule):
             plan = plan_minibatches(table, updated, self.settings, self.ranks)
             watched = watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
             unscored = unscored_parts(table, plan, watched, self.settings, self.ranks)
-        with self.clock.phase("reference"):
-            loss_mask = score_reference(table, self.reference, self.loss, updated, watched, self.settings, self.ranks)
-        if unscored:
-            with self.clock.phase("old_logprobs"):
-                score_policy(table, self.policy, unscored, watched, self.settings)
+        if begun is None or begun.update is None:
+            with self.clock.phase("reference"):
+                mask = score_reference(table, self.reference, self.loss, updated, watched, self.settings, self.ranks)
+            if unscored:
+                with self.clock.phase("old_logprobs"):
+                    score_policy(table, self.policy, unscored, watched, self.settings)
+            record = UpdateRecord(num_tokens=len(table.token_ids))
+        else:
+            mask, record = begun.update.resume(table)
         with self.clock.phase("update"):
-            record = self._update(table, plan, loss_mask)
+            self._update(table, plan, mask, record)
         with self.clock.phase("sync"):
             self._publish()
         with self.clock.phase("metrics"):
@@ -205,22 +231,26 @@ class RLVRModule(pl.LightningModule):
         }
 
     def _collect(self, prompts: Sequence[Prompt], step: int) -> Rollouts:
-        rollouts = self.collector.collect(
-            prompts,
-            group_size=self.settings.group_size,
-            temperature=self.settings.temperature,
-            step=step,
-            stream="train",
-        )
+        rollouts = self._sample(prompts, self.settings.group_size, step=step, stream="train")
+        self.checkpointer.within_step(self, None if rollouts is None else StepInProgress(rollouts=rollouts))
+        assert rollouts is not None
         self.engine.sleep()
         check_error_rate(rollouts.verdicts)
         return rollouts
 
-    def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor) -> UpdateRecord:
-        """N optimizer steps. Before the first of them the engine is checked against the policy."""
-        record = UpdateRecord(num_tokens=len(table.token_ids))
+    def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
+        """None: given up, because the run is asked to stop."""
+        try:
+            return self.collector.collect(
+                prompts, group_size=group_size, temperature=self.settings.temperature, step=step, stream=stream
+            )
+        except GenerationStopped:
+            return None
+
+    def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor, record: UpdateRecord) -> None:
+        """N optimizer steps, but for those recorded. Before the first the engine is checked against the policy."""
         from_engine = self.settings.old_logprobs == "rollout"
-        for i, minibatch in enumerate(plan):
+        for i, minibatch in enumerate(plan[record.num_minibatches :], start=record.num_minibatches):
             # None: the policy's own, detached; nothing has moved since it sampled.
             old_logprobs = table.rollout_logprobs if from_engine else table.old_logprobs if i > 0 else None
             self._accumulate(table, minibatch, loss_mask, old_logprobs, record, unmoved=i == 0)
@@ -230,7 +260,7 @@ class RLVRModule(pl.LightningModule):
                 record.logprob_gap = engine_gap(table, self.policy, self.ranks, self.policy_version)
                 self.checked_version = self.policy_version
             self._optimizer_step(minibatch, record)
-        return record
+            self.checkpointer.within_step(self, StepInProgress.of(table, loss_mask, record))
 
     def _accumulate(
         self,
@@ -270,27 +300,28 @@ class RLVRModule(pl.LightningModule):
     def _optimizer_step(self, minibatch: Minibatch, record: UpdateRecord) -> None:
         """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
         settle_gradient(self.policy, has_run=bool(minibatch.microbatches))
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, Optimizer)
         norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
         if record.count_step(norm, minibatch.num_tokens):
-            optimizer.step()
+            self.optimizer.step()
             self.schedule.step()
-        optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     # ------------------------------------------------------------------ held-out problems
+
+    def is_look_due(self, trainer: pl.Trainer) -> bool:
+        """True where the held-out problems were looked at before, and are to be looked at after these steps."""
+        steps, interval = trainer.global_step, trainer.val_check_interval
+        if self.validated_step is None or self.validated_step >= steps:
+            return False
+        return steps >= trainer.max_steps or (interval is not None and steps % int(interval) == 0)
 
     def validation_step(self, batch: Sequence[Prompt], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Sample and judge; the seeds do not depend on the step, so two policies differ by their weights alone."""
         name = self.validation_names[dataloader_idx]
         with self.clock.phase("validate"):
-            rollouts = self.collector.collect(
-                batch,
-                group_size=self.settings.validation_samples,
-                temperature=self.settings.temperature,
-                step=0,
-                stream=name,
-            )
+            rollouts = self._sample(batch, self.settings.validation_samples, step=0, stream=name)
+            self.checkpointer.while_validating(self)
+            assert rollouts is not None
             self._validation_rollouts.setdefault(name, []).append(rollouts)
             if self.checked_version < self.policy_version:
                 # The check of a training step, for a version that no training step has used.
@@ -305,6 +336,7 @@ class RLVRModule(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """pass@1 and pass@n of every held-out set."""
         self.validation_outputs = []
+        self.validated_step = self.global_step
         for name, parts in self._validation_rollouts.items():
             rollouts = concatenate(parts)
             metrics = validation_metrics(name, rollouts, self.device)

@@ -4,7 +4,7 @@ Rows stand in packed order: completion after completion, as in `Rollouts.complet
 the tokens writes the rows it computed; the rest stay NaN (log-probs) or absent (anchors).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +22,8 @@ from apo_lightning.types import (
     StepTokens,
     TokenStatistics,
 )
+
+ANCHOR_COLUMNS = ("token_ids", "ref_logprobs", "logprobs")
 
 
 class StepTable:
@@ -167,6 +169,24 @@ class StepTable:
             full_kl=None if statistics.full_kl is None else torch.where(wanted, statistics.full_kl, 0.0),
             importance_weights=importance_weights,
         )
+
+    def columns(self) -> dict[str, Tensor]:
+        """What stages have written, by name; absent ones left out."""
+        columns = {"old_logprobs": self.old_logprobs, "entropy": self.entropy, "max_prob": self.max_prob}
+        if self.ref_logprobs is not None:
+            columns["ref_logprobs"] = self.ref_logprobs
+        if self.anchor is not None:
+            columns |= {f"anchor.{name}": getattr(self.anchor, name) for name in ANCHOR_COLUMNS}
+        return columns
+
+    def restore(self, columns: Mapping[str, Tensor]) -> None:
+        """What `columns` gave."""
+        anchor = {name: columns[f"anchor.{name}"] for name in ANCHOR_COLUMNS if f"anchor.{name}" in columns}
+        self.old_logprobs, self.entropy, self.max_prob = (
+            columns[name] for name in ("old_logprobs", "entropy", "max_prob")
+        )
+        self.ref_logprobs = columns.get("ref_logprobs")
+        self.anchor = Anchor(**anchor) if anchor else None
 
     def freeze(self) -> StepTokens:
         """The table as the callbacks see it."""

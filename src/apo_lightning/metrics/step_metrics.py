@@ -60,6 +60,11 @@ class UpdateRecord:
             return True
         return False
 
+    @property
+    def num_minibatches(self) -> int:
+        """That are done, stepped or not."""
+        return len(self.grad_norms) + self.num_empty + self.num_nonfinite
+
     def updated(self, device: torch.device) -> Bool[Tensor, "tokens"]:
         """True for the tokens that the update was run on."""
         return self._marked([index for index, _ in self.parts], device)

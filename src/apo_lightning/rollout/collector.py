@@ -10,7 +10,7 @@ from apo_lightning.phases import PhaseClock
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.base import is_scored_while_generating
 from apo_lightning.rollout.background import BackgroundBatches
-from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
 
 
@@ -44,6 +44,7 @@ class Collector:
         max_completion_tokens: a completion is cut there, finish reason "length".
         stop_token_ids: a completion ends with any of these.
         clock: told of the phases "generate" and "reward", the second being what scoring takes after the last token.
+        on_finished: also told of each completion the moment it is finished; what it raises ends the sampling.
     """
 
     engine: RolloutEngine
@@ -53,6 +54,7 @@ class Collector:
     max_completion_tokens: int
     stop_token_ids: tuple[int, ...]
     clock: PhaseClock
+    on_finished: FinishedListener | None = None
 
     def collect(
         self, prompts: Sequence[Prompt], *, group_size: int, temperature: float, step: int, stream: str
@@ -104,13 +106,19 @@ class Collector:
 
         if is_scored_while_generating(self.reward):
             with BackgroundBatches(judge) as scoring:
+
+                def put(index: int, completion: Completion) -> None:
+                    scoring.put((index, completion))
+                    if self.on_finished is not None:
+                        self.on_finished(index, completion)
+
                 with self.clock.phase("generate"):
-                    completions = self.engine.generate(requests, lambda *finished: scoring.put(finished))
+                    completions = self.engine.generate(requests, put)
                 with self.clock.phase("reward"):
                     scoring.finish()
         else:
             with self.clock.phase("generate"):
-                completions = self.engine.generate(requests)
+                completions = self.engine.generate(requests, self.on_finished)
             with self.clock.phase("reward"):
                 judge(list(enumerate(completions)))
         texts, verdicts = zip(*(judged[index] for index in range(len(requests))), strict=True)

@@ -8,10 +8,12 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
+from apo_lightning.console import say
+from apo_lightning.errors import ConfigError, Preempted, StaleWeightsError, VerifierError
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
@@ -41,6 +43,10 @@ def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
     def job(cfg: DictConfig) -> None:
         try:
             work(cfg)
+        except Preempted as stopped:
+            say(str(stopped))
+            # Ranks that another one started would otherwise be taken for broken, and end it.
+            sys.exit(Preempted.STATUS if rank_zero_only.rank == 0 else 0)
         except Exception as error:
             message = user_message(error)
             if message is None:

@@ -3,15 +3,19 @@
 import functools
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
+from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
+from apo_lightning.checkpoints.resume import FREE
+from apo_lightning.checkpoints.run_state import set_finished_steps
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.losses import PolicyLoss
@@ -23,6 +27,7 @@ from apo_lightning.reference import Reference
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.settings import StepSettings
 from apo_lightning.types import Needs
 
@@ -42,6 +47,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     pl.seed_everything(cfg.seed, verbose=False)
 
     parts = prepare(cfg)
+    found = find_checkpoint(cfg.resume, output_dir, parts.config, parts.world_size)
+    steps_done = found.header.position.step if found is not None else 0
+    if found is not None:
+        say(f"going on from {found.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
+        parts.data.steps_consumed = steps_done
     say(parts.data.describe())
     with progress_bars_hidden():
         model = parts.model.load_model(cfg.seed)
@@ -54,6 +64,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     )
     say(describe(model, parts.compute_dtype, automatic=parts.model.compute_dtype == "auto"))
 
+    stop = StopRequest()
     module = RLVRModule(
         policy=policy,
         reference=Reference(policy) if parts.needs.reference else None,
@@ -67,7 +78,9 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
             max_completion_tokens=parts.settings.max_completion_tokens,
             stop_token_ids=policy.stop_token_ids,
             clock=PhaseClock(),
+            on_finished=stop.check,
         ),
+        checkpointer=Checkpointer(parts.checkpoint, output_dir / "checkpoints", parts.config, found, stop),
         settings=parts.settings,
         optimizer=instantiate(cfg.optimizer),
         scheduler=instantiate(cfg.scheduler),
@@ -76,17 +89,22 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     )
     trainer = instantiate(
         cfg.trainer,
-        logger=_loggers(cfg, output_dir),
+        logger=_loggers(cfg, output_dir, [] if found is None else rows_until(found.folder.parent.parent, steps_done)),
         callbacks=parts.callbacks,
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
         inference_mode=False,
         max_epochs=-1,
     )
+    if found is not None:
+        set_finished_steps(trainer, steps_done)
+        module.validated_step = found.header.validated_step
     try:
-        trainer.validate(module, datamodule=parts.data, verbose=False)
-        trainer.fit(module, datamodule=parts.data)
-        if module.validation_outputs and module.validation_outputs[0].step < trainer.global_step:
+        if found is None or module.is_look_due(trainer):
+            trainer.validate(module, datamodule=parts.data, verbose=False)
+        if steps_done < trainer.max_steps:
+            trainer.fit(module, datamodule=parts.data)
+        if module.is_look_due(trainer):
             trainer.validate(module, datamodule=parts.data, verbose=False)
     finally:
         parts.engine.close()
@@ -98,7 +116,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
 class Parts:
     """Everything of a run that loads no weights, instantiated and checked."""
 
+    config: dict[str, Any]
+    """All of it, as nested plain data."""
+    world_size: int
     settings: StepSettings
+    checkpoint: CheckpointSettings
     loss: PolicyLoss
     advantage: AdvantageEstimator
     model: PolicySpec
@@ -150,8 +172,15 @@ def prepare(cfg: DictConfig) -> Parts:
     )
     data.prepare()
     reward.check_answers(data.answers)
+    checkpoint = instantiate(cfg.checkpoint)
+    checkpoint.check(data.validation_names, settings.validation_samples)
     return Parts(
+        config=OmegaConf.to_container(
+            OmegaConf.masked_copy(cfg, [key for key in cfg if key not in FREE]), resolve=True
+        ),
+        world_size=world_size,
         settings=settings,
+        checkpoint=checkpoint,
         loss=loss,
         advantage=advantage,
         model=model,
@@ -165,10 +194,9 @@ def prepare(cfg: DictConfig) -> Parts:
     )
 
 
-def _loggers(cfg: DictConfig, output_dir: Path) -> list[Logger]:
+def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:
     """`metrics.csv` always; others by `logger=…`."""
-    csv = CSVLogger(save_dir=str(output_dir), name="", version="", flush_logs_every_n_steps=1)
     others = [instantiate(node) for node in (cfg.logger or {}).values()]
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
-    return [csv, *others]
+    return [MetricsCSV(output_dir, rows), *others]

@@ -1,0 +1,344 @@
+"""Saves a run where it can be gone on from, and puts a new process there."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from apo_lightning.checkpoints.folder import (
+    Found,
+    Header,
+    Position,
+    checksums,
+    damaged_file,
+    flush,
+    partial_folder,
+    prune,
+    set_aside,
+    write_header,
+)
+from apo_lightning.checkpoints.run_state import (
+    Run,
+    new_optimizer_tensors,
+    optimizer_tensors,
+    policy_tensors,
+    random_states,
+    restore_callbacks,
+    restore_random_states,
+    restore_shared_state,
+    shared_state,
+)
+from apo_lightning.checkpoints.step_in_progress import StepInProgress, from_plain, to_device, to_plain
+from apo_lightning.checkpoints.stop import StopRequest
+from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, save_tensors_later, tensor_shapes
+from apo_lightning.console import say
+from apo_lightning.distributed import Ranks
+from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.files import publish_folder
+from apo_lightning.gathering import from_all_ranks
+from apo_lightning.policy import Policy
+
+TENSORS = "tensors"
+SHARED = "shared.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """When to save, and what to keep.
+
+    Attributes:
+        save_every: rollouts between two checkpoints; None: none but on a stop signal.
+        keep: newest checkpoints that stay. With one, a checkpoint that is found damaged has none before it.
+        best: a held-out metric, `val/<name>/pass@<k>`: the checkpoint where it was highest stays as well; None: no.
+        asynchronous: write while training goes on, from a copy in host memory.
+    """
+
+    save_every: int | None
+    keep: int
+    best: str | None
+    asynchronous: bool
+
+    def __post_init__(self) -> None:
+        if self.save_every is not None and self.save_every < 1:
+            raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
+        if self.keep < 1:
+            raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
+
+    def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
+        """Raise `ConfigError` where `best` is nothing that the run will log."""
+        known = [f"val/{name}/pass@{k}" for name in validation_names for k in sorted({1, validation_samples})]
+        if self.best is not None and self.best not in known:
+            raise ConfigError(f"checkpoint.best is {self.best}: choose one of {', '.join(known) or 'nothing'}")
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A checkpoint whose tensors are still being written."""
+
+    position: Position
+    score: float | None
+    tensors: Future[object]
+
+
+class Checkpointer:
+    """Saves at the boundary of two steps, and within a step when the run is asked to stop.
+
+    All methods are collective. A save that fails leaves the checkpoints before it as they are; it is said, and the run
+    goes on.
+
+    Args:
+        settings: when and what.
+        root: the run's `checkpoints/`.
+        config: the run's, as nested plain data; goes with every checkpoint.
+        found: what to go on from; None: nothing.
+        stop: is looked at where the run can be saved.
+    """
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        root: Path,
+        config: Mapping[str, Any],
+        found: Found | None,
+        stop: StopRequest,
+    ) -> None:
+        self.settings = settings
+        self.root = root
+        self.config = config
+        self.stop = stop
+        self.num_failed = 0
+        """Saves that did not succeed."""
+        self._found = found
+        self._resumed_step: StepInProgress | None = None
+        self._saved: Position | None = found.header.position if found else None
+        self._pending: _Pending | None = None
+
+    # ------------------------------------------------------------------ going on
+
+    def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
+        """The weights, before anything samples from them.
+
+        Returns:
+            The policy version before the next sync: 0 at the beginning of a run.
+
+        Raises:
+            ConfigError: a file's content is not what was written; the checkpoint is set aside.
+        """
+        if self._found is None:
+            return 0
+        names = sorted(self._found.header.files)[ranks.rank :: ranks.world_size]
+        damaged = [name for name in from_all_ranks(damaged_file(self._found, names)) if name is not None]
+        if damaged:
+            folder = self._found.folder
+            aside = set_aside(folder).name if ranks.rank == 0 else ""
+            raise ConfigError(
+                f"checkpoint {folder} is damaged: {damaged[0]} is not what was written. It was set aside as "
+                f"{aside}: resume once more to go on from the one before"
+            )
+        load_tensors(policy_tensors(policy), self._found.folder / TENSORS)
+        shared = load_plain(self._found.folder / SHARED)
+        restore_callbacks(ranks.trainer, shared["callbacks"])
+        return shared["policy_version"] - 1
+
+    def restore_training(self, run: Run) -> None:
+        """Optimizer, schedule, random states, and the step that had begun. To be called once the optimizer exists."""
+        if self._found is None:
+            return
+        folder, self._found = self._found.folder, None
+        shared = load_plain(folder / SHARED)
+        room = new_optimizer_tensors(run.policy, run.optimizer, tensor_shapes(folder / TENSORS))
+        if room:
+            load_tensors(room, folder / TENSORS)
+        restore_shared_state(run, shared)
+        run.checked_version = shared["checked_version"]
+        own = folder / _rank_file(run.ranks.rank)
+        if own.is_file():
+            mine = load_plain(own)
+            restore_random_states(mine["random"])
+            if mine["step"] is not None:
+                self._resumed_step = from_plain(to_device(mine["step"], run.ranks.trainer.strategy.root_device))
+
+    def resumed_step(self) -> StepInProgress | None:
+        """The step that the checkpoint was taken in, once; None: there is none, or it was handed out."""
+        step, self._resumed_step = self._resumed_step, None
+        return step
+
+    # ------------------------------------------------------------------ saving
+
+    def between_steps(self, run: Run) -> None:
+        """Save if it is time, or if the run is to stop.
+
+        Raises:
+            Preempted: it was asked to stop, and was saved.
+        """
+        self._finish(run, wait=False)
+        every = self.settings.save_every
+        position = Position(step=run.trainer.global_step)
+        if self._should_stop(run):
+            self._save_and_stop(run, position, None)
+        elif every is not None and position.step > 0 and position.step % every == 0 and position != self._saved:
+            self._save(run, position, None, asynchronous=self.settings.asynchronous)
+
+    def within_step(self, run: Run, step: StepInProgress | None) -> None:
+        """Stop if asked to, with what the step has come to; None: this rank has given up sampling.
+
+        Raises:
+            Preempted: as above.
+        """
+        if not self._should_stop(run):
+            return
+        has_rollout = not run.ranks.max(step is None)
+        minibatches = step.minibatches if step is not None and has_rollout else -1
+        position = Position(step=run.trainer.global_step, minibatches=minibatches)
+        self._save_and_stop(run, position, step if has_rollout else None)
+
+    def while_validating(self, run: Run) -> None:
+        """Stop if asked to. In the middle of training this saves; before and after it, there is nothing new to save.
+
+        Raises:
+            Preempted: as above.
+        """
+        if not self._should_stop(run):
+            return
+        if run.trainer.state.fn == "fit":
+            self._save_and_stop(run, Position(step=run.trainer.global_step), None)
+        raise self._preempted(run)
+
+    def after_training(self, run: Run) -> None:
+        """The last checkpoint, from which a longer run can go on."""
+        position = Position(step=run.trainer.global_step)
+        self._finish(run, wait=True)
+        if self.settings.save_every is not None and position != self._saved:
+            self._save(run, position, None, asynchronous=False)
+
+    def _should_stop(self, run: Run) -> bool:
+        return bool(run.ranks.max(self.stop.signal is not None))
+
+    def _save_and_stop(self, run: Run, position: Position, step: StepInProgress | None) -> None:
+        self._finish(run, wait=True)
+        if position != self._saved and (position.step > 0 or position.minibatches >= 0):
+            self._save(run, position, step, asynchronous=False)
+        raise self._preempted(run)
+
+    def _preempted(self, run: Run) -> Preempted:
+        name = self.stop.signal.name if self.stop.signal is not None else "another rank's signal"
+        newest = f"checkpoint {self._saved.name}" if self._saved is not None else "no checkpoint yet"
+        return Preempted(f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: go on with resume=auto")
+
+    def _save(self, run: Run, position: Position, step: StepInProgress | None, *, asynchronous: bool) -> None:
+        partial = partial_folder(self.root, position)
+        is_first = run.ranks.rank == 0
+
+        def small_files() -> None:
+            if is_first:
+                save_plain(shared_state(run), partial / SHARED)
+            own = {"random": random_states(), "step": None if step is None else to_plain(step)}
+            save_plain(own, partial / _rank_file(run.ranks.rank))
+
+        tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)
+        pending = _Pending(position=position, score=self._score(run), tensors=Future())
+
+        def large_files() -> None:
+            if asynchronous:
+                pending.tensors = save_tensors_later(tensors, partial / TENSORS)
+            else:
+                save_tensors(tensors, partial / TENSORS)
+                pending.tensors.set_result(None)
+
+        steps = (lambda: _empty(partial) if is_first else None, small_files, large_files)
+        if all(self._together(run, position, action) for action in steps):
+            self._pending = pending
+            self._finish(run, wait=not asynchronous)
+
+    def _finish(self, run: Run, *, wait: bool) -> None:
+        """Give a checkpoint its name, when all of its files are written."""
+        if self._pending is None:
+            return
+        pending = self._pending
+        if not wait and run.ranks.max(not pending.tensors.done()):
+            return
+        self._pending = None
+        position, partial = pending.position, partial_folder(self.root, pending.position)
+        mine: dict[str, list[int]] = {}
+
+        def check() -> None:
+            pending.tensors.result()
+            names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
+            mine.update(checksums(partial, names[run.ranks.rank :: run.ranks.world_size]))
+
+        def publish() -> None:
+            header = Header(
+                position=position,
+                world_size=run.ranks.world_size,
+                validated_step=run.validated_step,
+                score=pending.score,
+                config=self.config,
+                files={name: value for part in parts for name, value in part.items()},
+            )
+            write_header(partial, header)
+            publish_folder(partial, self.root / position.name)
+            flush(self.root)
+            prune(self.root, self.settings.keep)
+
+        if not self._together(run, position, lambda: pending.tensors.result()) or not self._together(
+            run, position, check
+        ):
+            return
+        parts = from_all_ranks(mine)
+        if self._together(run, position, publish if run.ranks.rank == 0 else lambda: None):
+            self._saved = position
+
+    def _together(self, run: Run, position: Position, action: Callable[[], Any]) -> bool:
+        """Whether it succeeded on all ranks. Where it did not, none goes on, and what was written is removed."""
+        failure = None
+        try:
+            action()
+        except (OSError, RuntimeError, CheckpointException) as error:
+            failure = _reason(error)
+        reasons = [reason for reason in from_all_ranks(failure) if reason is not None]
+        if not reasons:
+            return True
+        self.num_failed += 1
+        if run.ranks.rank == 0:
+            _empty(partial_folder(self.root, position), make=False)
+            newest = self._saved.name if self._saved is not None else "none"
+            say(f"checkpoint {position.name} could not be written ({reasons[0]}); newest: {newest}. The run goes on")
+        return False
+
+    def _score(self, run: Run) -> float | None:
+        if self.settings.best is None or run.validated_step != run.trainer.global_step:
+            return None
+        return float(run.trainer.callback_metrics[self.settings.best])
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank_{rank:05d}.pt"
+
+
+def _empty(folder: Path, *, make: bool = True) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if make:
+        folder.mkdir(parents=True)
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; torch wraps what happened on each rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return " ".join(str(error).split())[:200]
+
+
+def save_plain(content: Any, path: Path) -> None:
+    """Numbers, strings, lists, dicts and tensors."""
+    torch.save(content, path)
+    flush(path)
+
+
+def load_plain(path: Path) -> Any:
+    """Runs nothing."""
+    return torch.load(path, weights_only=True, map_location="cpu")

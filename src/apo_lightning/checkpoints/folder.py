@@ -1,0 +1,191 @@
+"""Checkpoints on disk: a folder appears under its name when it is complete, and says what must be in it."""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.files import to_json
+
+FORMAT = 1
+MANIFEST = "checkpoint.json"
+DAMAGED = ".damaged"
+CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Position:
+    """How far a run had come. Later positions compare greater."""
+
+    step: int
+    """Finished rollouts."""
+    minibatches: int = -1
+    """Optimizer steps done within the next one; −1: not begun, 0: sampled and no more."""
+
+    @property
+    def name(self) -> str:
+        """Of the folder; sorts like the position.
+
+        Example:
+            >>> Position(step=7).name, Position(step=7, minibatches=3).name
+            ('step_000007', 'step_000007_minibatch_003')
+        """
+        inside = "" if self.minibatches < 0 else f"_minibatch_{self.minibatches:03d}"
+        return f"step_{self.step:06d}{inside}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What `checkpoint.json` says: enough to choose a checkpoint, and to refuse one, without reading a tensor."""
+
+    position: Position
+    world_size: int
+    """Ranks that wrote it."""
+    validated_step: int | None
+    """Finished rollouts when the held-out problems were last looked at; None: never."""
+    score: float | None
+    """The watched held-out metric, where the held-out problems were looked at just before; None otherwise."""
+    config: Mapping[str, Any]
+    """Of the run that wrote it."""
+    files: Mapping[str, Sequence[int]]
+    """Name → (size [bytes], CRC-32)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A complete checkpoint."""
+
+    folder: Path
+    header: Header
+
+
+def partial_folder(root: Path, position: Position) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return root / f".{position.name}.partial"
+
+
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
+    """(size [bytes], CRC-32) of each file."""
+    return {name: [(folder / name).stat().st_size, crc32(folder / name)] for name in names}
+
+
+def crc32(path: Path) -> int:
+    """Of a whole file."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def write_header(partial: Path, header: Header) -> None:
+    """The last file of a checkpoint; it and the folder are on the disk when this returns."""
+    content = {
+        "format": FORMAT,
+        "step": header.position.step,
+        "minibatches": header.position.minibatches,
+        "world_size": header.world_size,
+        "validated_step": header.validated_step,
+        "score": header.score,
+        "config": header.config,
+        "files": header.files,
+    }
+    path = partial / MANIFEST
+    path.write_bytes(to_json(content, indent=2) + b"\n")
+    for written in (path, partial):
+        flush(written)
+
+
+def flush(path: Path) -> None:
+    """To the disk, past its caches: a rename may otherwise be there before what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_header(folder: Path) -> Header:
+    """The header of a checkpoint whose files are all there, in their sizes.
+
+    Raises:
+        ConfigError: it is none, or a part of one.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ConfigError(f"{folder} is no checkpoint: it has no {MANIFEST}")
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ConfigError(f"checkpoint {folder} has format {content['format']}, and this version reads {FORMAT}")
+        header = Header(
+            position=Position(step=content["step"], minibatches=content["minibatches"]),
+            world_size=content["world_size"],
+            validated_step=content["validated_step"],
+            score=content["score"],
+            config=content["config"],
+            files=content["files"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"checkpoint {folder}: {MANIFEST} is damaged ({error})") from error
+    for name, (size, _) in header.files.items():
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} of {size} bytes"
+            raise ConfigError(f"checkpoint {folder} is incomplete: {name} {state}")
+    return header
+
+
+def damaged_file(found: Found, names: Iterable[str]) -> str | None:
+    """The first of these files whose content is not what was written; None: all are sound."""
+    for name in names:
+        if crc32(found.folder / name) != found.header.files[name][1]:
+            return name
+    return None
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint, so that the next search passes it over, and nothing is deleted."""
+    aside = folder.with_name(folder.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
+
+
+def complete_checkpoints(root: Path) -> tuple[list[Found], list[str]]:
+    """All checkpoints in a run's `checkpoints/`, oldest first, and one line for each that cannot be used."""
+    found, refused = [], []
+    for folder in sorted(root.glob("step_*")) if root.is_dir() else []:
+        if not folder.is_dir() or folder.name.endswith((DAMAGED, ".superseded")):
+            continue
+        try:
+            found.append(Found(folder=folder, header=read_header(folder)))
+        except ConfigError as error:
+            refused.append(str(error))
+    return sorted(found, key=lambda checkpoint: checkpoint.header.position), refused
+
+
+def best_of(found: Sequence[Found]) -> Found | None:
+    """The highest score, the newest of several; None where no checkpoint has one."""
+    scored = [checkpoint for checkpoint in found if checkpoint.header.score is not None]
+    return max(scored, key=lambda c: (c.header.score or 0.0, c.header.position), default=None)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints and the best one, and what unfinished saves left behind."""
+    found, _ = complete_checkpoints(root)
+    best = best_of(found)
+    for checkpoint in found[:-keep]:
+        if best is None or checkpoint.folder != best.folder:
+            # Under another name first: a folder half deleted would look like a damaged checkpoint.
+            doomed = checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.folder.name}.partial"))
+            shutil.rmtree(doomed)
+    for leftover in root.glob(".step_*.partial"):
+        shutil.rmtree(leftover)

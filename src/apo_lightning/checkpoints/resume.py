@@ -1,0 +1,101 @@
+"""Which checkpoint a run goes on from."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from apo_lightning.checkpoints.folder import MANIFEST, Found, complete_checkpoints, read_header
+from apo_lightning.console import say
+from apo_lightning.errors import ConfigError
+
+FREE = (
+    "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "preflight", "experiment",
+    "tokens_per_microbatch", "model.gradient_checkpointing",
+)  # fmt: skip
+"""What may differ between a checkpoint's run and the one that goes on: it does not enter the results."""
+
+
+def find_checkpoint(resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int) -> Found | None:
+    """The checkpoint that `resume` means; None: begin at the beginning.
+
+    Args:
+        resume: None; "auto", the newest of the run's own folder, if there is one; or the folder of a run or of a
+            checkpoint.
+        output_dir: of this run.
+        config: of this run, as nested plain data.
+        world_size: its ranks.
+
+    Raises:
+        ConfigError: nothing usable where something is named, another run's settings, or an output folder with
+            checkpoints that would be overwritten.
+    """
+    own = output_dir / "checkpoints"
+    if resume is None:
+        found, _ = complete_checkpoints(own)
+        if found:
+            raise ConfigError(
+                f"{output_dir} holds checkpoints of an earlier run (newest: {found[-1].folder.name}): go on with "
+                "resume=auto, or choose another hydra.run.dir"
+            )
+        return None
+    if resume == "auto":
+        return _newest_usable(own, config, world_size)
+    folder = Path(resume)
+    if not folder.is_dir():
+        raise ConfigError(f"resume={resume}: there is no such folder; give auto, a run's folder or a checkpoint's")
+    if (folder / MANIFEST).is_file() or folder.name.startswith("step_"):
+        return _checked(Found(folder=folder, header=read_header(folder)), config, world_size)
+    found = _newest_usable(folder / "checkpoints", config, world_size)
+    if found is None:
+        raise ConfigError(f"resume={resume}: there is no complete checkpoint in {folder / 'checkpoints'}")
+    return found
+
+
+def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Found | None:
+    found, refused = complete_checkpoints(root)
+    for line in refused:
+        say(f"passed over: {line}")
+    for checkpoint in reversed(found):
+        if reason := _other_layout(checkpoint, world_size):
+            say(f"passed over: {reason}")
+            continue
+        return _checked(checkpoint, config, world_size)
+    return None
+
+
+def _checked(found: Found, config: Mapping[str, Any], world_size: int) -> Found:
+    if reason := _other_layout(found, world_size):
+        raise ConfigError(reason)
+    different = sorted(_differences(found.header.config, config))
+    if different:
+        raise ConfigError(
+            f"checkpoint {found.folder} is of a run with other settings: {'; '.join(different[:5])}: resume it with "
+            "its own, or begin a new run"
+        )
+    return found
+
+
+def _other_layout(found: Found, world_size: int) -> str | None:
+    if found.header.position.minibatches < 0 or found.header.world_size == world_size:
+        return None
+    return (
+        f"checkpoint {found.folder} was taken within a rollout of {found.header.world_size} processes and can be ended "
+        f"by as many alone, not by {world_size}"
+    )
+
+
+def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    flat_saved, flat_own = dict(_flat(saved)), dict(_flat(own))
+    for key in flat_saved.keys() | flat_own.keys():
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE):
+            there, here = flat_saved.get(key, "nothing"), flat_own.get(key, "nothing")
+            if there != here:
+                yield f"{key} is {there} there and {here} here"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", list(value) if isinstance(value, list | tuple) else value

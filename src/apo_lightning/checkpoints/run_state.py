@@ -1,0 +1,134 @@
+"""Everything of a run that is no large tensor, and the names of those that are."""
+
+import random
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from apo_lightning.distributed import Ranks
+from apo_lightning.policy import Policy
+from apo_lightning.rollout.weight_sync import unwrapped_name
+
+
+class Run(Protocol):
+    """What the trainer's module shows of itself."""
+
+    trainer: pl.Trainer
+    policy: Policy
+    schedule: LRScheduler
+    ranks: Ranks
+    policy_version: int
+    checked_version: int
+    validated_step: int | None
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the policy."""
+        ...
+
+
+def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:
+    """By Hugging Face name. Frozen ones come with the model."""
+    return {unwrapped_name(name): p for name, p in policy.model.named_parameters() if p.requires_grad}
+
+
+def policy_tensors(policy: Policy) -> dict[str, Tensor]:
+    """Whole or sharded, as they are; in place."""
+    return {f"policy.{name}": parameter.detach() for name, parameter in trained_parameters(policy).items()}
+
+
+def optimizer_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What the optimizer keeps for each element of a parameter."""
+    return {
+        f"optimizer.{name}.{key}": value
+        for name, parameter in trained_parameters(policy).items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor) and value.dim() > 0
+    }
+
+
+def new_optimizer_tensors(
+    policy: Policy, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Room in the optimizer for the tensors that a checkpoint has of it, sharded as their parameters are."""
+    for name, parameter in trained_parameters(policy).items():
+        prefix = f"optimizer.{name}."
+        for key in (full.removeprefix(prefix) for full in shapes if full.startswith(prefix)):
+            is_alike = shapes[prefix + key] == tuple(parameter.shape)
+            room = torch.zeros_like(parameter) if is_alike else torch.zeros(shapes[prefix + key])
+            optimizer.state[parameter][key] = room.detach()
+    return optimizer_tensors(policy, optimizer)
+
+
+def shared_state(run: Run) -> dict[str, Any]:
+    """The same on all ranks."""
+    names = {id(parameter): name for name, parameter in trained_parameters(run.policy).items()}
+    return {
+        "policy_version": run.policy_version,
+        "checked_version": run.checked_version,
+        "schedule": run.schedule.state_dict(),
+        "optimizer_groups": [
+            {key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups
+        ],
+        "optimizer_scalars": {
+            names[id(parameter)]: {k: v for k, v in state.items() if not (isinstance(v, Tensor) and v.dim() > 0)}
+            for parameter, state in run.optimizer.state.items()
+        },
+        "callbacks": {callback.state_key: callback.state_dict() for callback in run.trainer.callbacks},  # pyright: ignore[reportAttributeAccessIssue]
+    }
+
+
+def restore_shared_state(run: Run, state: Mapping[str, Any]) -> None:
+    """All of it but the optimizer's large tensors."""
+    run.schedule.load_state_dict(state["schedule"])
+    for group, saved in zip(run.optimizer.param_groups, state["optimizer_groups"], strict=True):
+        group.update(saved)
+    parameters = trained_parameters(run.policy)
+    for name, scalars in state["optimizer_scalars"].items():
+        run.optimizer.state[parameters[name]].update(scalars)
+
+
+def restore_callbacks(trainer: pl.Trainer, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """A callback that the run did not have begins afresh."""
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+
+
+def random_states() -> dict[str, Any]:
+    """Of every generator that this process shares. Samples have seeds of their own and need none of them."""
+    algorithm, keys, position, has_gauss, gauss = np.random.get_state()
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (algorithm, torch.from_numpy(np.asarray(keys).copy()), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """The other way round."""
+    random.setstate(states["python"])
+    algorithm, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((algorithm, keys.numpy(), position, has_gauss, gauss))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
+    """Let a new trainer count from a step on: what it compares with `max_steps` and `val_check_interval`."""
+    loop = trainer.fit_loop.epoch_loop
+    for progress in (loop.batch_progress.total, loop.manual_optimization.optim_step_progress.total):
+        for stage in ("ready", "started", "processed", "completed"):
+            if hasattr(progress, stage):
+                setattr(progress, stage, steps)
+    loop._batches_that_stepped = steps

@@ -1,0 +1,55 @@
+"""The large tensors of a checkpoint as safetensors files, a part from every rank, readable by any number of them.
+
+torch.distributed.checkpoint writes and reads them: shards are put together, and apart again, as the reader needs.
+Its own format keeps an index that is unpickled, and so may run code; safetensors holds nothing but numbers.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+
+def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write all tensors; collective. A shard is written by its owner, a replicated tensor once."""
+    with _single_process_is_meant():
+        dcp.save(dict(tensors), storage_writer=_writer(folder))
+
+
+def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path) -> Future[object]:
+    """The same from a thread of its own, of the tensors as they are now: they are copied to host memory first."""
+    with _single_process_is_meant():
+        return cast("Future[object]", dcp.async_save(dict(tensors), storage_writer=_writer(folder)))
+
+
+def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Read into these tensors, whole ones or shards of any layout; collective.
+
+    Raises:
+        CheckpointException: a name is missing, or a shape differs.
+    """
+    with _single_process_is_meant():
+        dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name and whole shape of everything in the folder; reads the files' heads alone."""
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+    return {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _writer(folder: Path) -> HuggingFaceStorageWriter:
+    return HuggingFaceStorageWriter(str(folder), save_distributed=True)
+
+
+@contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,66 @@
+"""`metrics.csv`: a row a step, whole on the disk whenever the process may end."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from apo_lightning.files import write_atomically
+
+NAME = "metrics.csv"
+
+
+class MetricsCSV(Logger):
+    """Rows with sorted columns, a column for every number that was ever logged, empty where it was not.
+
+    Lightning's own starts an existing file anew and rewrites it in place, so a run that goes on, or one that is killed
+    while a column is added, would lose its beginning.
+
+    Args:
+        folder: of the run.
+        rows: of the part of the run that is gone on from.
+    """
+
+    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.path = folder / NAME
+        self.rows = rows
+
+    @property
+    def name(self) -> str:
+        """None is asked for."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """None is asked for."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """They are in `.hydra/`."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add a row and write the file."""
+        self.rows.append({**metrics, "step": step})
+        columns = sorted({column for row in self.rows for column in row})
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=columns)
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(self.path, text.getvalue().encode())
+
+
+def rows_until(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of a run up to a step; what it logged after its last checkpoint will be logged again."""
+    path = folder / NAME
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(file)]
+    return [row for row in rows if int(row["step"]) <= step]
