@@ -308,9 +308,9 @@ class RLVRModule(pl.LightningModule):
 
     # ------------------------------------------------------------------ held-out problems
 
-    def is_look_due(self, trainer: pl.Trainer) -> bool:
+    def is_look_due(self, trainer: pl.Trainer, steps: int) -> bool:
         """True where the held-out problems were looked at before, and are to be looked at after these steps."""
-        steps, interval = trainer.global_step, trainer.val_check_interval
+        interval = trainer.val_check_interval
         if self.validated_step is None or self.validated_step >= steps:
             return False
         return steps >= trainer.max_steps or (interval is not None and steps % int(interval) == 0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -24,6 +24,7 @@ from apo_lightning.checkpoints.folder import (
 )
 from apo_lightning.checkpoints.run_state import (
     Run,
+    TrainingRun,
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
@@ -145,7 +146,7 @@ class Checkpointer:
         restore_callbacks(ranks.trainer, shared["callbacks"])
         return shared["policy_version"] - 1
 
-    def restore_training(self, run: Run) -> None:
+    def restore_training(self, run: TrainingRun) -> None:
         """Optimizer, schedule, random states, and the step that had begun. To be called once the optimizer exists."""
         if self._found is None:
             return
@@ -170,7 +171,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------------ saving
 
-    def between_steps(self, run: Run) -> None:
+    def between_steps(self, run: TrainingRun) -> None:
         """Save if it is time, or if the run is to stop.
 
         Raises:
@@ -184,7 +185,7 @@ class Checkpointer:
         elif every is not None and position.step > 0 and position.step % every == 0 and position != self._saved:
             self._save(run, position, None, asynchronous=self.settings.asynchronous)
 
-    def within_step(self, run: Run, step: StepInProgress | None) -> None:
+    def within_step(self, run: TrainingRun, step: StepInProgress | None) -> None:
         """Stop if asked to, with what the step has come to; None: this rank has given up sampling.
 
         Raises:
@@ -206,10 +207,10 @@ class Checkpointer:
         if not self._should_stop(run):
             return
         if run.trainer.state.fn == "fit":
-            self._save_and_stop(run, Position(step=run.trainer.global_step), None)
+            self._save_and_stop(cast("TrainingRun", run), Position(step=run.trainer.global_step), None)
         raise self._preempted(run)
 
-    def after_training(self, run: Run) -> None:
+    def after_training(self, run: TrainingRun) -> None:
         """The last checkpoint, from which a longer run can go on."""
         position = Position(step=run.trainer.global_step)
         self._finish(run, wait=True)
@@ -219,7 +220,7 @@ class Checkpointer:
     def _should_stop(self, run: Run) -> bool:
         return bool(run.ranks.max(self.stop.signal is not None))
 
-    def _save_and_stop(self, run: Run, position: Position, step: StepInProgress | None) -> None:
+    def _save_and_stop(self, run: TrainingRun, position: Position, step: StepInProgress | None) -> None:
         self._finish(run, wait=True)
         if position != self._saved and (position.step > 0 or position.minibatches >= 0):
             self._save(run, position, step, asynchronous=False)
@@ -230,7 +231,7 @@ class Checkpointer:
         newest = f"checkpoint {self._saved.name}" if self._saved is not None else "no checkpoint yet"
         return Preempted(f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: go on with resume=auto")
 
-    def _save(self, run: Run, position: Position, step: StepInProgress | None, *, asynchronous: bool) -> None:
+    def _save(self, run: TrainingRun, position: Position, step: StepInProgress | None, *, asynchronous: bool) -> None:
         partial = partial_folder(self.root, position)
         is_first = run.ranks.rank == 0
 
@@ -255,7 +256,7 @@ class Checkpointer:
             self._pending = pending
             self._finish(run, wait=not asynchronous)
 
-    def _finish(self, run: Run, *, wait: bool) -> None:
+    def _finish(self, run: TrainingRun, *, wait: bool) -> None:
         """Give a checkpoint its name, when all of its files are written."""
         if self._pending is None:
             return
@@ -293,7 +294,7 @@ class Checkpointer:
         if self._together(run, position, publish if run.ranks.rank == 0 else lambda: None):
             self._saved = position
 
-    def _together(self, run: Run, position: Position, action: Callable[[], Any]) -> bool:
+    def _together(self, run: TrainingRun, position: Position, action: Callable[[], Any]) -> bool:
         """Whether it succeeded on all ranks. Where it did not, none goes on, and what was written is removed."""
         failure = None
         try:
@@ -310,7 +311,7 @@ class Checkpointer:
             say(f"checkpoint {position.name} could not be written ({reasons[0]}); newest: {newest}. The run goes on")
         return False
 
-    def _score(self, run: Run) -> float | None:
+    def _score(self, run: TrainingRun) -> float | None:
         if self.settings.best is None or run.validated_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])

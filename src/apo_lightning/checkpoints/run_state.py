@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
 import numpy as np
@@ -16,16 +16,23 @@ from apo_lightning.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
 
 
+@runtime_checkable
 class Run(Protocol):
     """What the trainer's module shows of itself."""
 
     trainer: pl.Trainer
     policy: Policy
-    schedule: LRScheduler
     ranks: Ranks
     policy_version: int
     checked_version: int
     validated_step: int | None
+
+
+@runtime_checkable
+class TrainingRun(Run, Protocol):
+    """And once it trains."""
+
+    schedule: LRScheduler
 
     @property
     def optimizer(self) -> Optimizer:
@@ -66,7 +73,7 @@ def new_optimizer_tensors(
     return optimizer_tensors(policy, optimizer)
 
 
-def shared_state(run: Run) -> dict[str, Any]:
+def shared_state(run: TrainingRun) -> dict[str, Any]:
     """The same on all ranks."""
     names = {id(parameter): name for name, parameter in trained_parameters(run.policy).items()}
     return {
@@ -84,7 +91,7 @@ def shared_state(run: Run) -> dict[str, Any]:
     }
 
 
-def restore_shared_state(run: Run, state: Mapping[str, Any]) -> None:
+def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
     """All of it but the optimizer's large tensors."""
     run.schedule.load_state_dict(state["schedule"])
     for group, saved in zip(run.optimizer.param_groups, state["optimizer_groups"], strict=True):

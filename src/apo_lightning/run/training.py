@@ -100,11 +100,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         set_finished_steps(trainer, steps_done)
         module.validated_step = found.header.validated_step
     try:
-        if found is None or module.is_look_due(trainer):
+        if found is None or module.is_look_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=parts.data)
-        if module.is_look_due(trainer):
+        if module.is_look_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=parts.data, verbose=False)
     finally:
         parts.engine.close()
