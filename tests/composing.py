@@ -24,6 +24,14 @@ def names(group: str) -> list[str]:
 
 def run_train(folder: Path, *overrides: str) -> list[dict[str, str]]:
     """A short run of `train.py` on a random model in a process of its own; the training rows of its metrics.csv."""
+    process = start_train(folder, *overrides)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return training_rows(folder)
+
+
+def start_train(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """That run, not waited for."""
     command = [
         sys.executable,
         "train.py",
@@ -38,17 +46,18 @@ def run_train(folder: Path, *overrides: str) -> list[dict[str, str]]:
         f"hydra.run.dir={folder}",
         *overrides,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def training_rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open() as file:
         return [row for row in csv.DictReader(file) if row["train/reward"]]

@@ -174,15 +174,13 @@ def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
         run(tmp_path, "resume=nowhere")
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         run(tmp_path, f"resume={tmp_path}")
-    with pytest.raises(ConfigError, match="checkpoint.best is val/sums/pass@1: choose one of val/arithmetic/pass@1"):
+    with pytest.raises(ConfigError, match=r"checkpoint.best is val/sums/pass@1: choose one of val/arithmetic/pass@1"):
         run(tmp_path, "checkpoint.best=val/sums/pass@1")
 
 
 def test_the_best_checkpoint_stays(tmp_path, monkeypatch):
     scores = iter([0.5, 0.2, 0.3])
-    monkeypatch.setattr(
-        apo_lightning.checkpoints.checkpointer.Checkpointer, "_score", lambda self, run: next(scores)
-    )
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer.Checkpointer, "_score", lambda self, run: next(scores))
     run(tmp_path, "checkpoint.keep=1", "checkpoint.best=val/arithmetic/pass@1")
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*")) == ["step_000001", "step_000003"]
 

@@ -2,17 +2,21 @@
 
 from apo_lightning.run.command_line import (
     evaluate_from_command_line,
+    export_from_command_line,
     report_from_command_line,
     train_from_command_line,
     user_message,
 )
 from apo_lightning.run.evaluating import evaluate
+from apo_lightning.run.exporting import export
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import prepare, train
 
 __all__ = [
     "evaluate",
     "evaluate_from_command_line",
+    "export",
+    "export_from_command_line",
     "prepare",
     "report",
     "report_from_command_line",

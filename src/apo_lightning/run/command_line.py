@@ -1,4 +1,4 @@
-"""What `train.py`, `evaluate.py` and `report.py` call: compose, run, and end with one line if something was wrong."""
+"""What the scripts at the top call: compose, run, and end with one line if something was wrong."""
 
 import os
 import sys
@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from apo_lightning.console import say
 from apo_lightning.errors import ConfigError, Preempted, StaleWeightsError, VerifierError
 from apo_lightning.run.evaluating import evaluate
+from apo_lightning.run.exporting import export
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
 
@@ -34,6 +35,11 @@ def evaluate_from_command_line() -> None:
 def report_from_command_line() -> None:
     """`report.py`."""
     _main("report", report)
+
+
+def export_from_command_line() -> None:
+    """`export.py`."""
+    _main("export", export)
 
 
 def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:

@@ -1,0 +1,68 @@
+"""A training checkpoint, of any number of ranks, → one Hugging Face folder."""
+
+import shutil
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from apo_lightning.checkpoints.folder import Found, best_of, complete_checkpoints, damaged_file
+from apo_lightning.checkpoints.run_state import policy_tensors
+from apo_lightning.checkpoints.tensors import load_tensors
+from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.errors import ConfigError
+from apo_lightning.files import publish_folder
+from apo_lightning.policy import Policy
+
+
+def export(cfg: DictConfig) -> Path:
+    """Read the checkpoint into the run's model and write it.
+
+    Args:
+        cfg: composed from `configs/export.yaml`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: no training run, no such checkpoint, or a damaged one.
+    """
+    found = _checkpoint(cfg)
+    to = Path(cfg.to) if cfg.to is not None else Path(cfg.run) / "exported" / found.folder.name
+    if to.exists():
+        raise ConfigError(f"to={to} exists: remove it, or name another folder")
+    if (damaged := damaged_file(found, sorted(found.header.files))) is not None:
+        raise ConfigError(f"checkpoint {found.folder} is damaged: {damaged} is not what was written; export another")
+    quiet_libraries(Path(cfg.run) / "export.log")
+    config = OmegaConf.load(Path(cfg.run) / ".hydra" / "config.yaml")
+    spec = instantiate(config.model, _convert_="all")
+    with progress_bars_hidden():
+        model = spec.load_model(config.seed)
+    policy = Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
+    load_tensors(policy_tensors(policy), found.folder / "tensors")
+    partial = to.with_name(f".{to.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    policy.save_pretrained(partial)
+    publish_folder(partial, to)
+    say(f"{found.folder.name} of {cfg.run} is in {to}")
+    return to
+
+
+def _checkpoint(cfg: DictConfig) -> Found:
+    if cfg.run is None or not (Path(cfg.run) / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"run={cfg.run} is no training run (it has no .hydra/config.yaml): give the folder of one")
+    found, refused = complete_checkpoints(Path(cfg.run) / "checkpoints")
+    for line in refused:
+        say(f"passed over: {line}")
+    choices = {checkpoint.folder.name: checkpoint for checkpoint in found}
+    best = best_of(found)
+    if found:
+        choices["newest"] = found[-1]
+    if best is not None:
+        choices["best"] = best
+    if cfg.checkpoint not in choices:
+        raise ConfigError(
+            f"checkpoint={cfg.checkpoint}: {cfg.run} has {', '.join(choices) or 'no checkpoint, but perhaps final/'}"
+        )
+    return choices[cfg.checkpoint]
