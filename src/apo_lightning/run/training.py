@@ -14,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.lora import LoRA
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.module import RLVRModule
 from apo_lightning.phases import PhaseClock
 from apo_lightning.policy import Policy, PolicySpec, describe
 from apo_lightning.preflight import check_devices, check_dtype, check_model, check_share
-from apo_lightning.reference import Reference
+from apo_lightning.reference import reference_of
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
@@ -45,6 +46,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     say(parts.data.describe())
     with progress_bars_hidden():
         model = parts.model.load_model(cfg.seed)
+    if parts.lora is not None:
+        parts.lora.attach(model, cfg.seed)
     policy = Policy(
         model,
         parts.tokenizer,
@@ -56,7 +59,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
 
     module = RLVRModule(
         policy=policy,
-        reference=Reference(policy) if parts.needs.reference else None,
+        reference=reference_of(policy) if parts.needs.reference else None,
         loss=parts.loss,
         advantage=parts.advantage,
         collector=Collector(
@@ -102,6 +105,8 @@ class Parts:
     loss: PolicyLoss
     advantage: AdvantageEstimator
     model: PolicySpec
+    lora: LoRA | None
+    """None: all weights are trained."""
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
     engine: RolloutEngine
@@ -129,6 +134,7 @@ def prepare(cfg: DictConfig) -> Parts:
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     needs = functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
     model = instantiate(cfg.model, _convert_="all")
+    lora = instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_share(settings, world_size)
     compute_dtype = model.dtype(device)
@@ -141,6 +147,8 @@ def prepare(cfg: DictConfig) -> Parts:
     tokenizer = model.load_tokenizer()
     config = model.load_config()
     check_model(model.name, config, config.vocab_size, needs, settings)
+    if lora is not None:
+        lora.check(config)
     data = PromptDataModule(
         source=source,
         tokenizer=tokenizer,
@@ -155,6 +163,7 @@ def prepare(cfg: DictConfig) -> Parts:
         loss=loss,
         advantage=advantage,
         model=model,
+        lora=lora,
         tokenizer=tokenizer,
         compute_dtype=compute_dtype,
         engine=engine,
