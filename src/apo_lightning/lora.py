@@ -42,7 +42,7 @@ class LoRA:
     """
 
     rank: int = 16
-    alpha: float = 32
+    alpha: float | int = 32
     target_modules: str | tuple[str, ...] | list[str] = ALL_LINEAR
 
     def __post_init__(self) -> None:
