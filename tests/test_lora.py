@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hydra.utils import instantiate
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -163,6 +163,34 @@ def test_a_merged_matrix_is_w_plus_alpha_over_rank_times_b_a():
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
 
+def gradient(model, dtype):
+    """Of the adapters, as one vector."""
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        logprobs = model(IDS).logits.float().log_softmax(-1)
+    (logprobs * torch.linspace(-1, 1, logprobs.shape[-1])).sum().backward()
+    parts = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert all("lora_" in name and part.dtype == torch.float32 for name, part in parts.items())
+    return torch.cat([part.flatten() for part in parts.values()])
+
+
+def test_the_gradient_is_that_of_peft_s_own_layers_and_no_worse_in_bfloat16():
+    ours, theirs = adapted(rank=4), tiny_llama(tied=True)
+    inject_adapter_in_model(LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"), theirs)
+    theirs.load_state_dict(ours.state_dict())
+    exact = gradient(theirs, torch.float32)
+    assert (gradient(ours, torch.float32) - exact).norm() <= 1e-5 * exact.norm()
+    errors = [(gradient(model, torch.bfloat16) - exact).norm() for model in (ours, theirs)]
+    assert errors[0] <= 1.5 * errors[1] <= 0.3 * exact.norm()
+
+
+def test_in_bfloat16_it_is_the_merged_model_to_the_last_bit():
+    model, plain = adapted(rank=4), tiny_llama(tied=True)
+    plain.load_state_dict(dict(merged_parameters(model, remove_duplicate=False)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(IDS).logits, plain(IDS).logits)
+
+
 def test_adapters_come_back_on_after_an_exception_and_keep_their_gradient():
     model, plain = adapted(rank=4), tiny_llama(tied=True)
     with_adapters, without = model(IDS).logits, plain(IDS).logits
@@ -231,7 +259,8 @@ def test_the_summarys_hash_is_that_of_the_exported_model(trained):
 def test_operations_are_those_that_torch_counts_where_only_adapters_need_a_gradient():
     model = tiny_llama(tied=True)
     model.set_attn_implementation("eager")
-    LoRA(rank=3).attach(model, seed=1)
+    # As PEFT computes it: merging first takes other operations, which are no part of the model's work.
+    inject_adapter_in_model(LoraConfig(r=3, target_modules="all-linear"), model)
     # As if another layer came before the first one.
     inputs = model.get_input_embeddings()(IDS).detach().requires_grad_()
     with FlopCounterMode(display=False) as counter:

@@ -1,7 +1,7 @@
 """Low-rank adapters: a matrix W acts as W + (alpha/rank)·B·A, and only A and B are trained.
 
-The adapters are PEFT's, put into the model in place: it keeps its class and its methods. What leaves the trainer has
-them merged and bears the model's own names.
+The adapters are PEFT's, put into the model in place: it keeps its class and its methods. Layers compute with the merged
+matrix (`adapted_linear`), and what leaves the trainer is merged and bears the model's own names.
 
 Source: Hu et al. 2021, *LoRA: Low-Rank Adaptation of Large Language Models* (arXiv 2106.09685), §4.1.
 """
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from apo_lightning.adapted_linear import AdaptedLinear, merged_matrix
 from apo_lightning.errors import ConfigError
 
 ADAPTER = "default"
@@ -91,6 +92,7 @@ class LoRA:
             task_type="CAUSAL_LM",
             base_model_name_or_path=model.name_or_path or None,
         )
+        config._register_custom_module({nn.Linear: AdaptedLinear})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, model, ADAPTER)
@@ -165,7 +167,7 @@ def _merged(weight: Tensor, layer: Any) -> Tensor:
     if isinstance(down, DTensor):
         # With all of A each rank makes its own rows of the product.
         down = down.redistribute(placements=[Replicate()] * down.device_mesh.ndim)
-    return torch.add(weight, up @ down, alpha=layer.scaling[ADAPTER])
+    return merged_matrix(weight, down, up, layer.scaling[ADAPTER])
 
 
 def whole(weight: Tensor) -> Tensor:

@@ -129,8 +129,7 @@ def training_flops(size: ModelSize, work: Work) -> int:
         3·(2·N·tokens + 4·width·pairs + 2·V·D·rows)
 
     The backward of a product costs two of its kind, and only one of them where a factor is a frozen matrix. What is
-    recomputed (checkpointing, the head's logits) is not counted: it is a way of saving memory, not part of the model's
-    work.
+    recomputed (checkpointing, the head's logits) or merged (adapters) is not counted: the model asks for none of it.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B. Departure: attention is counted where it is causal, and the head
     at response tokens alone. Of frozen matrices those that the first layer's input goes through are counted like the
