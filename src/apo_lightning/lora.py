@@ -96,6 +96,8 @@ class LoRA:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, model, ADAPTER)
+        # PEFT keeps a set, which would be written in another order every time.
+        config.target_modules = sorted(config.target_modules or ())
 
 
 def has_adapters(model: nn.Module) -> bool:
