@@ -86,7 +86,9 @@ def test_yaml_keys_equal_the_constructors_parameters(option):
     assert [f"{where}: {p}" for where, node in nodes(config) for p in key_mismatches(node)] == []
 
 
-@pytest.mark.parametrize("group", ["algo", "callbacks", "data", "engine", "logger", "model", "reward", "trainer"])
+@pytest.mark.parametrize(
+    "group", ["algo", "callbacks", "data", "engine", "logger", "model", "policy", "reward", "trainer"]
+)
 def test_every_config_group_has_an_option(group):
     assert any(option.startswith(f"{group}/") for option in OPTIONS)
 

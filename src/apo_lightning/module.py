@@ -106,7 +106,7 @@ class RLVRModule(pl.LightningModule):
         if self.policy_version == 0:
             shard(self.policy, self.trainer)
             if self.reference is not None:
-                shard(self.reference.policy, self.trainer)
+                self.reference.shard(self.trainer)
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""

@@ -23,6 +23,7 @@ from transformers import (
 from apo_lightning.attention import attention_arguments, refuse_unsupported_attention, use_shared_prompts
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs import Objective, full_kl, objective_sum, reference_statistics, token_statistics
+from apo_lightning.lora import describe_adapters, has_adapters, merged_weights, save_adapter
 from apo_lightning.packing import Microbatch
 from apo_lightning.tokenizer import character_tokenizer
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
@@ -329,16 +330,26 @@ class Policy(nn.Module):
             )
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load; the first rank writes, all ranks must call."""
+        """Write a Hugging Face folder that transformers and vLLM load; the first rank writes, all ranks must call.
+
+        Adapters are merged into it.
+        """
         weights = None
         is_first = True
         if torch.distributed.is_initialized():
+            is_first = torch.distributed.get_rank() == 0
+        if has_adapters(self.model):
+            weights = merged_weights(self.model)
+        elif torch.distributed.is_initialized():
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)
-            is_first = torch.distributed.get_rank() == 0
         if is_first:
             self.model.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapters alone, as PEFT loads them; the first rank writes, all ranks must call."""
+        save_adapter(self.model, folder)
 
     def architecture_folder(self) -> tempfile.TemporaryDirectory[str]:
         """A folder with config and tokenizer but no weights: what an engine needs before its first sync."""
@@ -351,9 +362,11 @@ class Policy(nn.Module):
 def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: bool) -> str:
     """One line for the log.
 
-    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16 (native here)`.
+    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16 (native here)`; with adapters, and
+    what `describe_adapters` says of them.
     """
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     dtype = str(compute_dtype).removeprefix("torch.")
     why = f" ({'native here' if compute_dtype == torch.bfloat16 else 'no native bfloat16 here'})" if automatic else ""
-    return f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}{why}"
+    parts = [f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}{why}"]
+    return ", ".join([*parts, *filter(None, [describe_adapters(model)])])

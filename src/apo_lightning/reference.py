@@ -2,11 +2,15 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+import lightning.pytorch as pl
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from apo_lightning.distributed import shard
+from apo_lightning.lora import adapters_off, has_adapters
 from apo_lightning.packing import Microbatch
 from apo_lightning.policy import Policy
 from apo_lightning.step import StepTable
@@ -22,9 +26,17 @@ class Reference:
     def __init__(self, policy: Policy) -> None:
         self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
 
+    def shard(self, trainer: pl.Trainer) -> None:
+        """Shard the weights as the policy's are."""
+        shard(self.policy, trainer)
+
     def to(self, device: torch.device) -> None:
         """Move the weights."""
         self.policy.to(device)
+
+    def answering(self) -> AbstractContextManager[None]:
+        """What `self.policy` must run in, to be the reference."""
+        return nullcontext()
 
     @torch.no_grad()
     def score(
@@ -47,15 +59,45 @@ class Reference:
         """
         for microbatch in microbatches:
             part = microbatch.only(wanted[microbatch.token_index])
-            table.record_reference(part, self.policy.as_reference(part, anchor_size, temperature=temperature))
+            with self.answering():
+                statistics = self.policy.as_reference(part, anchor_size, temperature=temperature)
+            table.record_reference(part, statistics)
 
     @torch.no_grad()
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
         """What the exact KL needs: the reference's last hidden states at the response tokens."""
-        with self.policy.autocast():
+        with self.answering(), self.policy.autocast():
             return self.policy.hidden_states(microbatch)
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
         """The reference's own head."""
         return self.policy.head_weight
+
+
+class AdaptersOff(Reference):
+    """The policy itself, asked with its adapters switched off: no second copy of the weights.
+
+    Training moves the adapters alone, and none is at the head, so this is the model that training began with.
+
+    Args:
+        policy: with adapters; not copied.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def shard(self, trainer: pl.Trainer) -> None:
+        """The policy is sharded already."""
+
+    def to(self, device: torch.device) -> None:
+        """The policy is there already."""
+
+    def answering(self) -> AbstractContextManager[None]:
+        """With the adapters off."""
+        return adapters_off(self.policy.model)
+
+
+def reference_of(policy: Policy) -> Reference:
+    """The policy as it is before training: a frozen copy, or with adapters the policy without them."""
+    return AdaptersOff(policy) if has_adapters(policy.model) else Reference(policy)

@@ -1,6 +1,7 @@
 """The trained model, in the format that everything else reads."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,24 +9,31 @@ import lightning.pytorch as pl
 
 from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.files import publish_folder
+from apo_lightning.lora import has_adapters
 
 
 class ExportPolicy(StepCallback):
     """Writes `checkpoints/final/`, a Hugging Face folder, when training ends; not when it is interrupted.
 
-    The folder appears under its name only when it is complete.
+    Of a policy with adapters that is the model with them merged, and `checkpoints/adapter/` has them alone, as PEFT
+    loads them. A folder appears under its name only when it is complete.
     """
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save on every rank: a sharded policy has to be gathered by all of them."""
-        final = Path(trainer.default_root_dir) / "checkpoints" / "final"
-        partial = final.with_name(".final.partial")
+        policy: Any = pl_module.policy
+        self._export(trainer, "final", policy.save_pretrained)
+        if has_adapters(policy):
+            self._export(trainer, "adapter", policy.save_adapter)
+
+    def _export(self, trainer: pl.Trainer, name: str, save: Callable[[Path], None]) -> None:
+        final = Path(trainer.default_root_dir) / "checkpoints" / name
+        partial = final.with_name(f".{name}.partial")
         if trainer.is_global_zero:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         trainer.strategy.barrier("export: folder made")
-        policy: Any = pl_module.policy
-        policy.save_pretrained(partial)
+        save(partial)
         trainer.strategy.barrier("export: weights written")
         if trainer.is_global_zero:
             publish_folder(partial, final)

@@ -102,6 +102,9 @@ class ModelSize:
     """V·D"""
     attention_width: int
     """Layers · heads · size of a head."""
+    frozen_layer_weights: int = 0
+    """Those of `layer_weights` that are not trained: the backward passes through them."""
+    head_is_frozen: bool = False
 
 
 def model_size(model: Any) -> ModelSize:
@@ -109,11 +112,14 @@ def model_size(model: Any) -> ModelSize:
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
     matrices = [p for p in model.base_model.parameters() if p.dim() > 1 and p is not embedding]
     return ModelSize(
         layer_weights=sum(matrix.numel() for matrix in matrices),
-        head_weights=model.get_output_embeddings().weight.numel(),
+        head_weights=head.numel(),
         attention_width=config.num_hidden_layers * config.num_attention_heads * head_dim,
+        frozen_layer_weights=sum(matrix.numel() for matrix in matrices if not matrix.requires_grad),
+        head_is_frozen=not head.requires_grad,
     )
 
 
@@ -122,11 +128,12 @@ def training_flops(size: ModelSize, work: Work) -> int:
 
         3·(2·N·tokens + 4·width·pairs + 2·V·D·rows)
 
-    The backward of a product costs two of its kind. What is recomputed (checkpointing, the head's logits) is not
-    counted: it is a way of saving memory, not part of the model's work.
+    The backward of a product costs two of its kind, and only one of them where a factor is a frozen matrix. What is
+    recomputed (checkpointing, the head's logits) or merged (adapters) is not counted: the model asks for none of it.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B. Departure: attention is counted where it is causal, and the head
-    at response tokens alone.
+    at response tokens alone. Of frozen matrices those that the first layer's input goes through are counted like the
+    others, though no gradient passes them.
 
     Example:
         3·(2·10·3 + 4·2·6 + 2·5·3) = 3·(60 + 48 + 30)
@@ -137,7 +144,9 @@ def training_flops(size: ModelSize, work: Work) -> int:
     """
     layers = 2 * size.layer_weights * work.num_tokens
     attention = 4 * size.attention_width * work.num_pairs
-    return 3 * (layers + attention + 2 * size.head_weights * work.num_rows)
+    head = 2 * size.head_weights * work.num_rows
+    unneeded = 2 * size.frozen_layer_weights * work.num_tokens + head * size.head_is_frozen
+    return 3 * (layers + attention + head) - unneeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.lora import merged_parameters, whole
 from apo_lightning.rollout.engine import RolloutEngine
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
@@ -18,7 +18,7 @@ MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-
 
 
 def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the policy, whole, one at a time, by its Hugging Face name.
+    """Every parameter of the policy, whole, one at a time, by its Hugging Face name; adapters are merged.
 
     Shards are cast before they are gathered, which halves the traffic of a float32 policy with a bfloat16 engine.
     Gathering is collective: with a sharded policy all ranks read to the end, at the same time.
@@ -34,9 +34,8 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
         >>> [(name, weight.dtype) for name, weight in named_weights(nn.Linear(2, 1, bias=False), torch.bfloat16)]
         [('weight', torch.bfloat16)]
     """
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        weight = parameter.detach().to(dtype)
-        yield unwrapped_name(name), weight.full_tensor() if isinstance(weight, DTensor) else weight
+    for name, weight in merged_parameters(model, remove_duplicate=False):
+        yield unwrapped_name(name), whole(weight.to(dtype))
 
 
 def unwrapped_name(name: str) -> str:

@@ -18,12 +18,13 @@ from apo_lightning.checkpoints.resume import FREE
 from apo_lightning.checkpoints.run_state import set_finished_steps
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.lora import LoRA
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.module import RLVRModule
 from apo_lightning.phases import PhaseClock
 from apo_lightning.policy import Policy, PolicySpec, describe
 from apo_lightning.preflight import check_devices, check_dtype, check_model, check_share
-from apo_lightning.reference import Reference
+from apo_lightning.reference import reference_of
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
@@ -55,6 +56,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     say(parts.data.describe())
     with progress_bars_hidden():
         model = parts.model.load_model(cfg.seed)
+    if parts.lora is not None:
+        parts.lora.attach(model, cfg.seed)
     policy = Policy(
         model,
         parts.tokenizer,
@@ -67,7 +70,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     stop = StopRequest()
     module = RLVRModule(
         policy=policy,
-        reference=Reference(policy) if parts.needs.reference else None,
+        reference=reference_of(policy) if parts.needs.reference else None,
         loss=parts.loss,
         advantage=parts.advantage,
         collector=Collector(
@@ -124,6 +127,8 @@ class Parts:
     loss: PolicyLoss
     advantage: AdvantageEstimator
     model: PolicySpec
+    lora: LoRA | None
+    """None: all weights are trained."""
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
     engine: RolloutEngine
@@ -151,6 +156,7 @@ def prepare(cfg: DictConfig) -> Parts:
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     needs = functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
     model = instantiate(cfg.model, _convert_="all")
+    lora = instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_share(settings, world_size)
     compute_dtype = model.dtype(device)
@@ -163,6 +169,8 @@ def prepare(cfg: DictConfig) -> Parts:
     tokenizer = model.load_tokenizer()
     config = model.load_config()
     check_model(model.name, config, config.vocab_size, needs, settings)
+    if lora is not None:
+        lora.check(config)
     data = PromptDataModule(
         source=source,
         tokenizer=tokenizer,
@@ -184,6 +192,7 @@ def prepare(cfg: DictConfig) -> Parts:
         loss=loss,
         advantage=advantage,
         model=model,
+        lora=lora,
         tokenizer=tokenizer,
         compute_dtype=compute_dtype,
         engine=engine,
