@@ -1,5 +1,6 @@
 """Configuration → checked parts → one trained policy."""
 
+import contextlib
 import functools
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +24,7 @@ from apo_lightning.reference import Reference
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.run.ending import EndTogether
 from apo_lightning.settings import StepSettings
 from apo_lightning.types import Needs
 
@@ -74,23 +76,21 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
     )
+    together = EndTogether()
     trainer = instantiate(
         cfg.trainer,
         logger=_loggers(cfg, output_dir),
-        callbacks=parts.callbacks,
+        callbacks=[together, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
         inference_mode=False,
         max_epochs=-1,
     )
-    try:
+    with together, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
         trainer.validate(module, datamodule=parts.data, verbose=False)
         trainer.fit(module, datamodule=parts.data)
         if module.validation_outputs and module.validation_outputs[0].step < trainer.global_step:
             trainer.validate(module, datamodule=parts.data, verbose=False)
-    finally:
-        parts.engine.close()
-        parts.reward.close()
     return module
 
 
