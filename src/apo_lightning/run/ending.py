@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from traceback import print_exception
 from types import TracebackType
 from typing import NoReturn
 
@@ -61,19 +62,17 @@ class EndTogether(pl.Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Take leave of the other ranks, or end them.
-
-        Raises:
-            SystemExit: in place of an error that the first rank shows.
-        """
+        """Take leave of the other ranks, or end them. An error of another rank than the first goes no further."""
         if error is not None and not isinstance(error, SystemExit):
             self._report(error)
             self._reap()
-        if self._lifeline is None:
-            return
-        self._lifeline.close()
-        if self._rank > 0 and error is not None and user_message(error) is not None:
-            raise SystemExit(1) from error
+            if self._lifeline is not None and self._rank > 0:
+                if user_message(error) is None:
+                    print_exception(error)
+                # The interpreter's own end would wait, in the process group's destructor, for the first rank.
+                self._leave(self._rank, _reason(error), speaks=False)
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def _report(self, error: BaseException) -> None:
         """Tell the others, unless this rank leaves on purpose."""
@@ -83,12 +82,11 @@ class EndTogether(pl.Callback):
         self._take_children()
         if self._lifeline is None:
             return
-        message = user_message(error)
-        if message is None:
+        if user_message(error) is None:
             time.sleep(_HEARING_S)
-        reason = message or " ".join(f"{type(error).__name__}: {error}".split())
-        self._lifeline.fail(reason)
-        timer = threading.Timer(_LEAVING_S, self._leave, [self._rank, reason], {"speaks": self._rank == 0})
+        if not self._lifeline.fail(_reason(error)):
+            time.sleep(_LEAVING_S)  # another rank's end is being dealt with, and this process with it
+        timer = threading.Timer(_LEAVING_S, self._leave, [self._rank, _reason(error)], {"speaks": self._rank == 0})
         timer.daemon = True
         timer.start()
 
@@ -134,3 +132,7 @@ class EndTogether(pl.Callback):
             if child.returncode < 0:
                 ended[rank] = signal.Signals(-child.returncode).name
         return ended
+
+
+def _reason(error: BaseException) -> str:
+    return user_message(error) or " ".join(f"{type(error).__name__}: {error}".split())

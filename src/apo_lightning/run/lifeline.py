@@ -87,10 +87,12 @@ class Lifeline:
         for peer, connection in connections.items():
             threading.Thread(target=self._listen, args=(peer, connection), daemon=True, name="lifeline").start()
 
-    def fail(self, reason: str) -> None:
-        """Tell all others that this rank cannot go on."""
-        if self._finish():
+    def fail(self, reason: str) -> bool:
+        """Tell all others that this rank cannot go on; False: another had failed before."""
+        is_first = self._finish()
+        if is_first:
             self._send((self.rank, reason))
+        return is_first
 
     def close(self) -> None:
         """Take leave: this rank is done."""
@@ -108,7 +110,7 @@ class Lifeline:
             is_first, self._is_over = not self._is_over, True
         return is_first
 
-    def _send(self, message: tuple[int, str] | None, but: int | None = None) -> None:
+    def _send(self, message: tuple[int, str | None] | None, but: int | None = None) -> None:
         line = json.dumps(message).encode() + b"\n"
         for peer, connection in self._connections.items():
             if peer != but:
@@ -121,5 +123,6 @@ class Lifeline:
             line = file.readline()
         message = json.loads(line) if line.endswith("\n") else (peer, None)
         if message is not None and self._finish():
-            self._send(message, but=peer)
-            self._on_loss(*message)
+            failed, reason = message
+            self._send((failed, reason), but=peer)
+            self._on_loss(failed, reason)
