@@ -32,14 +32,14 @@ class NanReward(CallableReward):
 
 
 class HiddenNanLoss(GRPO):
-    """A NaN that a clamp keeps from the gradient, the first time that a rank is asked."""
+    """A NaN that has no gradient, the first time that a rank is asked."""
 
     def __call__(self, inputs):
         output = super().__call__(inputs)
         calls.append(1)
         if len(calls) > 1 or os.environ.get("LOCAL_RANK", "0") != os.environ.get("RANK_OF_NAN", "0"):
             return output
-        return replace(output, per_token=output.per_token + (inputs.logprobs * math.nan).clamp(-1, 1))
+        return replace(output, per_token=output.per_token + inputs.logprobs.detach() * math.nan)
 
 
 calls: list[int] = []

@@ -31,7 +31,7 @@ class NonfiniteSteps:
         """Optimizer steps skipped since the last that was finite; state of the run."""
 
     def judge(self, grad_norm: float, minibatch_loss: MinibatchLoss, ranks: Ranks, folder: Path) -> float:
-        """The gradient norm; NaN where a loss is not finite on any rank, which a clamp can hide from the gradient.
+        """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show.
 
         Args:
             grad_norm: over all ranks.
