@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from apo_lightning.advantages import GroupNormalized
 from apo_lightning.distributed import Ranks
 from apo_lightning.losses import GRPO
-from apo_lightning.metrics.step_metrics import UpdateRecord
+from apo_lightning.minibatch_loss import MinibatchLoss
 from apo_lightning.module import RLVRModule
 from apo_lightning.phases import PhaseClock
 from apo_lightning.plan import plan_minibatches, updated_tokens
@@ -145,6 +145,7 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
         old_logprobs="trainer",
         importance_cap=None,
         gradient_clip_norm=None,
+        max_nonfinite_steps=3,
         validation_samples=1,
     )
     tokenizer = character_tokenizer()
@@ -180,8 +181,16 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
         updated = updated_tokens(table, module.loss)
         (minibatch,) = plan_minibatches(table, updated, settings, module.ranks)
         loss_mask = score_reference(table, None, module.loss, updated, Needs(), settings, module.ranks)
-        record = UpdateRecord(num_tokens=len(table.token_ids))
-        module._accumulate(table, minibatch, loss_mask, None, record, unmoved=True)
+        minibatch_loss = MinibatchLoss(
+            loss=module.loss.prepare(minibatch),
+            table=table,
+            minibatch=minibatch,
+            loss_mask=loss_mask,
+            old_logprobs=None,
+            records_policy=True,
+            importance_cap=None,
+        )
+        module._accumulate(minibatch_loss, settings)
         return gradients(model)
 
     return action

@@ -33,6 +33,7 @@ SETTINGS = StepSettings(
     old_logprobs="trainer",
     importance_cap=None,
     gradient_clip_norm=None,
+    max_nonfinite_steps=3,
     validation_samples=1,
 )
 

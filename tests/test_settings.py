@@ -17,6 +17,7 @@ GOOD = {
     "old_logprobs": "trainer",
     "importance_cap": None,
     "gradient_clip_norm": 1.0,
+    "max_nonfinite_steps": 3,
     "validation_samples": 1,
 }
 
@@ -36,6 +37,7 @@ def test_a_step_counts_its_optimizer_steps():
         ("old_logprobs", "engine"),
         ("importance_cap", 0.0),
         ("gradient_clip_norm", -1.0),
+        ("max_nonfinite_steps", 0),
     ],
 )
 def test_a_bad_size_is_refused_by_name_and_value(key, value):

@@ -1,17 +1,31 @@
 """The loss of one mini-batch, asked for as the statistics of its tokens become known."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.logprobs import Objective
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.memory import within_budget
 from apo_lightning.metrics.step_metrics import UpdateRecord
 from apo_lightning.packing import Microbatch
 from apo_lightning.plan import Minibatch
 from apo_lightning.step import StepTable
-from apo_lightning.types import TokenStatistics
+from apo_lightning.types import LossOutput, TokenStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What the loss saw and said of some tokens; nothing here carries a gradient."""
+
+    token_index: Int[Tensor, "part"]
+    logprobs: Float[Tensor, "part"]
+    old_logprobs: Float[Tensor, "part"]
+    output: LossOutput
+    weighted_sum: Float[Tensor, ""]
+    """Their share of the mini-batch's scalar loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +40,7 @@ class MinibatchLoss:
         old_logprobs: log π_old [T]; None: the policy has not moved since it sampled, π_old = π.
         records_policy: write the statistics into the table: they are those of the policy that sampled.
         importance_cap: of the truncated importance weights; None: none.
-        record: takes in the loss's metrics.
+        parts: what was run so far.
     """
 
     loss: PolicyLoss
@@ -36,33 +50,58 @@ class MinibatchLoss:
     old_logprobs: Float[Tensor, "tokens"] | None
     records_policy: bool
     importance_cap: float | None
-    record: UpdateRecord
+    parts: list[Part] = field(default_factory=list)
+
+    def start(self, tokens_per_microbatch: int) -> list[tuple[Microbatch, Objective]]:
+        """What is to be run and asked for; what was run of it before is forgotten."""
+        self.parts.clear()
+        parts = within_budget(self.table, self.minibatch.real_microbatches, tokens_per_microbatch)
+        padding = self.minibatch.microbatches[len(self.minibatch.real_microbatches) :]
+        return [(part, self._objective(part)) for part in parts] + [(part, _no_objective) for part in padding]
 
     def anchor_ids(self, microbatch: Microbatch) -> Int[Tensor, "part anchors"] | None:
         """The anchors whose log-probs the loss reads."""
         return self.table.anchor_ids(microbatch, self.loss.needs.anchor_size, self.loss_mask)
 
-    def objective(self, microbatch: Microbatch) -> Objective:
+    def _objective(self, microbatch: Microbatch) -> Objective:
         """The weighted loss of some of a micro-batch's tokens."""
         return lambda statistics, tokens: self._weighted_loss(microbatch.part(tokens), statistics)
-
-    def no_objective(self, statistics: TokenStatistics, tokens: slice) -> Tensor:
-        """The loss of a micro-batch that is run for the other ranks' sake: 0, with a gradient of 0."""
-        return 0.0 * statistics.entropy
 
     def _weighted_loss(self, part: Microbatch, statistics: TokenStatistics) -> Tensor:
         if self.records_policy:
             self.table.record_policy(part, statistics)
-        output = self.loss(
-            self.table.loss_inputs(
-                part,
-                statistics,
-                old_logprobs=self.old_logprobs,
-                needs=self.loss.needs,
-                reference_mask=self.loss_mask,
-                importance_cap=self.importance_cap,
+        inputs = self.table.loss_inputs(
+            part,
+            statistics,
+            old_logprobs=self.old_logprobs,
+            needs=self.loss.needs,
+            reference_mask=self.loss_mask,
+            importance_cap=self.importance_cap,
+        )
+        output = self.loss(inputs)
+        weighted = self.minibatch.weights[part.token_index] * output.per_token
+        self.parts.append(
+            Part(
+                token_index=part.token_index,
+                logprobs=inputs.logprobs.detach().clone(),
+                old_logprobs=inputs.old_logprobs,
+                output=replace(output, per_token=output.per_token.detach()),
+                weighted_sum=weighted.detach().sum(),
             )
         )
-        weighted = self.minibatch.weights[part.token_index] * output.per_token
-        self.record.add(weighted.sum(), output, part.token_index)
         return weighted
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss of every token that was run is a number."""
+        return all(math.isfinite(part.weighted_sum) for part in self.parts)
+
+    def add_to(self, record: UpdateRecord) -> None:
+        """Enter what was run, once all of it has succeeded."""
+        for part in self.parts:
+            record.add(part.weighted_sum, part.output, part.token_index)
+
+
+def _no_objective(statistics: TokenStatistics, tokens: slice) -> Tensor:
+    """The loss of a micro-batch that is run for the other ranks' sake: 0, with a gradient of 0."""
+    return 0.0 * statistics.entropy

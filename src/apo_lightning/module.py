@@ -1,6 +1,7 @@
 """The training loop: sample → score → advantages → reference → update → publish, one rollout a training step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,9 +14,11 @@ from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
 from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, shard, total_peak_flops
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.memory import Memory
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord, validation_metrics
 from apo_lightning.metrics.throughput import model_size, work_of
 from apo_lightning.minibatch_loss import MinibatchLoss
+from apo_lightning.nonfinite import NonfiniteSteps
 from apo_lightning.phases import StepTimer
 from apo_lightning.plan import Minibatch, plan_minibatches, updated_tokens
 from apo_lightning.policy import Policy
@@ -87,6 +90,8 @@ class RLVRModule(pl.LightningModule):
         self.clock = collector.clock
         self.checkpointer = checkpointer
         self.settings = settings
+        self.memory = Memory(settings)
+        self.nonfinite = NonfiniteSteps(settings.max_nonfinite_steps)
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.validation_names = tuple(validation_names)
@@ -192,15 +197,17 @@ class RLVRModule(pl.LightningModule):
             )
             table = StepTable(rollouts, advantages, self.device)
             updated = updated_tokens(table, self.loss)
-            plan = plan_minibatches(table, updated, self.settings, self.ranks)
+            plan = plan_minibatches(table, updated, self.memory.settings, self.ranks)
             watched = watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
-            unscored = unscored_parts(table, plan, watched, self.settings, self.ranks)
+            unscored = unscored_parts(table, plan, watched, self.memory.settings, self.ranks)
         if begun is None or begun.update is None:
             with self.clock.phase("reference"):
-                mask = score_reference(table, self.reference, self.loss, updated, watched, self.settings, self.ranks)
+                mask = self.memory.fit(
+                    score_reference, table, self.reference, self.loss, updated, watched, ranks=self.ranks
+                )
             if unscored:
                 with self.clock.phase("old_logprobs"):
-                    score_policy(table, self.policy, unscored, watched, self.settings)
+                    self.memory.fit(score_policy, table, self.policy, unscored, watched)
             record = UpdateRecord(num_tokens=len(table.token_ids))
         else:
             mask, record = begun.update.resume(table)
@@ -253,54 +260,47 @@ class RLVRModule(pl.LightningModule):
         for i, minibatch in enumerate(plan[record.num_minibatches :], start=record.num_minibatches):
             # None: the policy's own, detached; nothing has moved since it sampled.
             old_logprobs = table.rollout_logprobs if from_engine else table.old_logprobs if i > 0 else None
-            self._accumulate(table, minibatch, loss_mask, old_logprobs, record, unmoved=i == 0)
+            minibatch_loss = MinibatchLoss(
+                loss=self.loss.prepare(minibatch),
+                table=table,
+                minibatch=minibatch,
+                loss_mask=loss_mask,
+                old_logprobs=old_logprobs,
+                records_policy=i == 0 and old_logprobs is not table.old_logprobs,
+                importance_cap=self.settings.importance_cap,
+            )
+            self.memory.fit(self._accumulate, minibatch_loss)
+            minibatch_loss.add_to(record)
             record.work += work_of(minibatch.real_microbatches)
             if i == 0:
-                record.check = score_for_check(table, self.policy, self.settings, self.ranks)
+                record.check = self.memory.fit(score_for_check, table, self.policy, ranks=self.ranks)
                 record.logprob_gap = engine_gap(table, self.policy, self.ranks, self.policy_version)
                 self.checked_version = self.policy_version
-            self._optimizer_step(minibatch, record)
+            self._optimizer_step(minibatch_loss, record)
             self.checkpointer.within_step(self, StepInProgress.of(table, loss_mask, record))
 
-    def _accumulate(
-        self,
-        table: StepTable,
-        minibatch: Minibatch,
-        loss_mask: Tensor,
-        old_logprobs: Tensor | None,
-        record: UpdateRecord,
-        *,
-        unmoved: bool,
-    ) -> None:
+    def _accumulate(self, minibatch_loss: MinibatchLoss, settings: StepSettings) -> None:
         """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
-        minibatch_loss = MinibatchLoss(
-            loss=self.loss.prepare(minibatch),
-            table=table,
-            minibatch=minibatch,
-            loss_mask=loss_mask,
-            old_logprobs=old_logprobs,
-            records_policy=unmoved and old_logprobs is not table.old_logprobs,
-            importance_cap=self.settings.importance_cap,
-            record=record,
-        )
+        self.policy.zero_grad(set_to_none=True)
         reference = self.reference if minibatch_loss.loss.needs.full_kl else None
-        for i, microbatch in enumerate(minibatch.microbatches):
-            is_real = i < len(minibatch.real_microbatches)
+        for microbatch, objective in minibatch_loss.start(settings.tokens_per_microbatch):
             scalar = self.policy.objective_sum(
                 microbatch,
-                minibatch_loss.objective(microbatch) if is_real else minibatch_loss.no_objective,
+                objective,
                 minibatch_loss.anchor_ids(microbatch),
-                temperature=self.settings.temperature,
+                temperature=settings.temperature,
                 ref_hidden=None if reference is None else reference.hidden_states(microbatch),
                 ref_head_weight=None if reference is None else reference.head_weight,
             )
             # Strategies average gradients over ranks; the weights already count the tokens of all of them.
             self.manual_backward(scalar * self.ranks.world_size)
 
-    def _optimizer_step(self, minibatch: Minibatch, record: UpdateRecord) -> None:
+    def _optimizer_step(self, minibatch_loss: MinibatchLoss, record: UpdateRecord) -> None:
         """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
+        minibatch = minibatch_loss.minibatch
         settle_gradient(self.policy, has_run=bool(minibatch.microbatches))
         norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
+        norm = self.nonfinite.judge(norm, minibatch_loss, self.ranks, Path(self.trainer.default_root_dir))
         if record.count_step(norm, minibatch.num_tokens):
             self.optimizer.step()
             self.schedule.step()
@@ -328,7 +328,7 @@ class RLVRModule(pl.LightningModule):
                 nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
                 advantages = Advantages(values=nothing, keep=nothing.bool())
                 table = StepTable(rollouts, advantages, self.device)
-                score_for_check(table, self.policy, self.settings, self.ranks)
+                self.memory.fit(score_for_check, table, self.policy, ranks=self.ranks)
                 engine_gap(table, self.policy, self.ranks, self.policy_version)
                 self.checked_version = self.policy_version
         self.clock.take()

@@ -8,6 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.memory import within_budget
 from apo_lightning.packing import Microbatch
 from apo_lightning.plan import Minibatch, Ranks, even_microbatches
 from apo_lightning.policy import Policy
@@ -95,7 +96,7 @@ def score_policy(
     table: StepTable, policy: Policy, microbatches: Sequence[Microbatch], watched: Needs, settings: StepSettings
 ) -> None:
     """Fill in what the sampling policy says of these micro-batches, and of the anchors that a diagnostic reads."""
-    for microbatch in microbatches:
+    for microbatch in within_budget(table, microbatches, settings.tokens_per_microbatch):
         anchor_ids = table.anchor_ids(microbatch, watched.anchor_size)
         table.record_policy(microbatch, policy(microbatch, anchor_ids, temperature=settings.temperature))
 

@@ -23,6 +23,7 @@ class StepSettings:
             engine's.
         importance_cap: truncated importance sampling: weigh tokens by min(π_old/π_rollout, cap); None: off.
         gradient_clip_norm: None: off.
+        max_nonfinite_steps: optimizer steps in a row whose loss or gradient is not finite, at which the run ends.
         validation_samples: completions a held-out problem.
     """
 
@@ -37,6 +38,7 @@ class StepSettings:
     old_logprobs: str
     importance_cap: float | None
     gradient_clip_norm: float | None
+    max_nonfinite_steps: int
     validation_samples: int
 
     def __post_init__(self) -> None:
@@ -47,6 +49,7 @@ class StepSettings:
             "tokens_per_microbatch",
             "max_prompt_tokens",
             "max_completion_tokens",
+            "max_nonfinite_steps",
             "validation_samples",
         ):
             if getattr(self, name) < 1:

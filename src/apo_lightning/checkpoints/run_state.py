@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.distributed import Ranks
+from apo_lightning.nonfinite import NonfiniteSteps
 from apo_lightning.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
 
@@ -33,6 +34,7 @@ class TrainingRun(Run, Protocol):
     """And once it trains."""
 
     schedule: LRScheduler
+    nonfinite: NonfiniteSteps
 
     @property
     def optimizer(self) -> Optimizer:
@@ -79,6 +81,7 @@ def shared_state(run: TrainingRun) -> dict[str, Any]:
     return {
         "policy_version": run.policy_version,
         "checked_version": run.checked_version,
+        "num_nonfinite_in_a_row": run.nonfinite.num_in_a_row,
         "schedule": run.schedule.state_dict(),
         "optimizer_groups": [
             {key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups
@@ -93,6 +96,7 @@ def shared_state(run: TrainingRun) -> dict[str, Any]:
 
 def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
     """All of it but the optimizer's large tensors."""
+    run.nonfinite.num_in_a_row = state["num_nonfinite_in_a_row"]
     run.schedule.load_state_dict(state["schedule"])
     for group, saved in zip(run.optimizer.param_groups, state["optimizer_groups"], strict=True):
         group.update(saved)

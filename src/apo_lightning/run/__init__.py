@@ -5,12 +5,12 @@ from apo_lightning.run.command_line import (
     export_from_command_line,
     report_from_command_line,
     train_from_command_line,
-    user_message,
 )
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.exporting import export
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import prepare, train
+from apo_lightning.run.user_message import user_message
 
 __all__ = [
     "evaluate",

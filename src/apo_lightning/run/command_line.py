@@ -13,11 +13,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.console import say
-from apo_lightning.errors import ConfigError, Preempted, StaleWeightsError, VerifierError
+from apo_lightning.errors import Preempted
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.exporting import export
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
+from apo_lightning.run.user_message import user_message
 
 CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
 
@@ -73,13 +74,3 @@ def one_line(error: BaseException) -> str:
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])
     return " ".join(" ".join(parts).split())
-
-
-def user_message(error: BaseException) -> str | None:
-    """The one line for the user, where this or what caused it is the user's to mend; None: a bug, show it whole."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ConfigError | StaleWeightsError | VerifierError):
-            return str(cause)
-        cause = cause.__cause__
-    return None

@@ -1,5 +1,6 @@
 """Configuration → checked parts → one trained policy."""
 
+import contextlib
 import functools
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from apo_lightning.reference import reference_of
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.run.ending import EndTogether
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.settings import StepSettings
 from apo_lightning.types import Needs
@@ -90,10 +92,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
     )
+    together = EndTogether()
     trainer = instantiate(
         cfg.trainer,
         logger=_loggers(cfg, output_dir, [] if found is None else rows_until(found.folder.parent.parent, steps_done)),
-        callbacks=parts.callbacks,
+        callbacks=[together, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
         inference_mode=False,
@@ -102,16 +105,13 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     if found is not None:
         set_finished_steps(trainer, steps_done)
         module.validated_step = found.header.validated_step
-    try:
+    with together, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
         if found is None or module.is_look_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=parts.data)
         if module.is_look_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=parts.data, verbose=False)
-    finally:
-        parts.engine.close()
-        parts.reward.close()
     return module
 
 

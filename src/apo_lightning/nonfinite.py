@@ -1,0 +1,120 @@
+"""Optimizer steps whose loss or gradient is not finite: skipped, counted, and in the end a batch to look at."""
+
+import io
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apo_lightning.errors import NonfiniteError
+from apo_lightning.files import write_atomically
+from apo_lightning.gathering import from_all_ranks
+from apo_lightning.minibatch_loss import MinibatchLoss
+from apo_lightning.plan import Ranks
+
+_logger = logging.getLogger(__name__)
+
+
+class NonfiniteSteps:
+    """Ends a run whose steps are not finite several times in a row; a single one is skipped.
+
+    Args:
+        max_in_a_row: optimizer steps; at that many the run ends.
+    """
+
+    def __init__(self, max_in_a_row: int) -> None:
+        self.max_in_a_row = max_in_a_row
+        self.num_in_a_row = 0
+        """Optimizer steps skipped since the last that was finite; state of the run."""
+
+    def judge(self, grad_norm: float, minibatch_loss: MinibatchLoss, ranks: Ranks, folder: Path) -> float:
+        """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show.
+
+        Args:
+            grad_norm: over all ranks.
+            minibatch_loss: this rank's part.
+            ranks: all call this, and all decide alike.
+            folder: where `nonfinite/` goes.
+
+        Raises:
+            NonfiniteError: it was the last that is put up with. Its batch is saved.
+        """
+        step = minibatch_loss.table.rollouts.step
+        is_finite = math.isfinite(grad_norm) and minibatch_loss.is_finite
+        if not ranks.max(not is_finite):
+            # Without a kept token there was no step to be finite.
+            self.num_in_a_row = 0 if minibatch_loss.minibatch.num_tokens else self.num_in_a_row
+            return grad_norm
+        self.num_in_a_row += 1
+        _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
+        if self.num_in_a_row >= self.max_in_a_row:
+            path = folder / "nonfinite" / f"step_{step:06d}.pt"
+            _save(path, minibatch_loss, step, grad_norm)
+            raise NonfiniteError(
+                f"step {step}: loss or gradient not finite, {self.num_in_a_row} optimizer steps in a row "
+                f"(max_nonfinite_steps): look for NaN and inf in the rewards, advantages and log-probs of {path}"
+            )
+        return math.nan
+
+
+def _save(path: Path, minibatch_loss: MinibatchLoss, step: int, grad_norm: float) -> None:
+    """One file of what all ranks had, for `torch.load(path, weights_only=True)`."""
+    parts = from_all_ranks(completion_rows(minibatch_loss))
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        completions = minibatch_loss.minibatch.completions
+        content = {
+            "step": step,
+            "minibatch": completions.start // len(completions),
+            "grad_norm": grad_norm,
+            "completions": [{"rank": rank, **row} for rank, part in enumerate(parts) for row in part],
+        }
+        file = io.BytesIO()
+        torch.save(content, file)
+        write_atomically(path, file.getvalue())
+    # Where another rank ends first, it ends this one.
+    from_all_ranks(None)
+
+
+def completion_rows(minibatch_loss: MinibatchLoss) -> list[dict[str, Any]]:
+    """A mini-batch, one dict a completion; log-probs and losses are NaN too where `was_run` is False."""
+    table = minibatch_loss.table
+    rollouts = table.rollouts
+    unknown = torch.full_like(table.rollout_logprobs, math.nan)
+    columns = {"logprobs": unknown, "old_logprobs": unknown.clone(), "loss": unknown.clone()}
+    was_run = torch.zeros_like(unknown, dtype=torch.bool)
+    for part in minibatch_loss.parts:
+        was_run[part.token_index] = True
+        for name, values in (
+            ("logprobs", part.logprobs),
+            ("old_logprobs", part.old_logprobs),
+            ("loss", part.output.per_token),
+        ):
+            columns[name][part.token_index] = values.to(unknown.dtype)
+    columns |= {"was_run": was_run, "advantages": table.advantages, "rollout_logprobs": table.rollout_logprobs}
+    starts = table.sequences.starts
+    rows = []
+    for b in minibatch_loss.minibatch.completions:
+        prompt, completion, verdict = (
+            rollouts.prompts[b // rollouts.group_size],
+            rollouts.completions[b],
+            rollouts.verdicts[b],
+        )
+        tokens = slice(starts[b], starts[b] + len(completion.token_ids))
+        tensors: dict[str, Tensor] = {name: column[tokens].cpu().clone() for name, column in columns.items()}
+        rows.append(
+            {
+                "prompt_id": prompt.id,
+                "prompt": prompt.text,
+                "completion": rollouts.texts[b],
+                "prompt_token_ids": torch.tensor(prompt.token_ids),
+                "token_ids": torch.tensor(completion.token_ids),
+                "reward": float(verdict.reward),
+                "status": verdict.status,
+                "kept": bool(table.keep[b]),
+            }
+            | tensors
+        )
+    return rows

@@ -1,0 +1,113 @@
+"""What does not fit is done again in smaller parts, with the same result; allocations here really fail."""
+
+import csv
+import logging
+
+import pytest
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from apo_lightning.errors import DoesNotFitError
+from apo_lightning.memory import Memory, is_out_of_memory
+from apo_lightning.policy import Policy
+from apo_lightning.run import train
+from apo_lightning.settings import StepSettings
+from composing import composed
+
+RUN = (
+    *("model=tiny", "engine=transformers", "callbacks=none", "algo=apo", "data.num_validation=2", "group_size=4"),
+    *("prompts_per_step=4", "prompts_per_minibatch=2", "reward=callable"),
+    *("reward.function._target_=rewarding.even_start", "optimizer.eps=1", "optimizer.lr=1e-2"),
+    *("scheduler.num_warmup_steps=0", "trainer.max_steps=2", "trainer.val_check_interval=100"),
+)
+
+
+def run(folder, *overrides):
+    module = train(composed(*RUN, *overrides), folder)
+    with (folder / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["train/reward"]]
+    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}, rows, module
+
+
+def fail() -> None:
+    torch.empty(2**56)
+
+
+@pytest.fixture
+def positions(monkeypatch):
+    """Lets passes without a gradient ("forward") and backwards fail above so many positions."""
+    limits = {"forward": 10**9, "backward": 10**9}
+    plain = Policy.hidden_states
+
+    def limited(self, microbatch):
+        num_positions = len(microbatch.input_ids)
+        if not torch.is_grad_enabled() and num_positions > limits["forward"]:
+            fail()
+        if torch.is_grad_enabled() and num_positions > limits["backward"]:
+            first, last = self.model.model.layers[0].mlp.up_proj.weight, self.model.model.layers[-1].mlp.up_proj.weight
+
+            def out_of_memory(grad):
+                hook.remove()
+                assert last.grad is not None, "nothing to forget"
+                fail()
+
+            hook = first.register_hook(out_of_memory)
+        return plain(self, microbatch)
+
+    monkeypatch.setattr(Policy, "hidden_states", limited)
+    return limits
+
+
+def settings(tokens: int) -> StepSettings:
+    cfg = composed("model=tiny")
+    names = set(StepSettings.__dataclass_fields__) & set(cfg)
+    sizes = {"max_prompt_tokens": 8, "max_completion_tokens": 8, "tokens_per_microbatch": tokens}
+    return StepSettings(**{**{name: cfg[name] for name in names}, **sizes})
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_batch_that_does_not_fit_is_done_again_and_trains_the_same(tmp_path, positions, direction, caplog):
+    roomy, roomy_rows, _ = run(tmp_path / "roomy", "tokens_per_microbatch=256")
+    positions[direction] = 128
+    with caplog.at_level(logging.WARNING, logger="apo_lightning"):
+        tight, tight_rows, module = run(tmp_path / "tight", "tokens_per_microbatch=256")
+    assert module.memory.was_halved
+    assert module.memory.settings.tokens_per_microbatch == 128
+    assert sum("going on with 128" in record.message for record in caplog.records) == 1
+    for name, weight in roomy.items():
+        torch.testing.assert_close(tight[name], weight, atol=1e-6, rtol=1e-4)
+    for one, two in zip(roomy_rows, tight_rows, strict=True):
+        for name in ("train/loss", "train/grad_norm", "train/clip_fraction", "train/entropy", "apo/triggered_fraction"):
+            assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-4, abs=1e-6), name
+
+
+def test_what_does_not_fit_in_half_ends_the_run_with_a_budget_to_set():
+    memory = Memory(settings(256))
+    seen = []
+
+    def work(settings):
+        seen.append(settings.tokens_per_microbatch)
+        fail()
+
+    with pytest.raises(DoesNotFitError, match=r"tokens_per_microbatch=128, and it was halved before.*=64") as caught:
+        memory.fit(work)
+    assert seen == [256, 128]
+    assert "\n" not in str(caught.value)
+
+
+def test_several_ranks_repeat_nothing():
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(DoesNotFitError, match=r"2 ranks cannot .* tokens_per_microbatch=128"):
+            Memory(settings(256)).fit(lambda settings: fail())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_other_errors_pass_through():
+    def bug(settings):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        Memory(settings(256)).fit(bug)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))

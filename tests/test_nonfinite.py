@@ -1,0 +1,106 @@
+"""Rewards and losses that are no numbers, in real runs."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from apo_lightning.errors import NonfiniteError
+from apo_lightning.losses import GRPO
+from apo_lightning.rewards import CallableReward
+from apo_lightning.run import train
+from composing import ROOT, composed
+
+RUN = (
+    *("model=tiny", "engine=transformers", "callbacks=none", "algo=grpo", "data.num_validation=2", "group_size=4"),
+    *("prompts_per_step=2", "prompts_per_minibatch=1", "reward=callable"),
+    *("reward.function._target_=rewarding.even_start", "scheduler.num_warmup_steps=0", "trainer.max_steps=2"),
+)
+
+
+class NanReward(CallableReward):
+    """Somebody's own reward, which divides 0 by 0 once a group."""
+
+    def score(self, completions, answers):
+        verdicts = super().score(completions, answers)
+        return [verdict if i % 4 else replace(verdict, reward=math.nan) for i, verdict in enumerate(verdicts)]
+
+
+class HiddenNanLoss(GRPO):
+    """A NaN that has no gradient, the first time that a rank is asked."""
+
+    def __call__(self, inputs):
+        output = super().__call__(inputs)
+        calls.append(1)
+        if len(calls) > 1 or os.environ.get("LOCAL_RANK", "0") != os.environ.get("RANK_OF_NAN", "0"):
+            return output
+        return replace(output, per_token=output.per_token + inputs.logprobs.detach() * math.nan)
+
+
+calls: list[int] = []
+
+
+def rows_of(folder):
+    with (folder / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["train/reward"]]
+
+
+def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run_with_its_batch(tmp_path):
+    with pytest.raises(NonfiniteError, match=r"step 2: .* 3 optimizer steps in a row") as caught:
+        train(composed(*RUN, f"reward._target_={__name__}.NanReward"), tmp_path)
+    path = tmp_path / "nonfinite" / "step_000002.pt"
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (row,) = rows_of(tmp_path)
+    assert float(row["train/num_skipped_steps"]) == 2
+    saved = torch.load(path, weights_only=True)
+    # Two optimizer steps a rollout: the third in a row is the first of the second.
+    assert (saved["step"], saved["minibatch"]) == (2, 0)
+    assert len(saved["completions"]) == 4
+    assert math.isnan(saved["completions"][0]["reward"])
+    for completion in saved["completions"]:
+        # A group's mean and deviation carry the NaN to all of it; what the policy said is sound.
+        assert completion["advantages"].isnan().all()
+        assert completion["loss"].isnan().all()
+        assert completion["was_run"].all()
+        for name in ("logprobs", "old_logprobs", "rollout_logprobs"):
+            assert len(completion[name]) == len(completion["token_ids"])
+            assert completion[name].isfinite().all()
+        torch.testing.assert_close(completion["logprobs"], completion["rollout_logprobs"], atol=1e-4, rtol=0)
+
+
+def test_a_loss_that_is_no_number_skips_its_step_where_the_gradient_does_not_show_it(tmp_path):
+    calls.clear()
+    module = train(composed(*RUN, f"algo.loss._target_={__name__}.HiddenNanLoss"), tmp_path)
+    assert [float(row["train/num_skipped_steps"]) for row in rows_of(tmp_path)] == [1, 0]
+    assert module.nonfinite.num_in_a_row == 0
+    assert not (tmp_path / "nonfinite").exists()
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_on_one_rank_stops_all_of_them(tmp_path):
+    overrides = (
+        *("trainer=fsdp_cpu2", "prompts_per_minibatch=2", "group_size=8", "max_nonfinite_steps=1"),
+        *(f"algo.loss._target_={__name__}.HiddenNanLoss", f"hydra.run.dir={tmp_path}"),
+    )
+    command = [sys.executable, "train.py", *RUN, *overrides]
+    paths = os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "RANK_OF_NAN": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "loss or gradient not finite" in line
+    saved = torch.load(tmp_path / "nonfinite" / f"step_{1:06d}.pt", weights_only=True)
+    assert math.isfinite(saved["grad_norm"])
+    has_nan = {rank: [] for rank in (0, 1)}
+    for completion in saved["completions"]:
+        has_nan[completion["rank"]] += completion["loss"][completion["was_run"]].isnan().tolist()
+    assert not any(has_nan[0])
+    assert any(has_nan[1])
