@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from apo_lightning.packing import Microbatch
 from apo_lightning.policy import Policy
@@ -23,8 +24,9 @@ class Reference:
         self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
 
     def to(self, device: torch.device) -> None:
-        """Move the weights."""
-        self.policy.to(device)
+        """Move the weights; shards lie where sharding put them."""
+        if not isinstance(self.policy, FSDPModule):
+            self.policy.to(device)
 
     @torch.no_grad()
     def score(

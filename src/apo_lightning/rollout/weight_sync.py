@@ -36,7 +36,10 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     """
     for name, parameter in model.named_parameters(remove_duplicate=False):
         weight = parameter.detach().to(dtype)
-        yield unwrapped_name(name), weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if isinstance(weight, DTensor):
+            # Offloaded shards are gathered on the accelerator: between CPUs it takes many times as long.
+            weight = weight.to(weight.device_mesh.device_type).full_tensor()
+        yield unwrapped_name(name), weight
 
 
 def unwrapped_name(name: str) -> str:

@@ -24,6 +24,7 @@ from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.settings import StepSettings
+from apo_lightning.sharding import load_model
 from apo_lightning.types import Needs
 
 
@@ -43,8 +44,17 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
 
     parts = prepare(cfg)
     say(parts.data.describe())
+    trainer = instantiate(
+        cfg.trainer,
+        logger=_loggers(cfg, output_dir),
+        callbacks=parts.callbacks,
+        default_root_dir=str(output_dir),
+        # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
+        inference_mode=False,
+        max_epochs=-1,
+    )
     with progress_bars_hidden():
-        model = parts.model.load_model(cfg.seed)
+        model = load_model(parts.model, cfg.seed, trainer)
     policy = Policy(
         model,
         parts.tokenizer,
@@ -73,15 +83,6 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         scheduler=instantiate(cfg.scheduler),
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
-    )
-    trainer = instantiate(
-        cfg.trainer,
-        logger=_loggers(cfg, output_dir),
-        callbacks=parts.callbacks,
-        default_root_dir=str(output_dir),
-        # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
-        inference_mode=False,
-        max_epochs=-1,
     )
     try:
         trainer.validate(module, datamodule=parts.data, verbose=False)
