@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from apo_lightning.errors import ConfigError
 from apo_lightning.policy import Policy, PolicySpec
 
 
@@ -78,8 +79,13 @@ def load_model(spec: PolicySpec, seed: int, trainer: pl.Trainer) -> PreTrainedMo
 
     Returns:
         The model; without weights (on the meta device) on every rank of a trainer that shards.
+
+    Raises:
+        ConfigError: The trainer would shard by Lightning's own strategy, which `shard` knows nothing of.
     """
     strategy = trainer.strategy
+    if type(strategy) is ModelParallelStrategy:
+        raise ConfigError("trainer.strategy is ModelParallelStrategy: choose apo_lightning.sharding.ShardedStrategy")
     if not isinstance(strategy, ShardedStrategy):
         return spec.load_model(seed)
     if trainer.global_rank == 0:

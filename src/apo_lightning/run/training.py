@@ -23,6 +23,7 @@ from apo_lightning.reference import Reference
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.settings import StepSettings
 from apo_lightning.sharding import load_model
 from apo_lightning.types import Needs
@@ -132,6 +133,7 @@ def prepare(cfg: DictConfig) -> Parts:
     model = instantiate(cfg.model, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_share(settings, world_size)
+    check_strategy(cfg.trainer.strategy, device, world_size)
     compute_dtype = model.dtype(device)
     check_dtype(device, compute_dtype)
     engine = instantiate(cfg.engine)
@@ -142,6 +144,7 @@ def prepare(cfg: DictConfig) -> Parts:
     tokenizer = model.load_tokenizer()
     config = model.load_config()
     check_model(model.name, config, config.vocab_size, needs, settings)
+    check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     data = PromptDataModule(
         source=source,
         tokenizer=tokenizer,
