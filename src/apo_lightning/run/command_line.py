@@ -13,8 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
 from apo_lightning.run.evaluating import evaluate
+from apo_lightning.run.launching import register_launch_time
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
+
+register_launch_time()  # on import: a process of submitit reads its configuration without `_main`
 
 CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
 
