@@ -4,7 +4,7 @@
 
 One step of `train.py` under `trainer=cpu` and under `trainer=fsdp_cpu2`, with APO and so with a reference. Bytes of
 tensors are summed over a rank's own shards, after the optimizer's step and before the gradient is dropped; the
-process's memory is the kernel's account. Prints one Markdown table. Takes about three minutes.
+process's memory is the kernel's account. Prints one Markdown table. Takes two minutes of one core.
 """
 
 import argparse
