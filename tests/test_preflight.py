@@ -25,7 +25,10 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("trainer=fsdp_cpu2", "trainer.devices=4"), ("data_parallel_size", "2", "4")),
         (("trainer=fsdp_cpu2", "trainer.strategy.offload_to_cpu=true"), ("offload_to_cpu", "CPU")),
         (("engine=vllm", "engine.tensor_parallel_size=2"), ("tensor_parallel_size", "2", "one process")),
-        (("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.devices=4"), ("4", "2 attention")),
+        (
+            ("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.devices=4"),
+            ("4", "2 attention"),
+        ),
         (("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.num_nodes=2"), ("two nodes",)),
         (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
         (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),

@@ -23,7 +23,3 @@ def test_a_process_that_comes_later_takes_the_time_of_the_first(tmp_path):
     mp.spawn(launched, args=(29732, tmp_path), nprocs=2)
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second
-
-
-def test_a_process_alone_waits_for_nobody():
-    assert launch_time() <= launch_time()

@@ -38,7 +38,9 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
         weight = parameter.detach().to(dtype)
         if isinstance(weight, DTensor):
             # Offloaded shards are gathered on the accelerator: between CPUs it takes many times as long.
-            weight = weight.to(weight.device_mesh.device_type).full_tensor()
+            on_accelerator = weight.to(weight.device_mesh.device_type)
+            assert isinstance(on_accelerator, DTensor)
+            weight = on_accelerator.full_tensor()
         yield unwrapped_name(name), weight
 
 

@@ -1,5 +1,6 @@
 """Processes that torchrun or SLURM started agree on when the run began, and so on the folder it leaves behind."""
 
+import functools
 from datetime import datetime, timedelta
 
 import torch.distributed
@@ -14,6 +15,7 @@ _stores: list[Store] = []
 """Kept until the process ends: the first rank's serves the others, and later the process group."""
 
 
+@functools.cache
 def launch_time() -> datetime:
     """When the run began; the same in all processes of a launch by torchrun or `srun`, on all nodes.
 
@@ -34,11 +36,4 @@ def launch_time() -> datetime:
 
 def register_launch_time() -> None:
     """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted."""
-    time: list[datetime] = []
-
-    def launched(form: str) -> str:
-        if not time:
-            time.append(launch_time())
-        return time[0].strftime(form)
-
-    OmegaConf.register_new_resolver("launched", launched, replace=True)
+    OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True)

@@ -27,8 +27,8 @@ def check_strategy(strategy: Any, device: torch.device, world_size: int) -> None
     shards = strategy.get("data_parallel_size", world_size)
     if shards != world_size:
         raise ConfigError(
-            f"trainer.strategy.data_parallel_size is {shards}, but trainer.devices × trainer.num_nodes is {world_size}: "
-            "a process holds one shard, so make them equal"
+            f"trainer.strategy.data_parallel_size is {shards}, but trainer.devices × trainer.num_nodes is "
+            f"{world_size}: a process holds one shard, so make them equal"
         )
     if strategy.get("offload_to_cpu") and device.type == "cpu":
         raise ConfigError("trainer.strategy.offload_to_cpu is true, but the trainer runs on the CPU: choose false")
