@@ -36,6 +36,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from apo_lightning.advantages import GroupNormalized
+from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest
 from apo_lightning.distributed import Ranks
 from apo_lightning.losses import GRPO
 from apo_lightning.minibatch_loss import MinibatchLoss
@@ -163,6 +164,13 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
             max_completion_tokens=longest,
             stop_token_ids=(),
             clock=PhaseClock(),
+        ),
+        checkpointer=Checkpointer(
+            CheckpointSettings(save_every=None, keep=1, best=None, asynchronous=False),
+            root=Path("never"),
+            config={},
+            found=None,
+            stop=StopRequest(),
         ),
         settings=settings,
         optimizer=functools.partial(torch.optim.SGD, lr=0.0),

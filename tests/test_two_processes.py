@@ -1,20 +1,42 @@
 """Two processes make the run that one makes, up to the order of summation."""
 
+import importlib.util
+import json
+
 import pytest
 
 from composing import run_train
 
 pytestmark = pytest.mark.slow
 
+ENGINE = ("engine=vllm", "engine.kv_cache_gib=0.125")
+if importlib.util.find_spec("vllm") is None:
+    ENGINE = ("engine=transformers",)
+
+
+def completions(folder):
+    """What was sampled in each step, whichever rank wrote it first."""
+    paths = sorted((folder / "rollouts").glob("*.jsonl"))
+    return {
+        path.name: sorted((row["problem"], row["completion"], row["reward"]) for row in map(json.loads, path.open()))
+        for path in paths
+    }
+
 
 # Sharded, the reference of a policy with adapters runs first on what the update must get a gradient for.
-@pytest.mark.parametrize("policy", ["full", "lora"])
-def test_ddp_and_fsdp_on_two_processes_log_what_one_process_logs(policy, tmp_path):
-    options = (f"policy={policy}", "engine=transformers", "callbacks=none", "trainer.max_steps=2")
+@pytest.mark.parametrize(
+    "options",
+    [("policy=full", *ENGINE, "trainer.max_steps=3"), ("policy=lora", "engine=transformers", "trainer.max_steps=2")],
+    ids=["full", "lora"],
+)
+def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
     alone, *others = (
-        run_train(tmp_path / trainer, f"trainer={trainer}", *options) for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
+        run_train(tmp_path / trainer, f"trainer={trainer}", "callbacks=rollout_writer", *options)
+        for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
     )
-    for together in others:
+    assert len(completions(tmp_path / "cpu")) == len(alone)
+    for trainer, together in zip(("ddp_cpu2", "fsdp_cpu2"), others, strict=True):
+        assert completions(tmp_path / trainer) == completions(tmp_path / "cpu")
         for one, two in zip(alone, together, strict=True):
             for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy", "apo/triggered_fraction"):
                 assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name

@@ -1,22 +1,18 @@
-"""What one rank must know of the others: its share of the prompts, sums over all ranks, sharding."""
+"""What one rank must know of the others: its share of the prompts, and sums over all ranks."""
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.gathering import from_all_ranks
 from apo_lightning.metrics.throughput import peak_flops_per_second
-
-if TYPE_CHECKING:
-    from apo_lightning.policy import Policy
 
 Item = TypeVar("Item")
 
@@ -63,24 +59,6 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def shard(policy: "Policy", trainer: pl.Trainer) -> None:
-    """Shard the policy with FSDP2, a unit per decoder layer, where the trainer's strategy is a sharding one.
-
-    The root unit (embedding, final norm, head) stays gathered between forward and backward: the head's backward
-    reads its weight, which would otherwise be a shard by then.
-    """
-    if not isinstance(trainer.strategy, ModelParallelStrategy):
-        return
-    assert trainer.strategy.device_mesh is not None
-    mesh = trainer.strategy.device_mesh["data_parallel"]
-    for layer in cast(nn.ModuleList, policy.model.base_model.layers):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(policy, mesh=mesh, reshard_after_forward=False)
-    # Sharded weights are gathered around `forward` alone, unless another method is named.
-    for method in ("hidden_states", "as_reference", "objective_sum"):
-        register_fsdp_forward_method(policy, method)
-
-
 def settle_gradient(policy: nn.Module, *, has_run: bool) -> None:
     """Make the policy ready for an optimizer step, where there may have been no backward.
 
@@ -89,10 +67,11 @@ def settle_gradient(policy: nn.Module, *, has_run: bool) -> None:
         has_run: False: none of the mini-batch's completions can move the policy, and its gradient is made zero. Without
             one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
     """
-    if isinstance(policy, FSDPModule):
-        # A forward alone can leave the root unit gathered: the optimizer would step on its shards, and the next
-        # forward would read the weights from before.
-        policy.reshard()
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            # A forward alone can leave a unit gathered: the optimizer would step on its shards, and the next forward
+            # would read the weights from before.
+            module.reshard()
     if not has_run:
         for parameter in policy.parameters():
             if parameter.requires_grad:

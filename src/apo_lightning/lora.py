@@ -174,7 +174,12 @@ def _merged(weight: Tensor, layer: Any) -> Tensor:
 
 def whole(weight: Tensor) -> Tensor:
     """All of a parameter; gathering one that is sharded is collective."""
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+    if not isinstance(weight, DTensor):
+        return weight
+    # Offloaded shards are gathered on the accelerator: between CPUs it takes many times as long.
+    on_accelerator = weight.to(weight.device_mesh.device_type)
+    assert isinstance(on_accelerator, DTensor)
+    return on_accelerator.full_tensor()
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
-from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, shard, total_peak_flops
+from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, total_peak_flops
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.memory import Memory
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord, validation_metrics
@@ -29,6 +29,7 @@ from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.scoring import engine_gap, score_for_check, score_policy, score_reference, unscored_parts, watched_by
 from apo_lightning.settings import StepSettings
+from apo_lightning.sharding import shard
 from apo_lightning.step import StepTable
 from apo_lightning.types import (
     AdvantageInputs,
@@ -109,9 +110,7 @@ class RLVRModule(pl.LightningModule):
     def configure_model(self) -> None:
         """Shard, where the strategy shards. Lightning calls this once per trainer function."""
         if self.policy_version == 0:
-            shard(self.policy, self.trainer)
-            if self.reference is not None:
-                self.reference.shard(self.trainer)
+            shard([self.policy, *([] if self.reference is None else self.reference.copies)], self.trainer)
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""

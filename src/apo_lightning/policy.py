@@ -1,5 +1,6 @@
 """The language model that is trained: how it is loaded, and how it scores the tokens of a micro-batch."""
 
+import contextlib
 import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -114,7 +116,26 @@ class PolicySpec:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return self._checked(model)
+
+    def load_skeleton(self) -> PreTrainedModel:
+        """What `load_model` gives, but without weights: parameters and buffers are on the meta device."""
+        config = self.load_config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _forget_quantization(model)
+        if self.path is not None:
+            with contextlib.suppress(OSError):  # without one, what the config says holds
+                model.generation_config = GenerationConfig.from_pretrained(self._locate()[0])
+        return self._checked(model)
+
+    def _checked(self, model: PreTrainedModel) -> PreTrainedModel:
         refuse_unsupported_head(model)
+        # A pretrained model comes in evaluation mode, where transformers recomputes no activations.
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # dropout would make the policy that is updated another than the one that sampled
         if self.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model

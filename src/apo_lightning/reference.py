@@ -4,12 +4,11 @@ import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import lightning.pytorch as pl
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
-from apo_lightning.distributed import shard
 from apo_lightning.lora import adapters_off, has_adapters
 from apo_lightning.packing import Microbatch
 from apo_lightning.policy import Policy
@@ -26,13 +25,15 @@ class Reference:
     def __init__(self, policy: Policy) -> None:
         self.policy = copy.deepcopy(policy).eval().requires_grad_(False)
 
-    def shard(self, trainer: pl.Trainer) -> None:
-        """Shard the weights as the policy's are."""
-        shard(self.policy, trainer)
+    @property
+    def copies(self) -> list[Policy]:
+        """Models kept beside the policy, to be sharded as it is."""
+        return [self.policy]
 
     def to(self, device: torch.device) -> None:
-        """Move the weights."""
-        self.policy.to(device)
+        """Move the weights; shards lie where sharding put them."""
+        if not isinstance(self.policy, FSDPModule):
+            self.policy.to(device)
 
     def answering(self) -> AbstractContextManager[None]:
         """What `self.policy` must run in, to be the reference."""
@@ -87,8 +88,10 @@ class AdaptersOff(Reference):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def shard(self, trainer: pl.Trainer) -> None:
-        """The policy is sharded already."""
+    @property
+    def copies(self) -> list[Policy]:
+        """None."""
+        return []
 
     def to(self, device: torch.device) -> None:
         """The policy is there already."""

@@ -31,13 +31,21 @@ def work(rank, engine_name, folder):
     fully_shard(policy)
     assert isinstance(policy.model.norm.weight, DTensor)
     environment = dict(os.environ)
-    engine = make_engine(engine_name)
+    engine = make_engine(engine_name.removesuffix(" together"))
+    if engine_name == "vllm together":
+        engine.tensor_parallel_size = 2
     engine.setup(context(folder, global_rank=rank, local_rank=rank, world_size=2))
     assert dict(os.environ) == environment
     publish(policy, engine, version=1)
-    # a number of its own on each rank: generating is not collective
+    # a number of its own on each rank: generating is not collective, or, with one engine for both, shared out again;
+    # the last request of each is the same
     requests = [request((3 + rank, 4, 5), seed=10 * rank + i, max_new_tokens=3 + rank) for i in range(3 + 2 * rank)]
-    for asked, completion in zip(requests, engine.generate(requests), strict=True):
+    requests.append(request((7, 8), seed=5, max_new_tokens=4))
+    finished = {}
+    completions = engine.generate(requests, finished.__setitem__)
+    assert [finished[i] for i in range(len(requests))] == completions
+    for asked, completion in zip(requests, completions, strict=True):
+        assert len(completion.token_ids) <= asked.max_new_tokens
         expected = reference_logprobs(whole, asked, completion.token_ids)
         assert logprob_gap(torch.tensor(completion.logprobs), expected) < 1e-3
     engine.close()
@@ -48,7 +56,7 @@ def work(rank, engine_name, folder):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("engine_name", ["transformers", pytest.param("vllm", marks=VLLM)])
+@pytest.mark.parametrize("engine_name", ["transformers", pytest.param("vllm together", marks=VLLM)])
 def test_each_rank_samples_from_the_whole_policy(engine_name, tmp_path):
     tiny_llama(tied=True).config.save_pretrained(tmp_path)
     mp.spawn(work, args=(engine_name, str(tmp_path)), nprocs=2)

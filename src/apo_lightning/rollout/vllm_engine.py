@@ -20,6 +20,7 @@ from apo_lightning.rollout.process_guard import (
     process_unchanged,
     stderr_to_log,
 )
+from apo_lightning.rollout.tensor_parallel import SharedRequests, check_tensor_parallel
 from apo_lightning.types import Completion, GenerationRequest
 
 GIB = 2**30
@@ -48,6 +49,8 @@ class VLLMEngine(SyncedEngine):
         max_num_batched_tokens: The most tokens of one forward; at least `max_model_len` is used where a prompt must
             not be split (CPU).
         enforce_eager: False captures CUDA graphs: faster decoding, a slower start. The CPU is always eager.
+        tensor_parallel_size: Neighbouring ranks that hold one engine together, each a slice of every matrix. Above 1,
+            `generate` is collective among them.
     """
 
     name = "vllm"
@@ -58,13 +61,16 @@ class VLLMEngine(SyncedEngine):
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enforce_eager: bool,
+        tensor_parallel_size: int = 1,
     ):
         super().__init__()
         self.kv_cache_gib = kv_cache_gib
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.enforce_eager = enforce_eager
+        self.tensor_parallel_size = tensor_parallel_size
         self._llm: Any = None
+        self._group: Any = None
         self._shares_process_group = False
         self._is_kv_cache_asleep = False
 
@@ -92,10 +98,20 @@ class VLLMEngine(SyncedEngine):
         if self.kv_cache_gib <= 0:
             raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: it must be above 0")
 
+    def generate(
+        self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
+    ) -> list[Completion]:
+        """See `RolloutEngine.generate`. Ranks that share an engine call it together, each with requests of its own."""
+        if self._group is None:
+            return super().generate(requests, on_finished)
+        shared = SharedRequests.gather(requests, self._group)
+        return shared.take(super().generate(shared.everyone, shared.listener(on_finished)))
+
     def _start(self, context: EngineContext) -> None:
         is_distributed = torch.distributed.is_initialized()
         if context.world_size > 1 and not is_distributed:
             raise RuntimeError(f"world_size is {context.world_size}: initialise torch.distributed before the engine")
+        check_tensor_parallel(self.tensor_parallel_size, context.world_size)
         if context.world_size == 1 and context.device.index not in (None, 0):
             raise ConfigError(f"vLLM would start on cuda:0, not {context.device}: choose it by CUDA_VISIBLE_DEVICES")
         self._shares_process_group = is_distributed
@@ -109,11 +125,17 @@ class VLLMEngine(SyncedEngine):
                 LOGGER.propagate = False
             from vllm import LLM
 
+            if context.device.type == "cpu" and self.tensor_parallel_size > 1:
+                stack.enter_context(_gloo_between_slices())
             try:
                 self._llm = LLM(**self._arguments(context))
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
         _open.add(self._llm)
+        if self.tensor_parallel_size > 1:
+            from vllm.distributed import get_tp_group
+
+            self._group = get_tp_group().cpu_group
 
     def _arguments(self, context: EngineContext) -> dict[str, Any]:
         is_cpu = context.device.type == "cpu"
@@ -125,6 +147,7 @@ class VLLMEngine(SyncedEngine):
             "dtype": str(context.dtype).removeprefix("torch."),
             "max_model_len": context.max_model_len,
             "seed": context.seed,
+            "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
             "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),
             # Only checked against the memory that is free at the start, which kv_cache_memory_bytes makes pointless.
@@ -191,7 +214,7 @@ class VLLMEngine(SyncedEngine):
                 stack.enter_context(default_process_group_kept())
             self._llm.llm_engine.engine_core.shutdown()
         _open.discard(self._llm)
-        self._llm = None
+        self._llm = self._group = None
 
 
 def is_vllm_importable() -> bool:
@@ -233,6 +256,23 @@ def _layers_with_parameters(worker: Any) -> set[str]:
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }
+
+
+@contextmanager
+def _gloo_between_slices() -> Iterator[None]:
+    """Ranks of a CPU engine reduce over gloo, not over shared memory.
+
+    vLLM would name that memory alike in all runs of a machine, so that two of them write into one another's sums. Where
+    ranks differ over the name, it takes gloo.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    make_group_name = _CPUSHMDistributed.make_group_name
+    _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: f"rank {communicator.rank}")
+    try:
+        yield
+    finally:
+        _CPUSHMDistributed.make_group_name = staticmethod(make_group_name)
 
 
 @contextmanager

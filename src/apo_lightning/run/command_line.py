@@ -16,9 +16,12 @@ from apo_lightning.console import say
 from apo_lightning.errors import Preempted
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.exporting import export
+from apo_lightning.run.launching import register_launch_time
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
 from apo_lightning.run.user_message import user_message
+
+register_launch_time()  # on import: a process of submitit reads its configuration without `_main`
 
 CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
 

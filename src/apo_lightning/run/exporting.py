@@ -38,6 +38,9 @@ def export(cfg: DictConfig) -> Path:
     spec = instantiate(config.model, _convert_="all")
     with progress_bars_hidden():
         model = spec.load_model(config.seed)
+    lora = instantiate(config.policy.lora, _convert_="all")
+    if lora is not None:
+        lora.attach(model, config.seed)
     policy = Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
     load_tensors(policy_tensors(policy), found.folder / "tensors")
     partial = to.with_name(f".{to.name}.partial")

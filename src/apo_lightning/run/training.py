@@ -31,7 +31,9 @@ from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.ending import EndTogether
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
+from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.settings import StepSettings
+from apo_lightning.sharding import load_model
 from apo_lightning.types import Needs
 
 
@@ -56,10 +58,18 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         say(f"going on from {found.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
+    together = EndTogether()
+    trainer = instantiate(
+        cfg.trainer,
+        logger=_loggers(cfg, output_dir, [] if found is None else rows_until(found.folder.parent.parent, steps_done)),
+        callbacks=[together, *parts.callbacks],
+        default_root_dir=str(output_dir),
+        # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
+        inference_mode=False,
+        max_epochs=-1,
+    )
     with progress_bars_hidden():
-        model = parts.model.load_model(cfg.seed)
-    if parts.lora is not None:
-        parts.lora.attach(model, cfg.seed)
+        model = load_model(parts.model, parts.lora, cfg.seed, trainer)
     policy = Policy(
         model,
         parts.tokenizer,
@@ -91,16 +101,6 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         scheduler=instantiate(cfg.scheduler),
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
-    )
-    together = EndTogether()
-    trainer = instantiate(
-        cfg.trainer,
-        logger=_loggers(cfg, output_dir, [] if found is None else rows_until(found.folder.parent.parent, steps_done)),
-        callbacks=[together, *parts.callbacks],
-        default_root_dir=str(output_dir),
-        # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
-        inference_mode=False,
-        max_epochs=-1,
     )
     if found is not None:
         set_finished_steps(trainer, steps_done)
@@ -159,6 +159,7 @@ def prepare(cfg: DictConfig) -> Parts:
     lora = instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_share(settings, world_size)
+    check_strategy(cfg.trainer.strategy, device, world_size)
     compute_dtype = model.dtype(device)
     check_dtype(device, compute_dtype)
     engine = instantiate(cfg.engine)
@@ -169,6 +170,7 @@ def prepare(cfg: DictConfig) -> Parts:
     tokenizer = model.load_tokenizer()
     config = model.load_config()
     check_model(model.name, config, config.vocab_size, needs, settings)
+    check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
         lora.check(config)
     data = PromptDataModule(

@@ -1,0 +1,83 @@
+"""Ranks that share one engine ask it the same, together, and each takes its own completions out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.rollout.engine import FinishedListener
+from apo_lightning.types import Completion, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRequests:
+    """The requests of all ranks of a tensor-parallel group, each once, in the same order on every rank.
+
+    Ranks that ask for the same sample (of a held-out set, say) share it: equal requests have equal completions.
+
+    Attributes:
+        everyone: What the group's engine is asked.
+        mine: Which of `everyone` each of this rank's own requests is.
+
+    Example:
+        >>> one, two, three = (GenerationRequest(prompt_token_ids=(1,), seed=s, max_new_tokens=1) for s in (1, 2, 3))
+        >>> SharedRequests.of([[one, two], [two, three]], rank=1).mine
+        (1, 2)
+    """
+
+    everyone: tuple[GenerationRequest, ...]
+    mine: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[GenerationRequest]], rank: int) -> "SharedRequests":
+        """From every rank's requests, in the order of the group's ranks; `rank` is this one's in the group."""
+        everyone = tuple(dict.fromkeys(request for part in parts for request in part))
+        index = {request: i for i, request in enumerate(everyone)}
+        return cls(everyone, tuple(index[request] for request in parts[rank]))
+
+    @classmethod
+    def gather(cls, requests: Sequence[GenerationRequest], group: Any) -> "SharedRequests":
+        """Collective in the process group."""
+        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(parts, list(requests), group=group)
+        return cls.of(parts, torch.distributed.get_rank(group))
+
+    def listener(self, on_finished: FinishedListener | None) -> FinishedListener | None:
+        """Tells `on_finished` of this rank's completions alone, by the indices of its own requests."""
+        if on_finished is None:
+            return None
+        own: dict[int, list[int]] = {}
+        for index, shared in enumerate(self.mine):
+            own.setdefault(shared, []).append(index)
+
+        def listen(shared: int, completion: Completion) -> None:
+            for index in own.get(shared, ()):
+                on_finished(index, completion)
+
+        return listen
+
+    def take(self, completions: Sequence[Completion]) -> list[Completion]:
+        """This rank's own, in the order of its requests."""
+        return [completions[index] for index in self.mine]
+
+
+def check_tensor_parallel(tensor_parallel_size: int, world_size: int) -> None:
+    """Whether the run's processes divide into groups of this size.
+
+    Raises:
+        ConfigError: They do not.
+
+    Example:
+        >>> check_tensor_parallel(3, world_size=8)
+        Traceback (most recent call last):
+        apo_lightning.errors.ConfigError: engine tensor_parallel_size is 3, which does not divide the 8 processes of \
+the run: give a divisor, 1 for an engine in each
+    """
+    if tensor_parallel_size < 1 or world_size % tensor_parallel_size:
+        processes = f"the {world_size} processes of the run" if world_size > 1 else "the run's one process"
+        raise ConfigError(
+            f"engine tensor_parallel_size is {tensor_parallel_size}, which does not divide {processes}: give a "
+            "divisor, 1 for an engine in each"
+        )

@@ -1,0 +1,39 @@
+"""Processes that torchrun or SLURM started agree on when the run began, and so on the folder it leaves behind."""
+
+import functools
+from datetime import datetime, timedelta
+
+import torch.distributed
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from omegaconf import OmegaConf
+from torch.distributed import Store
+
+LONGEST_WAIT = timedelta(minutes=10)
+"""Until the last process of a launch has come as far as reading its configuration."""
+
+_stores: list[Store] = []
+"""Kept until the process ends: the first rank's serves the others, and later the process group."""
+
+
+@functools.cache
+def launch_time() -> datetime:
+    """When the run began; the same in all processes of a launch by torchrun or `srun`, on all nodes.
+
+    Lightning's own launcher tells the processes that it starts which folder is theirs.
+    """
+    now = datetime.now()
+    launcher = next((kind() for kind in (TorchElasticEnvironment, SLURMEnvironment) if kind.detect()), None)
+    if launcher is None or launcher.world_size() == 1:
+        return now
+    rank, world_size = launcher.global_rank(), launcher.world_size()
+    address = f"tcp://{launcher.main_address}:{launcher.main_port}"
+    store, _, _ = next(torch.distributed.rendezvous(address, rank, world_size, timeout=LONGEST_WAIT))
+    _stores.append(store)
+    if rank == 0:
+        store.set("apo_lightning/launch_time", now.isoformat())
+    return datetime.fromisoformat(store.get("apo_lightning/launch_time").decode())
+
+
+def register_launch_time() -> None:
+    """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted."""
+    OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True)

@@ -1,0 +1,170 @@
+"""FSDP2: from weights on the first rank to shards on all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.lora import LoRA, has_adapters
+from apo_lightning.policy import Policy, PolicySpec
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Weights, gradients and optimizer state in shards, one a rank.
+
+    Args:
+        data_parallel_size: Shards; the number of processes of the run.
+        process_group_backend: "nccl" between GPUs, "gloo" between CPUs.
+        timeout: How long a rank waits for the others; at least what the longest rollout takes.
+        reshard_after_forward: False keeps a decoder layer's weights whole from its forward to its backward: one
+            gather less, for as much memory as a whole policy takes.
+        offload_to_cpu: Shards, their gradients and the optimizer state lie in the CPU's memory, and the optimizer steps
+            there. GPUs only.
+    """
+
+    def __init__(
+        self,
+        data_parallel_size: int,
+        process_group_backend: str,
+        timeout: timedelta,
+        reshard_after_forward: bool = True,
+        offload_to_cpu: bool = False,
+    ):
+        super().__init__(
+            data_parallel_size=data_parallel_size,
+            tensor_parallel_size=1,
+            # The gradient's norm and the weight sync reduce over shards that lie on the CPU.
+            process_group_backend=f"cpu:gloo,cuda:{process_group_backend}" if offload_to_cpu else process_group_backend,
+            timeout=timeout,
+        )
+        self.reshard_after_forward = reshard_after_forward
+        self.offload_to_cpu = offload_to_cpu
+        self.whole_weights: Mapping[str, Tensor] = {}
+        """Of the first rank, from loading to sharding; empty on the others."""
+
+    def model_to_device(self) -> None:
+        """Leaves offloaded shards where they are: FSDP2 refuses them anywhere else."""
+        if not self.offload_to_cpu:
+            super().model_to_device()
+            return
+        assert self.lightning_module is not None
+        for child in self.lightning_module.children():
+            if not isinstance(child, FSDPModule):
+                child.to(self.root_device)
+        # What `LightningModule.to` would note: the step's tensors and the engine follow it.
+        self.lightning_module._device = self.root_device
+
+
+def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:
+    """`spec.load_model` with adapters; where the trainer shards, for the first rank alone, which hands it to `shard`.
+
+    Args:
+        spec: Which model.
+        lora: Its adapters; None: all weights are trained.
+        seed: Of random weights.
+        trainer: Knows its rank before the process group exists.
+
+    Returns:
+        The model; without weights (on the meta device) on every rank of a trainer that shards.
+
+    Raises:
+        ConfigError: The trainer would shard by Lightning's own strategy, which `shard` knows nothing of.
+    """
+    strategy = trainer.strategy
+    if type(strategy) is ModelParallelStrategy:
+        raise ConfigError("trainer.strategy is ModelParallelStrategy: choose apo_lightning.sharding.ShardedStrategy")
+    if not isinstance(strategy, ShardedStrategy):
+        return _adapted(spec.load_model(seed), lora, seed)
+    if trainer.global_rank == 0:
+        strategy.whole_weights = dict(_tensors(_adapted(spec.load_model(seed), lora, seed)))
+    return _adapted(spec.load_skeleton(), lora, seed)
+
+
+def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrainedModel:
+    if lora is not None:
+        lora.attach(model, seed)
+    return model
+
+
+def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
+    """Shard policies that `load_model` gave, where the trainer shards, and fill their shards in.
+
+    No rank but the first ever holds more than one whole tensor. A frozen reference is filled from the same weights.
+
+    Args:
+        policies: The policy, and the reference where there is one; afterwards on the trainer's device, whole or in
+            shards.
+        trainer: Its process group exists.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, ShardedStrategy):
+        return
+    for policy in policies:
+        _make_units(policy, strategy)
+        policy.to_empty(device="cpu" if strategy.offload_to_cpu else strategy.root_device)
+        _fill(policy.model, strategy.whole_weights, strategy.root_device)
+    strategy.whole_weights = {}
+
+
+def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
+    """A unit per decoder layer, and a root unit of embedding, final norm and head.
+
+    The root stays gathered between forward and backward: the head's backward reads its weight, which would otherwise
+    be a shard by then. It is gathered in float32, since what autocast keeps in float32 (the residual stream) starts
+    at the embedding; the layers, most of the weights, are gathered in the dtype of their products.
+    """
+    options: dict[str, Any] = {
+        "mesh": strategy.device_mesh["data_parallel"],
+        "offload_policy": CPUOffloadPolicy() if strategy.offload_to_cpu else OffloadPolicy(),
+    }
+    layer_precision = MixedPrecisionPolicy()
+    # An adapted layer rounds once, after it has added the adapter: in a rounded weight a small one would be lost.
+    if policy.compute_dtype != torch.float32 and not has_adapters(policy.model):
+        layer_precision = MixedPrecisionPolicy(
+            param_dtype=policy.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    for layer in cast(nn.ModuleList, policy.model.base_model.layers):
+        # A forward without a backward would leave a frozen policy gathered for good.
+        reshards = strategy.reshard_after_forward or not any(p.requires_grad for p in layer.parameters())
+        fully_shard(layer, reshard_after_forward=reshards, mp_policy=layer_precision, **options)
+    fully_shard(policy, reshard_after_forward=False, **options)
+    # Sharded weights are gathered around `forward` alone, unless another method is named.
+    for method in ("hidden_states", "as_reference", "objective_sum"):
+        register_fsdp_forward_method(policy, method)
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, whole_weights: Mapping[str, Tensor], device: torch.device) -> None:
+    """Every parameter's shard, and every buffer whole: those that no checkpoint holds (rotary tables) too."""
+    is_first = torch.distributed.get_rank() == 0
+    for name, target in _tensors(model):
+        whole = whole_weights[name] if is_first else torch.empty(target.shape, dtype=target.dtype)
+        whole = whole.detach().to(device)
+        torch.distributed.broadcast(whole, src=0)
+        if isinstance(target, DTensor):
+            shard = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+            target.to_local().copy_(shard.to_local())
+        else:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, whole.clone())
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, tied ones once, and buffers."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()

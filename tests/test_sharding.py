@@ -1,0 +1,142 @@
+"""Two processes that shard hold what one process holds, and the first alone ever has it whole."""
+
+import os
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hydra.utils import instantiate
+from lightning.pytorch.strategies import ModelParallelStrategy
+from transformers import GenerationConfig
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.packing import PackedSequences
+from apo_lightning.policy import Policy, PolicySpec
+from apo_lightning.reference import Reference
+from apo_lightning.sharding import load_model, shard
+from composing import composed
+
+CPU = torch.device("cpu")
+SEQUENCES = PackedSequences(
+    prompts=[(5, 6, 7), (9,)], completions=[(11, 12), (13, 14), (15, 16, 17), (18,)], owners=[0, 0, 1, 1]
+)
+
+
+def tiny_spec(**changes) -> PolicySpec:
+    return instantiate({**composed("model=tiny").model, **changes}, _convert_="all")
+
+
+def make_policy(spec, model) -> Policy:
+    return Policy(model, spec.load_tokenizer(), spec.dtype(CPU))
+
+
+def gradient_of(policy, completions, scale=1.0) -> None:
+    """Of Σ log π over the completions: what backward leaves in `.grad`."""
+    (microbatch,) = SEQUENCES.microbatches(completions, 100, CPU)
+    objective = policy.objective_sum(microbatch, lambda statistics, _: statistics.logprobs)
+    (scale * objective).backward()
+
+
+class Probe(pl.LightningModule):
+    """Lightning's own set-up around what is looked at."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy, self.reference = policy, Reference(policy)
+
+    def configure_model(self):
+        shard([self.policy, self.reference.policy], self.trainer)
+
+    def validation_step(self, batch, batch_idx):
+        with torch.enable_grad():
+            looks_like_one_process(self.policy, self.reference.policy)
+            looks_like_autocast(self.trainer)
+
+
+def on_each_rank(rank):
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT="29731", TORCHELASTIC_RUN_ID="test")
+    trainer = instantiate(composed("trainer=fsdp_cpu2").trainer, logger=False, inference_mode=False)
+    model = load_model(tiny_spec(), None, 1, trainer)
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert bool(trainer.strategy.whole_weights) == (rank == 0)
+    trainer.validate(Probe(make_policy(tiny_spec(), model)), [0], verbose=False)
+    torch.distributed.destroy_process_group()
+
+
+def looks_like_one_process(policy, reference):
+    """Exact in float32, the weights and all that stands beside them; the gradient up to the order of summation."""
+    spec = tiny_spec()
+    alone = make_policy(spec, spec.load_model(1))
+    for sharded in (policy, reference):
+        assert sharded.head_weight is sharded.model.get_input_embeddings().weight
+        parameters = dict(sharded.model.named_parameters())
+        assert parameters.keys() == dict(alone.model.named_parameters()).keys()
+        for name, parameter in alone.model.named_parameters():
+            assert abs(2 * len(parameters[name].to_local()) - len(parameter)) <= 1, name
+            assert torch.equal(parameters[name].full_tensor(), parameter), name
+        buffers = dict(sharded.model.named_buffers())
+        assert any("inv_freq" in name for name in buffers)
+        for name, buffer in alone.model.named_buffers():
+            assert torch.equal(buffers[name], buffer), name
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+
+    gradient_of(alone, [0, 1, 2, 3])
+    rank = torch.distributed.get_rank()
+    gradient_of(policy, [rank, 2 + rank], scale=2.0)  # FSDP takes the mean over ranks
+    gradients = dict(policy.named_parameters())
+    for name, parameter in alone.named_parameters():
+        found = gradients[name].grad.full_tensor()
+        assert (found - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name
+    assert all(parameter.grad.dtype == torch.float32 for parameter in policy.parameters())
+
+
+def looks_like_autocast(trainer):
+    """Layers are gathered in bfloat16, and the residual stream and the gradients stay in float32."""
+    spec = tiny_spec(compute_dtype="bfloat16")
+    policy, alone = make_policy(spec, load_model(spec, None, 1, trainer)), make_policy(spec, spec.load_model(1))
+    shard([policy], trainer)
+    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
+    dtypes = {}
+    layer = policy.model.base_model.layers[1]
+    layer.mlp.up_proj.register_forward_pre_hook(lambda module, _: dtypes.update(weight=module.weight.dtype))
+    layer.register_forward_hook(lambda module, inputs, output: dtypes.update(stream=output.dtype))
+    with torch.no_grad():
+        found, expected = policy(microbatch).logprobs, alone(microbatch).logprobs
+    assert dtypes == {"weight": torch.bfloat16, "stream": torch.float32}
+    # the tiny model's norms are ones, which bfloat16 holds exactly: every product is autocast's
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    gradient_of(policy, [0, 1, 2, 3])
+    for parameter in policy.parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
+
+
+@pytest.mark.slow
+def test_two_ranks_hold_half_of_what_one_process_holds_and_find_its_gradient():
+    mp.spawn(on_each_rank, nprocs=2)
+
+
+def test_a_skeleton_knows_all_but_the_weights(tmp_path):
+    random = tiny_spec()
+    model = random.load_model(1)
+    model.generation_config = GenerationConfig(eos_token_id=[2, 5])
+    model.save_pretrained(tmp_path)
+    random.load_tokenizer().save_pretrained(tmp_path)
+    saved = tiny_spec(path=str(tmp_path), config=None)
+    for spec, stop_token_ids in ((random, (2,)), (saved, (2, 5))):
+        skeleton, loaded = make_policy(spec, spec.load_skeleton()), make_policy(spec, spec.load_model(1))
+        assert skeleton.stop_token_ids == loaded.stop_token_ids == stop_token_ids
+        assert [*skeleton.state_dict()] == [*loaded.state_dict()]
+        assert [name for name, _ in skeleton.named_buffers()] == [name for name, _ in loaded.named_buffers()]
+        assert skeleton.model.training == loaded.model.training
+        assert skeleton.model.config.to_dict() == loaded.model.config.to_dict()
+        assert {tensor.device.type for tensor in skeleton.state_dict().values()} == {"meta"}
+
+
+def test_a_strategy_of_lightnings_own_is_refused():
+    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1, process_group_backend="gloo")
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match="ShardedStrategy"):
+        load_model(tiny_spec(), None, 1, trainer)
