@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.errors import ConfigError, StaleWeightsError, VerifierError
 from apo_lightning.run.evaluating import evaluate
+from apo_lightning.run.preflight import preflight
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
 
@@ -21,7 +22,7 @@ CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
 
 def train_from_command_line() -> None:
     """`train.py`."""
-    _main("train", lambda cfg: train(cfg, Path(HydraConfig.get().runtime.output_dir)))
+    _main("train", _train_or_preflight)
 
 
 def evaluate_from_command_line() -> None:
@@ -32,6 +33,14 @@ def evaluate_from_command_line() -> None:
 def report_from_command_line() -> None:
     """`report.py`."""
     _main("report", report)
+
+
+def _train_or_preflight(cfg: DictConfig) -> None:
+    output_dir = Path(HydraConfig.get().runtime.output_dir)
+    if not cfg.preflight:
+        train(cfg, output_dir)
+    elif status := preflight(cfg, output_dir):
+        sys.exit(status)
 
 
 def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
