@@ -1,12 +1,14 @@
 """`preflight=true` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from apo_lightning.run.preflight import preflight
-from composing import composed
+from composing import ROOT, composed
 
 QWEN_MATH_7B = {
     "model_type": "qwen2",
@@ -64,3 +66,19 @@ def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_said(tmp_p
     printed = capsys.readouterr().out
     assert row(printed, "rollouts") == ["20"]
     assert len([line for line in printed.splitlines() if line.startswith("error: model.path=/no/such/model")]) == 1
+
+
+@pytest.mark.slow
+def test_the_command_line_leaves_the_status_and_no_colour_in_a_pipe(tmp_path):
+    arguments = ["model=tiny", "engine=transformers", "group_size=0", "preflight=true", f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, "\x1b" in done.stdout) == (1, False), done.stderr
+    assert "error: group_size is 0: give at least 1" in done.stdout.splitlines()
