@@ -17,6 +17,7 @@ from apo_lightning.errors import Preempted
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.exporting import export
 from apo_lightning.run.launching import register_launch_time
+from apo_lightning.run.preflight import preflight
 from apo_lightning.run.reporting import report
 from apo_lightning.run.training import train
 from apo_lightning.run.user_message import user_message
@@ -28,7 +29,7 @@ CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
 
 def train_from_command_line() -> None:
     """`train.py`."""
-    _main("train", lambda cfg: train(cfg, Path(HydraConfig.get().runtime.output_dir)))
+    _main("train", _train_or_preflight)
 
 
 def evaluate_from_command_line() -> None:
@@ -44,6 +45,14 @@ def report_from_command_line() -> None:
 def export_from_command_line() -> None:
     """`export.py`."""
     _main("export", export)
+
+
+def _train_or_preflight(cfg: DictConfig) -> None:
+    output_dir = Path(HydraConfig.get().runtime.output_dir)
+    if not cfg.preflight:
+        train(cfg, output_dir)
+    elif status := preflight(cfg, output_dir):
+        sys.exit(status)
 
 
 def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:

@@ -1,8 +1,7 @@
 """Configuration → checked parts → one trained policy."""
 
 import contextlib
-import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.ending import EndTogether
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
+from apo_lightning.run.sizes import all_needs, step_settings
 from apo_lightning.settings import StepSettings
 from apo_lightning.sharding import load_model
 from apo_lightning.types import Needs
@@ -146,15 +146,11 @@ def prepare(cfg: DictConfig) -> Parts:
         ConfigError: the first thing found that cannot work.
     """
     source = instantiate(cfg.data)
-    settings = StepSettings(
-        **{field.name: cfg[field.name] for field in fields(StepSettings) if field.name in cfg},
-        max_prompt_tokens=source.max_prompt_tokens,
-        max_completion_tokens=source.max_completion_tokens,
-    )
+    settings = step_settings(cfg, source)
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
     advantage.check(settings.group_size)
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
-    needs = functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
+    needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
     lora = instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)

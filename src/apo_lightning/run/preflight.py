@@ -1,0 +1,94 @@
+"""`python train.py … preflight=true`: what a run will need and do, and what is in its way, before it costs anything."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from rich.console import Group, RenderableType
+
+from apo_lightning import environment
+from apo_lightning.console import quiet_libraries, show
+from apo_lightning.environment import Finding, this_machine
+from apo_lightning.errors import ConfigError
+from apo_lightning.memory_plan import FLOAT32
+from apo_lightning.preflight import check_devices, check_share
+from apo_lightning.run.preflight_tables import findings_text, plan_table, run_table
+from apo_lightning.run.sizes import Plan, Ranks, plan_run, ranks_of, step_settings
+from apo_lightning.run.training import prepare
+
+
+def preflight(cfg: DictConfig, output_dir: Path) -> int:
+    """Print the plan of a run and what is wrong with it; load no weights.
+
+    A run stops at the first thing that cannot work; here each is listed, and the plan is made all the same.
+
+    Args:
+        cfg: composed from `configs/train.yaml`.
+        output_dir: where the run would leave its files.
+
+    Returns:
+        The exit status: 1 where something is an error, else 0.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    quiet_libraries(output_dir / "run.log")
+    findings: list[Finding] = []
+    ranks = ranks_of(cfg)
+    parts: list[RenderableType] = []
+    with _errors_to(findings):
+        plan = plan_run(cfg)
+        parts.append(plan_table(plan.name, f"{ranks.strategy}, {ranks.describe()}", plan.model, plan.run, plan.memory))
+        findings += _room_findings(cfg, plan, ranks, output_dir)
+    with _errors_to(findings):
+        parts.append(run_table(cfg, step_settings(cfg, instantiate(cfg.data)), ranks.world_size))
+    findings += _environment_findings(cfg, ranks)
+    if not any(finding.level == "error" for finding in findings):
+        with _errors_to(findings):
+            prepare(cfg).reward.close()  # everything else that a run looks at before weights: tokenizer, data, answers
+    show(Group(*parts))
+    show(findings_text(list(dict.fromkeys(findings))), soft_wrap=True)
+    return int(any(finding.level == "error" for finding in findings))
+
+
+@contextmanager
+def _errors_to(findings: list[Finding]) -> Iterator[None]:
+    """A `ConfigError` inside becomes a finding; what comes after it there is left out."""
+    try:
+        yield
+    except ConfigError as error:
+        findings.append(Finding("error", str(error)))
+
+
+def _room_findings(cfg: DictConfig, plan: Plan, ranks: Ranks, output_dir: Path) -> list[Finding]:
+    """Memory and disk too small for the plan."""
+    machine, num_processes, memory = this_machine(), ranks.num_local, plan.memory
+    if not plan.run.is_cuda and memory.peak > memory.loading:
+        findings = environment.memory_findings(
+            machine, memory.peak, num_processes, what="the run", remedy="a smaller tokens_per_microbatch"
+        )
+    else:
+        findings = environment.memory_findings(
+            machine, memory.loading, num_processes, what="loading", remedy="a larger machine"
+        )
+    if plan.run.is_cuda and torch.cuda.is_available():
+        findings += environment.device_findings(torch.cuda.get_device_properties(0).total_memory, memory.peak)
+    # A checkpoint holds weights and two moments, and one more is written before an old one goes; the policy at the end
+    # is exported once more.
+    needed = (3 * (cfg.checkpoint.keep + 1) + 1) * FLOAT32 * plan.model.num_parameters
+    return findings + environment.disk_findings(output_dir, needed)
+
+
+def _environment_findings(cfg: DictConfig, ranks: Ranks) -> list[Finding]:
+    """What does not depend on the plan."""
+    findings: list[Finding] = []
+    with _errors_to(findings):
+        check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    with _errors_to(findings):
+        check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
+    with _errors_to(findings):
+        instantiate(cfg.engine).check(ranks.device)
+    findings += environment.version_findings(environment.installed_versions(), environment.accepted_versions())
+    findings += environment.torchvision_findings()
+    return findings + environment.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)

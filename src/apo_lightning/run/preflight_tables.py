@@ -1,0 +1,83 @@
+"""How `preflight=true` looks: memory by phase, the sizes of the run, and what was found."""
+
+from collections.abc import Sequence
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from apo_lightning.environment import Finding
+from apo_lightning.memory_plan import GIB, MemoryPlan, ModelShape, RunShape
+from apo_lightning.settings import StepSettings
+
+
+def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
+    """The parts by phase, their sums, and what they are to be held against."""
+    table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", "generate", "update", "sync")
+    for part in plan.parts:
+        table.add_row(Text(part.name), *(_gib(size) for size in (part.generate, part.update, part.sync)))
+    table.add_section()
+    totals = (plan.generate, plan.update, plan.sync)
+    table.add_row(
+        Text("together", style="bold"), *(Text(_gib(t), style="bold" if t == plan.peak else "") for t in totals)
+    )
+    if run.is_cuda and torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        table.add_row(Text(gpu.name, style="dim"), *(Text(_gib(gpu.total_memory), style="dim") for _ in totals))
+    dtype = "bfloat16" if run.compute_bytes == 2 else "float32"
+    return Group(
+        Text.assemble(
+            (name, "bold"), f", {ranks}: {model.num_parameters / 1e6:,.1f}M parameters, computing in {dtype}\n"
+        ),
+        table,
+        Text(f"\nwhile loading, in the machine's memory: {_gib(plan.loading)} GiB a process\n", style="dim"),
+    )
+
+
+def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> RenderableType:
+    """How much there will be of everything."""
+    steps, group_size = cfg.trainer.max_steps, settings.group_size
+    samples = steps * settings.prompts_per_step * group_size
+    every = cfg.trainer.val_check_interval
+    has_held_out = cfg.data.num_validation > 0 or bool(cfg.data.get("validation"))
+    # Before the first rollout, every so many, and after the last where it was not just looked.
+    looks = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
+    rows = (
+        ("rollouts", f"{steps:,}"),
+        ("optimizer steps", f"{steps * settings.minibatches_per_step:,}"),
+        ("prompts a rollout and rank", f"{settings.prompts_per_step / world_size:g}"),
+        ("completions sampled", f"{samples:,}"),
+        ("tokens sampled, at most", f"{samples * settings.max_completion_tokens:,}"),
+        ("looks at held-out problems", f"{looks:,}"),
+    )
+    table = _table("the run", "")
+    for name, value in rows:
+        table.add_row(Text(name), value)
+    return Group(table, Text())
+
+
+def findings_text(findings: Sequence[Finding]) -> Text:
+    """Errors first, one line each."""
+    if not findings:
+        return Text("nothing is in the way", style="green")
+    text = Text()
+    for finding in sorted(dict.fromkeys(findings), key=lambda finding: finding.level):
+        text.append(f"{finding.level}: ", style="red" if finding.level == "error" else "yellow")
+        text.append(f"{finding.text}\n")
+    text.rstrip()
+    return text
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column(title, no_wrap=True, min_width=38)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _gib(size: int) -> str:
+    """Two decimals; nothing where there is nothing."""
+    return f"{size / GIB:,.2f}" if size else "·"

@@ -1,0 +1,144 @@
+"""What of a configuration says how much: read for a run, and for the plan of one."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import lightning.pytorch as pl
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from apo_lightning.data.sources import ProblemSource
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.memory_plan import FLOAT32, EngineSize, MemoryPlan, ModelShape, RunShape, plan_memory, shape_of
+from apo_lightning.policy import PolicySpec
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.rollout.vllm_engine import GIB, VLLMEngine
+from apo_lightning.settings import StepSettings
+from apo_lightning.types import Needs
+
+
+def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
+    """Sizes of a step; those of prompts and completions are the data's."""
+    return StepSettings(
+        **{field.name: cfg[field.name] for field in fields(StepSettings) if field.name in cfg},
+        max_prompt_tokens=source.max_prompt_tokens,
+        max_completion_tokens=source.max_completion_tokens,
+    )
+
+
+def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
+    """Of the loss and of all callbacks."""
+    return functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
+
+
+def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:
+    """What of the engine's settings takes memory."""
+    if isinstance(engine, VLLMEngine):
+        return EngineSize(
+            name=engine.name,
+            num_sequences=engine.max_num_seqs,
+            num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
+            kv_cache_bytes=int(engine.kv_cache_gib * GIB),
+        )
+    assert isinstance(engine, TransformersEngine)
+    prompts_per_batch = -(-engine.sequences_per_batch // settings.group_size)
+    return EngineSize(
+        name=engine.name,
+        num_sequences=engine.sequences_per_batch,
+        num_forward_tokens=prompts_per_batch * settings.max_prompt_tokens,
+        kv_cache_bytes=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The processes that the trainer would start, whether or not their GPUs are there."""
+
+    device: torch.device
+    world_size: int
+    num_local: int
+    """On one machine."""
+    strategy: str
+    """`single`, `ddp` or `fsdp`."""
+
+    def describe(self) -> str:
+        """How many, and where.
+
+        Example:
+            >>> Ranks(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
+            '2 processes on cpu'
+        """
+        return f"{self.world_size} process{'es' * (self.world_size > 1)} on {self.device.type}"
+
+
+def ranks_of(cfg: DictConfig) -> Ranks:
+    """As `cfg.trainer` asks for them."""
+    trainer = cfg.trainer
+    available = torch.cuda.device_count()
+    is_cuda = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and available > 0)
+    num_local = int(trainer.devices) if str(trainer.devices).isdigit() else max(available, 1)
+    world_size = num_local * trainer.num_nodes
+    strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=trainer.strategy))
+    is_sharded = strategy.endswith("ShardedStrategy")
+    return Ranks(
+        device=torch.device("cuda" if is_cuda else "cpu"),
+        world_size=world_size,
+        num_local=num_local,
+        strategy="fsdp" if is_sharded else "ddp" if world_size > 1 else "single",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The memory of a run, and what it was made from."""
+
+    name: str
+    """Of the model."""
+    model: ModelShape
+    run: RunShape
+    memory: MemoryPlan
+
+
+def plan_run(cfg: DictConfig) -> Plan:
+    """The memory plan of one process.
+
+    Args:
+        cfg: composed from `configs/train.yaml`.
+
+    Raises:
+        ConfigError: sizes that contradict each other, or a model whose config is not to be had.
+    """
+    settings, ranks = step_settings(cfg, instantiate(cfg.data)), ranks_of(cfg)
+    spec: PolicySpec = instantiate(cfg.model, _convert_="all")
+    model = shape_of(spec.load_config())
+    run = run_shape(cfg, settings, ranks, spec)
+    return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
+
+
+def run_shape(cfg: DictConfig, settings: StepSettings, ranks: Ranks, spec: PolicySpec) -> RunShape:
+    """What of a configuration memory depends on, beside the model."""
+    prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
+    most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
+    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    return RunShape(
+        world_size=ranks.world_size,
+        strategy=ranks.strategy,
+        is_cuda=ranks.device.type == "cuda",
+        compute_bytes=_compute_bytes(spec, ranks.device),
+        has_reference=all_needs(instantiate(cfg.algo.loss), callbacks).reference,
+        gradient_checkpointing=spec.gradient_checkpointing,
+        # One sequence runs whole, whatever the budget.
+        microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
+        max_model_len=settings.max_model_len,
+        engine=engine_size(instantiate(cfg.engine), settings),
+    )
+
+
+def _compute_bytes(spec: PolicySpec, device: torch.device) -> int:
+    # A GPU that is not there cannot be asked; all that could be meant multiply bfloat16.
+    if device.type == "cuda" and not torch.cuda.is_available() and spec.compute_dtype == "auto":
+        return 2
+    return FLOAT32 if spec.dtype(device) == torch.float32 else 2

@@ -1,0 +1,152 @@
+"""The plan's figures, derived by hand for a 7B model on eight GPUs, and its arithmetic against real tensors."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from apo_lightning.memory_plan import (
+    GIB,
+    EngineSize,
+    ModelShape,
+    RunShape,
+    activation_bytes,
+    layer_activation_bytes,
+    plan_memory,
+    shape_of,
+)
+from apo_lightning.packing import PackedSequences
+from apo_lightning.policy import Policy
+from apo_lightning.tokenizer import character_tokenizer
+
+# Qwen2.5-Math-7B. A layer: q 3584² + 3584, k and v 2·(3584·512 + 512), o 3584², MLP 3·3584·18944, two norms 2·3584.
+LAYER = 3584**2 + 3584 + 2 * (3584 * 512 + 512) + 3584**2 + 3 * 3584 * 18944 + 2 * 3584
+# Embedding and head, untied, and the last norm.
+ROOT = 2 * 152064 * 3584 + 3584
+N = 28 * LAYER + ROOT
+
+
+def qwen_math7b() -> ModelShape:
+    return shape_of(
+        AutoConfig.for_model(
+            "qwen2",
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            vocab_size=152064,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+# As configs/experiment/paper: bfloat16, checkpointing, 16384 tokens a micro-batch, 24 GiB of keys and values.
+PAPER = RunShape(
+    world_size=8,
+    strategy="fsdp",
+    is_cuda=True,
+    compute_bytes=2,
+    has_reference=True,
+    gradient_checkpointing=True,
+    microbatch_tokens=16384,
+    max_model_len=2048,
+    engine=EngineSize(name="vllm", num_sequences=256, num_forward_tokens=8192, kv_cache_bytes=24 * GIB),
+)
+
+
+def test_a_7b_model_is_counted_without_its_weights():
+    model = qwen_math7b()
+    assert (LAYER, ROOT, N) == (233_057_792, 1_089_998_336, 7_615_616_512)
+    assert (model.num_parameters, model.layer_parameters, model.root_parameters) == (N, LAYER, ROOT)
+
+
+def test_the_papers_run_on_eight_gpus_by_hand():
+    plan = plan_memory(qwen_math7b(), PAPER)
+    parts = {part.name: part for part in plan.parts}
+    # 4·N/8 = 3,807,808,256 bytes = 3.55 GiB, the same for gradients and reference, twice for Adam.
+    assert parts["weights"].update == parts["reference weights"].update == parts["gradients"].update == 3_807_808_256
+    assert parts["optimizer moments"].update == 2 * 3_807_808_256
+    # 2·N = 15,231,233,024 bytes = 14.2 GiB, asleep in the update, as are the keys and values
+    assert (parts["engine weights"].generate, parts["engine weights"].update) == (15_231_233_024, 0)
+    assert (parts["keys and values"].generate, parts["keys and values"].update) == (24 * GIB, 0)
+    # The gradients of a step are gone by the time it samples again.
+    assert parts["gradients"].generate == 0
+    # Embedding and head, and two layers, float32: 4·(1,089,998,336 + 2·233,057,792) = 6,224,455,680
+    assert parts["gathered by FSDP2"].update == 6_224_455_680
+    # Checkpointing keeps 4·3584 bytes of every layer's input, 28·14336 = 401,408 a token, 3·14336 = 43,008 behind the
+    # last, and one layer whole: 16·3584 norms, 5·2·3584 products' inputs, 2·2·(3584 + 512) + 4·28 attention,
+    # 8·18944 MLP = 57,344 + 35,840 + 16,496 + 151,552 = 261,232. Together 705,648 · 16384 tokens = 11,561,336,832.
+    assert parts["activations"].update == 705_648 * 16384 == 11_561_336_832
+    # The forward has cast all 28 layers when it ends: 2·28·233,057,792
+    assert parts["weights cast by autocast"].update == 13_051_236_352
+    # Embedding or head in bfloat16, once as gathered and once as handed on: 2·2·152064·3584
+    assert parts["whole tensors on their way"].sync == 2_179_989_504
+    assert plan.update == 1 * GIB + 5 * 3_807_808_256 + 6_224_455_680 + 11_561_336_832 + 13_051_236_352
+    # 80 GB hold it, and would not without the sleeping engine.
+    assert plan.peak < 80e9 < plan.update + parts["engine weights"].generate + parts["keys and values"].generate
+
+
+def test_sharding_divides_what_fsdp2_shards_and_ddp_holds_everything_twice_over():
+    model, alone = qwen_math7b(), replace(PAPER, world_size=1, strategy="single")
+
+    def sizes(run):
+        return {part.name: part.update for part in plan_memory(model, run).parts}
+
+    for name in ("weights", "gradients", "optimizer moments", "reference weights"):
+        assert sizes(alone)[name] == 8 * sizes(PAPER)[name]
+    ddp = sizes(replace(PAPER, strategy="ddp"))
+    assert ddp["weights"] == sizes(alone)["weights"]
+    assert ddp["gradients"] == 2 * sizes(alone)["gradients"]  # the buckets
+
+
+def test_without_a_reference_in_float32_nothing_is_kept_for_either():
+    names = {
+        part.name for part in plan_memory(qwen_math7b(), replace(PAPER, has_reference=False, compute_bytes=4)).parts
+    }
+    assert not names & {"reference weights", "weights cast by autocast"}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size, checkpointing):
+    tokenizer = character_tokenizer()
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=len(tokenizer),
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy = Policy(model, tokenizer, dtype)
+    packed = PackedSequences(prompts=[(1,)], completions=[tuple(range(4, 54))] * 8, owners=[0] * 8)
+    (microbatch,) = packed.microbatches(range(8), 1000, torch.device("cpu"))
+    kept: dict[int, int] = {}
+    # Weights and what autocast made of them are two-dimensional and are parts of their own.
+    weights = {tuple(p.shape) for p in model.parameters()}
+
+    def keep(tensor):
+        shape = tuple(tensor.shape)
+        if not (shape in weights or shape[::-1] in weights):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.objective_sum(microbatch, lambda statistics, rows: statistics.logprobs)
+    run = replace(
+        PAPER, compute_bytes=size, gradient_checkpointing=checkpointing, microbatch_tokens=len(microbatch.input_ids)
+    )
+    shape = shape_of(config)
+    planned = activation_bytes(shape, run)
+    if checkpointing:  # the layer that a backward recomputes is not there yet
+        planned -= run.microbatch_tokens * layer_activation_bytes(shape, run)
+    if size == 4:  # the head has then taken its gradient already, and keeps that instead of what it read
+        planned -= 4 * 64 * len(microbatch.rows)
+    assert sum(kept.values()) == pytest.approx(planned, rel=0.03)

@@ -1,0 +1,84 @@
+"""`preflight=true` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from apo_lightning.run.preflight import preflight
+from composing import ROOT, composed
+
+QWEN_MATH_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+def row(printed: str, name: str) -> list[str]:
+    (line,) = [line for line in printed.splitlines() if line.startswith(name)]
+    return line.removeprefix(name).split()
+
+
+def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
+    cfg = composed("model=tiny", "engine=transformers", "callbacks=none", "prompts_per_minibatch=4")
+    assert preflight(cfg, tmp_path) == 0
+    printed = capsys.readouterr().out
+    generate, update, sync = map(float, row(printed, "together"))
+    assert 0.6 < generate <= update < 1.2
+    assert sync <= update
+    # 20 rollouts of 16 prompts, four mini-batches each, 8 completions of at most 8 tokens a prompt
+    assert row(printed, "optimizer steps") == ["80"]
+    assert row(printed, "completions sampled") == ["2,560"]
+    assert row(printed, "tokens sampled, at most") == ["20,480"]
+    # before step 1, after steps 10 and 20
+    assert row(printed, "looks at held-out problems") == ["3"]
+    assert "error" not in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_MATH_7B))
+    cfg = composed("experiment=paper/qwen_math7b_apo", f"model.path={folder}", "prompts_per_minibatch=4")
+    assert preflight(cfg, tmp_path) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "7,615.6M parameters, computing in bfloat16" in printed
+    assert "weights 3.55 3.55 3.55" in printed  # 4·7,615,616,512/8 bytes
+    assert "gradients · 3.55 ·" in printed
+    assert "looks at held-out problems 0" in printed  # the paper's training set holds none out
+    assert "error: the trainer asks for 8 GPUs" in printed
+    assert "error: prompts_per_minibatch is 4" in printed
+
+
+def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_said(tmp_path, capsys):
+    cfg = composed("model=tiny", "model.path=/no/such/model", "model.config=null", "engine=transformers")
+    assert preflight(cfg, tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert row(printed, "rollouts") == ["20"]
+    assert len([line for line in printed.splitlines() if line.startswith("error: model.path=/no/such/model")]) == 1
+
+
+@pytest.mark.slow
+def test_the_command_line_leaves_the_status_and_no_colour_in_a_pipe(tmp_path):
+    arguments = ["model=tiny", "engine=transformers", "group_size=0", "preflight=true", f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, "\x1b" in done.stdout) == (1, False), done.stderr
+    assert "error: group_size is 0: give at least 1" in done.stdout.splitlines()
