@@ -209,19 +209,18 @@ def process_bytes(run: RunShape) -> int:
 
 
 def loading_bytes(model: ModelShape, run: RunShape) -> int:
-    """Machine memory of one process while weights are read: they and the reference's copy stand there whole.
+    """Machine memory of the first process while weights are read: they and the reference's copy stand there.
 
-    Every rank reads all weights in float32 and copies them for the reference before anything is sharded.
+    Under FSDP2 the first rank alone has all weights, and hands them out to the shards of policy and reference.
     """
-    copies = 1 + run.has_reference
-    return LIBRARIES_BYTES + copies * FLOAT32 * model.num_parameters
+    copies = (1 + run.has_reference) * shard_bytes(model, run)
+    whole = FLOAT32 * model.num_parameters if run.strategy == "fsdp" else 0
+    return LIBRARIES_BYTES + whole + copies
 
 
 def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
-    """What sharding has freed of the whole copies that every rank had loaded, and glibc keeps; on a CPU only."""
-    if run.is_cuda:
-        return 0
-    return (1 + run.has_reference) * (FLOAT32 * model.num_parameters - shard_bytes(model, run))
+    """What the first rank has freed of the whole copy that it had loaded to shard, and glibc keeps; on a CPU only."""
+    return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * model.num_parameters
 
 
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
