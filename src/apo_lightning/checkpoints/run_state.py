@@ -21,12 +21,16 @@ from apo_lightning.rollout.weight_sync import unwrapped_name
 class Run(Protocol):
     """What the trainer's module shows of itself."""
 
-    trainer: pl.Trainer
     policy: Policy
     ranks: Ranks
     policy_version: int
     checked_version: int
     validated_step: int | None
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """Lightning's."""
+        ...
 
 
 @runtime_checkable

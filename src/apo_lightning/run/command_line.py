@@ -65,7 +65,7 @@ def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
         except Preempted as stopped:
             say(str(stopped))
             # Ranks that another one started would otherwise be taken for broken, and end it.
-            sys.exit(Preempted.STATUS if rank_zero_only.rank == 0 else 0)
+            sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
         except Exception as error:
             message = user_message(error)
             if message is None:

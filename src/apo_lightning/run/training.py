@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -181,9 +181,7 @@ def prepare(cfg: DictConfig) -> Parts:
     checkpoint = instantiate(cfg.checkpoint)
     checkpoint.check(data.validation_names, settings.validation_samples)
     return Parts(
-        config=OmegaConf.to_container(
-            OmegaConf.masked_copy(cfg, [key for key in cfg if key not in FREE]), resolve=True
-        ),
+        config=_own_settings(cfg),
         world_size=world_size,
         settings=settings,
         checkpoint=checkpoint,
@@ -199,6 +197,12 @@ def prepare(cfg: DictConfig) -> Parts:
         callbacks=callbacks,
         needs=needs,
     )
+
+
+def _own_settings(cfg: DictConfig) -> dict[str, Any]:
+    """What a checkpoint is compared by, as plain data; what may differ is left out."""
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
+    return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:
