@@ -1,7 +1,8 @@
 """Nothing lost: a run is saved, stopped and gone on from; `checkpointer.py` is where to begin."""
 
-from apo_lightning.checkpoints.checkpointer import Checkpointer, CheckpointSettings
+from apo_lightning.checkpoints.checkpointer import Checkpointer
 from apo_lightning.checkpoints.resume import find_checkpoint
+from apo_lightning.checkpoints.settings import CheckpointSettings
 from apo_lightning.checkpoints.step_in_progress import StepInProgress
 from apo_lightning.checkpoints.stop import GenerationStopped, StopRequest
 

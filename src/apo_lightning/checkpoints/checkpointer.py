@@ -1,13 +1,12 @@
 """Saves a run where it can be gone on from, and puts a new process there."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from apo_lightning.checkpoints.folder import (
@@ -22,6 +21,7 @@ from apo_lightning.checkpoints.folder import (
     set_aside,
     write_header,
 )
+from apo_lightning.checkpoints.plain import SHARED, TENSORS, load_plain, rank_file, save_plain
 from apo_lightning.checkpoints.run_state import (
     Run,
     TrainingRun,
@@ -34,6 +34,7 @@ from apo_lightning.checkpoints.run_state import (
     restore_shared_state,
     shared_state,
 )
+from apo_lightning.checkpoints.settings import CheckpointSettings
 from apo_lightning.checkpoints.step_in_progress import StepInProgress, from_plain, to_device, to_plain
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, save_tensors_later, tensor_shapes
@@ -43,38 +44,6 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.files import publish_folder
 from apo_lightning.gathering import from_all_ranks
 from apo_lightning.policy import Policy
-
-TENSORS = "tensors"
-SHARED = "shared.pt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSettings:
-    """When to save, and what to keep.
-
-    Attributes:
-        save_every: rollouts between two checkpoints; None: none but on a stop signal.
-        keep: newest checkpoints that stay. With one, a checkpoint that is found damaged has none before it.
-        best: a held-out metric, `val/<name>/pass@<k>`: the checkpoint where it was highest stays as well; None: no.
-        asynchronous: write while training goes on, from a copy in host memory.
-    """
-
-    save_every: int | None
-    keep: int
-    best: str | None
-    asynchronous: bool
-
-    def __post_init__(self) -> None:
-        if self.save_every is not None and self.save_every < 1:
-            raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
-        if self.keep < 1:
-            raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
-
-    def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
-        """Raise `ConfigError` where `best` is nothing that the run will log."""
-        known = [f"val/{name}/pass@{k}" for name in validation_names for k in sorted({1, validation_samples})]
-        if self.best is not None and self.best not in known:
-            raise ConfigError(f"checkpoint.best is {self.best}: choose one of {', '.join(known) or 'nothing'}")
 
 
 @dataclass(slots=True)
@@ -157,7 +126,7 @@ class Checkpointer:
             load_tensors(room, folder / TENSORS)
         restore_shared_state(run, shared)
         run.checked_version = shared["checked_version"]
-        own = folder / _rank_file(run.ranks.rank)
+        own = folder / rank_file(run.ranks.rank)
         if own.is_file():
             mine = load_plain(own)
             restore_random_states(mine["random"])
@@ -239,7 +208,7 @@ class Checkpointer:
             if is_first:
                 save_plain(shared_state(run), partial / SHARED)
             own = {"random": random_states(), "step": None if step is None else to_plain(step)}
-            save_plain(own, partial / _rank_file(run.ranks.rank))
+            save_plain(own, partial / rank_file(run.ranks.rank))
 
         tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)
         pending = _Pending(position=position, score=self._score(run), tensors=Future())
@@ -317,10 +286,6 @@ class Checkpointer:
         return float(run.trainer.callback_metrics[self.settings.best])
 
 
-def _rank_file(rank: int) -> str:
-    return f"rank_{rank:05d}.pt"
-
-
 def _empty(folder: Path, *, make: bool = True) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if make:
@@ -332,14 +297,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     return " ".join(str(error).split())[:200]
-
-
-def save_plain(content: Any, path: Path) -> None:
-    """Numbers, strings, lists, dicts and tensors."""
-    torch.save(content, path)
-    flush(path)
-
-
-def load_plain(path: Path) -> Any:
-    """Runs nothing."""
-    return torch.load(path, weights_only=True, map_location="cpu")

@@ -7,6 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.checkpoints.folder import Found, best_of, complete_checkpoints, damaged_file
+from apo_lightning.checkpoints.plain import TENSORS
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
@@ -42,7 +43,7 @@ def export(cfg: DictConfig) -> Path:
     if lora is not None:
         lora.attach(model, config.seed)
     policy = Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
-    load_tensors(policy_tensors(policy), found.folder / "tensors")
+    load_tensors(policy_tensors(policy), found.folder / TENSORS)
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -1,0 +1,35 @@
+"""When a run is saved, and what stays: the `checkpoint:` node of `configs/train.yaml`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apo_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """When to save, and what to keep.
+
+    Attributes:
+        save_every: rollouts between two checkpoints; None: none but on a stop signal.
+        keep: newest checkpoints that stay. With one, a checkpoint that is found damaged has none before it.
+        best: a held-out metric, `val/<name>/pass@<k>`: the checkpoint where it was highest stays as well; None: no.
+        asynchronous: write while training goes on, from a copy in host memory.
+    """
+
+    save_every: int | None
+    keep: int
+    best: str | None
+    asynchronous: bool
+
+    def __post_init__(self) -> None:
+        if self.save_every is not None and self.save_every < 1:
+            raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
+        if self.keep < 1:
+            raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
+
+    def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
+        """Raise `ConfigError` where `best` is nothing that the run will log."""
+        known = [f"val/{name}/pass@{k}" for name in validation_names for k in sorted({1, validation_samples})]
+        if self.best is not None and self.best not in known:
+            raise ConfigError(f"checkpoint.best is {self.best}: choose one of {', '.join(known) or 'nothing'}")
