@@ -33,6 +33,7 @@ class RunSummary(StepCallback):
         self.num_edge_steps = num_edge_steps
         self._history = RunHistory()
         self._started: float | None = None
+        self._seconds_before = 0.0
         self._weights_sha256: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -60,25 +61,36 @@ class RunSummary(StepCallback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A look at the held-out problems after training completes the summary."""
         super().on_validation_end(trainer, pl_module)
-        if self._weights_sha256 is not None:
+        # A longer run that goes on from a finished one knows that one's weights.
+        if self._weights_sha256 is not None and trainer.global_step >= trainer.max_steps:
             self._print(trainer, self._write(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         """So that a resumed run knows its beginning."""
-        return self._history.state_dict()
+        return {
+            "history": self._history.state_dict(),
+            "seconds": self._seconds,
+            "weights_sha256": self._weights_sha256,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The beginning of a run that is resumed."""
-        self._history.load_state_dict(state_dict)
+        self._history.load_state_dict(state_dict["history"])
+        self._seconds_before = state_dict["seconds"]
+        self._weights_sha256 = state_dict["weights_sha256"]
+
+    @property
+    def _seconds(self) -> float:
+        """Of this process and those that it goes on from, up to what they saved."""
+        return self._seconds_before + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         history = self._history
-        seconds = time.monotonic() - self._started if self._started is not None else 0.0
         summary = {
             "steps": trainer.global_step,
             "max_steps": trainer.max_steps,
             "seed": getattr(pl_module, "seed", None),
-            "wall_seconds": round(seconds, 1),
+            "wall_seconds": round(self._seconds, 1),
             "train": first_and_last(history, self.num_edge_steps),
             "held_out": {name: held_out_change(looks) for name, looks in history.validations.items()},
             "verdicts": verdict_counts(history),
