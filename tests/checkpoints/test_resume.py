@@ -126,6 +126,12 @@ def test_written_by_another_thread_a_checkpoint_is_the_same(uninterrupted, tmp_p
     assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
 
 
+def test_a_finished_run_that_is_started_again_stays_as_it_is(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted[1], folder)
+    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
+
+
 def test_a_finished_run_can_be_made_longer_elsewhere(uninterrupted, tmp_path):
     first, whole = tmp_path / "first", tmp_path / "whole"
     run(first, "scheduler.name=constant_with_warmup", "trainer.max_steps=2")

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
+from apo_lightning.checkpoints.folder import Found
 from apo_lightning.checkpoints.resume import FREE
 from apo_lightning.checkpoints.run_state import set_finished_steps
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
@@ -61,7 +62,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     together = EndTogether()
     trainer = instantiate(
         cfg.trainer,
-        logger=_loggers(cfg, output_dir, [] if found is None else rows_until(found.folder.parent.parent, steps_done)),
+        logger=_loggers(cfg, output_dir, _earlier_rows(found)),
         callbacks=[together, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
@@ -203,6 +204,13 @@ def _own_settings(cfg: DictConfig) -> dict[str, Any]:
     """What a checkpoint is compared by, as plain data; what may differ is left out."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
+
+
+def _earlier_rows(found: Found | None) -> list[dict[str, Any]]:
+    """Of `metrics.csv`, up to the checkpoint."""
+    if found is None:
+        return []
+    return rows_until(found.folder.parent.parent, found.header.position.step, found.header.validated_step)
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:
