@@ -190,15 +190,7 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
         updated = updated_tokens(table, module.loss)
         (minibatch,) = plan_minibatches(table, updated, settings, module.ranks)
         loss_mask = score_reference(table, None, module.loss, updated, Needs(), settings, module.ranks)
-        minibatch_loss = MinibatchLoss(
-            loss=module.loss.prepare(minibatch),
-            table=table,
-            minibatch=minibatch,
-            loss_mask=loss_mask,
-            old_logprobs=None,
-            records_policy=True,
-            importance_cap=None,
-        )
+        minibatch_loss = MinibatchLoss.of(module.loss, table, minibatch, loss_mask, settings, is_first=True)
         module._accumulate(minibatch_loss, settings)
         return gradients(model)
 

@@ -6,16 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apo_lightning.memory_plan import (
-    GIB,
-    EngineSize,
-    ModelShape,
-    RunShape,
-    activation_bytes,
-    layer_activation_bytes,
-    plan_memory,
-    shape_of,
-)
+from apo_lightning.lora import LoRA
+from apo_lightning.memory_plan import GIB, activation_bytes, layer_activation_bytes, plan_memory
+from apo_lightning.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.packing import PackedSequences
 from apo_lightning.policy import Policy
 from apo_lightning.tokenizer import character_tokenizer
@@ -25,21 +18,19 @@ LAYER = 3584**2 + 3584 + 2 * (3584 * 512 + 512) + 3584**2 + 3 * 3584 * 18944 + 2
 # Embedding and head, untied, and the last norm.
 ROOT = 2 * 152064 * 3584 + 3584
 N = 28 * LAYER + ROOT
+QWEN_MATH_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
 
 
 def qwen_math7b() -> ModelShape:
-    return shape_of(
-        AutoConfig.for_model(
-            "qwen2",
-            hidden_size=3584,
-            intermediate_size=18944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-            vocab_size=152064,
-            tie_word_embeddings=False,
-        )
-    )
+    return shape_of(AutoConfig.for_model("qwen2", **QWEN_MATH_7B))
 
 
 # As configs/experiment/paper: bfloat16, checkpointing, 16384 tokens a micro-batch, 24 GiB of keys and values.
@@ -108,9 +99,27 @@ def test_without_a_reference_in_float32_nothing_is_kept_for_either():
     assert not names & {"reference weights", "weights cast by autocast"}
 
 
+def test_adapters_alone_have_gradients_and_moments_by_hand():
+    config = AutoConfig.for_model("qwen2", **QWEN_MATH_7B)
+    model = shape_of(config, LoRA(rank=16))
+    # 16·(m + n) of every matrix of a layer: q and o 7168 each, k and v 4096 each, gate, up and down 22528 each.
+    adapters = 28 * 16 * (2 * 7168 + 2 * 4096 + 3 * 22528)
+    assert (model.num_parameters, model.trained_parameters) == (N, adapters) == (7_615_616_512, 40_370_176)
+    parts = {part.name: part for part in plan_memory(model, PAPER).parts}
+    # 4·40,370,176/8 = 20,185,088; the base beside it is frozen, whole in float32, and its own reference.
+    assert parts["gradients"].update == 20_185_088
+    assert parts["optimizer moments"].update == 2 * 20_185_088
+    assert parts["weights"].update == 3_807_808_256 + 20_185_088
+    assert "reference weights" not in parts
+    # The backward of a layer casts the norms and biases that no adapter covers, 2·(3584 + 2·512 + 7168) = 23,552, and
+    # merges a matrix of the MLP, (4 + 4 + 2)·3584·18944 = 678,952,960.
+    assert parts["weights cast by autocast"].update == 23_552 + 678_952_960
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["full", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size, checkpointing):
+def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size, checkpointing, lora):
     tokenizer = character_tokenizer()
     config = AutoConfig.for_model(
         "llama",
@@ -123,6 +132,8 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size
         vocab_size=len(tokenizer),
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    if lora is not None:
+        lora.attach(model, seed=0)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy = Policy(model, tokenizer, dtype)
@@ -143,7 +154,7 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size
     run = replace(
         PAPER, compute_bytes=size, gradient_checkpointing=checkpointing, microbatch_tokens=len(microbatch.input_ids)
     )
-    shape = shape_of(config)
+    shape = shape_of(config, lora)
     planned = activation_bytes(shape, run)
     if checkpointing:  # the layer that a backward recomputes is not there yet
         planned -= run.microbatch_tokens * layer_activation_bytes(shape, run)

@@ -6,16 +6,11 @@ What is not is measured, and a constant below says on what. `benchmarks/memory.p
 
 from dataclasses import dataclass
 
-import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
-
-from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs.head import TILE, TILE_CPU
+from apo_lightning.memory_shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
 GIB = 2**30
-FLOAT32 = 4
-"""Bytes of a master weight, of its gradient and of each of its two Adam moments."""
 
 LIBRARIES_BYTES = 690 * MIB
 """Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, prompts as tokens. Measured
@@ -27,95 +22,6 @@ CUDA_CONTEXT_BYTES = 512 * MIB
 have; not measured in this project."""
 NCCL_BYTES = 512 * MIB
 """Channels and buffers of NCCL, where there are several ranks. As above."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The sizes of a causal language model that memory depends on. Parameters are counted, not measured."""
-
-    num_parameters: int
-    """All, a tied head once."""
-    layer_parameters: int
-    """Of one decoder layer."""
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-
-    @property
-    def root_parameters(self) -> int:
-        """What is in no layer: embedding, final norm, and the head where it is not tied."""
-        return self.num_parameters - self.num_layers * self.layer_parameters
-
-    @property
-    def head_parameters(self) -> int:
-        """V·D, tied or not."""
-        return self.vocab_size * self.hidden_size
-
-
-def shape_of(config: PretrainedConfig) -> ModelShape:
-    """Count a model's parameters on the `meta` device, where they have shapes and no memory.
-
-    Raises:
-        ConfigError: the model's layers are not `base_model.layers`, which sharding needs as well.
-    """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    text = config.get_text_config()
-    layers = getattr(model.base_model, "layers", None)
-    if not layers:
-        raise ConfigError(f"a {config.model_type} model keeps its layers where this trainer does not look for them")
-    return ModelShape(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        layer_parameters=sum(parameter.numel() for parameter in layers[0].parameters()),
-        num_layers=len(layers),
-        hidden_size=text.hidden_size,
-        intermediate_size=text.intermediate_size,
-        num_heads=text.num_attention_heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-        vocab_size=text.vocab_size,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSize:
-    """What of an engine's settings takes memory."""
-
-    name: str
-    num_sequences: int
-    """Decoded at once by one rank."""
-    num_forward_tokens: int
-    """The most tokens of one forward."""
-    kv_cache_bytes: int
-    """Reserved at the start; 0: grows with the sequences."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunShape:
-    """What a run does with a model, as far as memory depends on it."""
-
-    world_size: int
-    strategy: str
-    """`single`, `ddp` (everything in every process) or `fsdp` (weights, gradients and optimizer state divided)."""
-    is_cuda: bool
-    compute_bytes: int
-    """Of a number in the dtype of matrix products: 2 or 4. The engine's weights have it too."""
-    has_reference: bool
-    gradient_checkpointing: bool
-    microbatch_tokens: int
-    """Positions of one forward of the update: the budget, or all that a mini-batch can have."""
-    max_model_len: int
-    """The longest prompt and completion [tokens]."""
-    engine: EngineSize
-
-    @property
-    def num_shards(self) -> int:
-        """Processes that divide what FSDP2 divides."""
-        return self.world_size if self.strategy == "fsdp" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,16 +79,16 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     grows to the sum of what its phases need.
     """
     is_kept = not run.is_cuda
-    resident = shard_bytes(model, run)
-    gradients = resident * (2 if run.strategy == "ddp" else 1)
+    trained = shard_bytes(model.trained_parameters, run)
+    gradients = trained * (2 if run.strategy == "ddp" else 1)
     engine_weights = run.compute_bytes * model.num_parameters
     workspace = engine_workspace_bytes(model, run)
     parts = (
         _part("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
         _part("left over from loading", left_from_loading_bytes(model, run), stays=True),
-        _part("weights", resident, stays=True),
-        _part("optimizer moments", 2 * resident, stays=True),
-        _part("reference weights", resident * run.has_reference, stays=True),
+        _part("weights", weight_bytes(model, run), stays=True),
+        _part("optimizer moments", 2 * trained, stays=True),
+        _part("reference weights", reference_bytes(model, run), stays=True),
         Part(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
         Part(name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights),
         _part("keys and values", kv_cache_bytes(model, run), stays=is_kept),
@@ -193,12 +99,24 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     return MemoryPlan(parts=tuple(part for part in parts if part.is_any), loading=loading_bytes(model, run))
 
 
-def shard_bytes(model: ModelShape, run: RunShape) -> int:
-    """One float32 copy of the weights, or this process's part of it where FSDP2 divides it: 4·N/shards.
+def shard_bytes(num_parameters: int, run: RunShape) -> int:
+    """One float32 number a parameter, or this process's part of them where FSDP2 divides it: 4·N/shards.
 
-    The gradient is as large, the two moments of Adam twice as large. DDP keeps gradients a second time, in its buckets.
+    Of what is trained the gradient is as large, the two moments of Adam twice as large. DDP keeps gradients a second
+    time, in its buckets.
     """
-    return FLOAT32 * -(-model.num_parameters // run.num_shards)
+    return FLOAT32 * -(-num_parameters // run.num_shards)
+
+
+def weight_bytes(model: ModelShape, run: RunShape) -> int:
+    """The policy's, and its adapters' beside them."""
+    adapters = 0 if model.adapters is None else shard_bytes(model.adapters.num_parameters, run)
+    return shard_bytes(model.num_parameters, run) + adapters
+
+
+def reference_bytes(model: ModelShape, run: RunShape) -> int:
+    """A frozen copy of the policy; with adapters none, since the policy without them is the reference."""
+    return shard_bytes(model.num_parameters, run) if run.has_reference and model.adapters is None else 0
 
 
 def process_bytes(run: RunShape) -> int:
@@ -213,7 +131,7 @@ def loading_bytes(model: ModelShape, run: RunShape) -> int:
 
     Under FSDP2 the first rank alone has all weights, and hands them out to the shards of policy and reference.
     """
-    copies = (1 + run.has_reference) * shard_bytes(model, run)
+    copies = weight_bytes(model, run) + reference_bytes(model, run)
     whole = FLOAT32 * model.num_parameters if run.strategy == "fsdp" else 0
     return LIBRARIES_BYTES + whole + copies
 
@@ -241,24 +159,28 @@ def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
     q = heads·head_dim, k = kv_heads·head_dim: attention keeps queries, keys, values and its output, c·(2q + 2k), and
     a float32 log-sum-exp a head; the MLP keeps gate, its activation, up and their product, 4·c·F. The inputs of the
     matrix products: in float32 two, shared by the products that read them, 8·D; under autocast every one of the five
-    casts its own, 5·c·D. Verified tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
+    casts its own, 5·c·D. With adapters all read the two in float32, and frozen norms keep no normalised input. Verified
+    tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
     """
     c, d = run.compute_bytes, model.hidden_size
-    inputs = 2 * FLOAT32 * d if c == FLOAT32 else 5 * c * d
+    inputs = 5 * c * d if c < FLOAT32 and model.adapters is None else 2 * FLOAT32 * d
+    norms = 4 * FLOAT32 * d if model.adapters is None else 2 * FLOAT32 * d
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = c * 2 * (queries + keys) + FLOAT32 * model.num_heads
-    return 4 * FLOAT32 * d + inputs + attention + 4 * c * model.intermediate_size
+    return norms + inputs + attention + 4 * c * model.intermediate_size
 
 
 def activation_bytes(model: ModelShape, run: RunShape) -> int:
     """Activations of one micro-batch when the backward begins.
 
     Every layer's; with checkpointing each layer's input, 4·D, and all of the one that is being recomputed. Behind the
-    last layer three float32 copies of the hidden states: the norm's input, its output and the rows that are read.
+    last layer three float32 copies of the hidden states: the norm's input, what it has normalised (not where it is
+    frozen) and the rows that are read.
     """
     layer, d = layer_activation_bytes(model, run), model.hidden_size
     layers = model.num_layers * FLOAT32 * d + layer if run.gradient_checkpointing else model.num_layers * layer
-    return run.microbatch_tokens * (layers + 3 * FLOAT32 * d)
+    copies = 3 if model.adapters is None else 2
+    return run.microbatch_tokens * (layers + copies * FLOAT32 * d)
 
 
 def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> int:
@@ -266,11 +188,15 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
     Autocast keeps all it has made until the forward ends, whole on every rank under FSDP2 too, and without
     checkpointing the graph keeps them until the backward has passed. With it, the backward has those of one layer.
+    Matrices with adapters are merged in float32, one at a time and again in the backward: W + B·A, B·A and what is
+    multiplied.
     """
-    if run.compute_bytes == FLOAT32:
-        return 0
+    c, adapters = run.compute_bytes, model.adapters
     num_layers = 1 if run.gradient_checkpointing and backward else model.num_layers
-    return run.compute_bytes * num_layers * model.layer_parameters
+    cast = 0 if c == FLOAT32 else c * num_layers
+    if adapters is None:
+        return cast * model.layer_parameters
+    return cast * (model.layer_parameters - adapters.layer_parameters) + (2 * FLOAT32 + c) * adapters.largest_matrix
 
 
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
@@ -291,15 +217,17 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
 
     - The forward is through: activations, and all that autocast has cast.
     - The backward begins: activations, what autocast has cast, a tile of logits, ∂L/∂h, and in float32 ∂L/∂W of the
-      head (V·D), which waits for the embedding's where the two are tied.
+      head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen.
     - The backward ends, and the optimizer steps. The new gradients of embedding and head stand beside those they are
       added to, under FSDP2 once more as input of the reduction. On a GPU the optimizer works on all parameters at once
       and takes as much again as its shard of them.
     """
     activations = Part(name="activations", update=activation_bytes(model, run))
     gathered = Part(name="gathered by FSDP2", update=gathered_bytes(model, run))
-    head = head_tile_bytes(run) + FLOAT32 * (model.head_parameters + run.microbatch_tokens * model.hidden_size)
-    copies = 2 if gathered.update else 1
+    is_head_trained = model.adapters is None
+    new_head = is_head_trained * model.head_parameters
+    head = head_tile_bytes(run) + FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
+    copies = is_head_trained * (2 if gathered.update else 1)
     ending = run.microbatch_tokens * layer_activation_bytes(model, run) + copies * FLOAT32 * model.root_parameters
     if not run.is_cuda:
         cast = cast_weight_bytes(model, run, backward=False)
@@ -307,7 +235,7 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered
     backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered
     ends = _ending(ending), gathered
-    optimizer = (Part(name="working copies of the optimizer", update=shard_bytes(model, run)),)
+    optimizer = (Part(name="working copies of the optimizer", update=shard_bytes(model.trained_parameters, run)),)
     return max(forward, backward, ends, optimizer, key=lambda parts: sum(part.update for part in parts))
 
 

@@ -1,7 +1,9 @@
 """The loss of one mini-batch, asked for as the statistics of its tokens become known."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -12,6 +14,9 @@ from apo_lightning.memory import within_budget
 from apo_lightning.metrics.step_metrics import UpdateRecord
 from apo_lightning.packing import Microbatch
 from apo_lightning.plan import Minibatch
+from apo_lightning.policy import Policy
+from apo_lightning.reference import Reference
+from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
 from apo_lightning.types import LossOutput, TokenStatistics
 
@@ -52,16 +57,62 @@ class MinibatchLoss:
     importance_cap: float | None
     parts: list[Part] = field(default_factory=list)
 
-    def start(self, tokens_per_microbatch: int) -> list[tuple[Microbatch, Objective]]:
-        """What is to be run and asked for; what was run of it before is forgotten."""
-        self.parts.clear()
-        parts = within_budget(self.table, self.minibatch.real_microbatches, tokens_per_microbatch)
-        padding = self.minibatch.microbatches[len(self.minibatch.real_microbatches) :]
-        return [(part, self._objective(part)) for part in parts] + [(part, _no_objective) for part in padding]
+    @classmethod
+    def of(
+        cls,
+        loss: PolicyLoss,
+        table: StepTable,
+        minibatch: Minibatch,
+        loss_mask: Bool[Tensor, "tokens"],
+        settings: StepSettings,
+        *,
+        is_first: bool,
+    ) -> Self:
+        """That of a mini-batch of a step.
 
-    def anchor_ids(self, microbatch: Microbatch) -> Int[Tensor, "part anchors"] | None:
-        """The anchors whose log-probs the loss reads."""
-        return self.table.anchor_ids(microbatch, self.loss.needs.anchor_size, self.loss_mask)
+        Args:
+            loss: not yet prepared for it.
+            table: of the step.
+            minibatch: its weights.
+            loss_mask: tokens whose reference rows the loss may use.
+            settings: whose log-probs π_old has, and the cap of the importance weights.
+            is_first: of the step: nothing has moved since the policy sampled.
+        """
+        from_engine = settings.old_logprobs == "rollout"
+        return cls(
+            loss=loss.prepare(minibatch),
+            table=table,
+            minibatch=minibatch,
+            loss_mask=loss_mask,
+            old_logprobs=table.rollout_logprobs if from_engine else None if is_first else table.old_logprobs,
+            records_policy=is_first,
+            importance_cap=settings.importance_cap,
+        )
+
+    def scalars(self, policy: Policy, reference: Reference | None, settings: StepSettings) -> Iterator[Tensor]:
+        """Run the policy on one micro-batch after the other; their sum is the loss of the mini-batch.
+
+        What was run before is forgotten.
+
+        Args:
+            policy: with a gradient.
+            reference: read only for a loss that needs the KL over the whole vocabulary.
+            settings: budget of a micro-batch, and temperature.
+        """
+        self.parts.clear()
+        parts = within_budget(self.table, self.minibatch.real_microbatches, settings.tokens_per_microbatch)
+        padding = self.minibatch.microbatches[len(self.minibatch.real_microbatches) :]
+        asked = [(part, self._objective(part)) for part in parts] + [(part, _no_objective) for part in padding]
+        compared = reference if self.loss.needs.full_kl else None
+        for microbatch, objective in asked:
+            yield policy.objective_sum(
+                microbatch,
+                objective,
+                self.table.anchor_ids(microbatch, self.loss.needs.anchor_size, self.loss_mask),
+                temperature=settings.temperature,
+                ref_hidden=None if compared is None else compared.hidden_states(microbatch),
+                ref_head_weight=None if compared is None else compared.head_weight,
+            )
 
     def _objective(self, microbatch: Microbatch) -> Objective:
         """The weighted loss of some of a micro-batch's tokens."""

@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from apo_lightning import scoring
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
 from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, total_peak_flops
+from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.memory import Memory
-from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord, validation_metrics
+from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord
 from apo_lightning.metrics.throughput import model_size, work_of
 from apo_lightning.minibatch_loss import MinibatchLoss
 from apo_lightning.nonfinite import NonfiniteSteps
@@ -27,19 +28,10 @@ from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
-from apo_lightning.scoring import engine_gap, score_for_check, score_policy, score_reference, unscored_parts, watched_by
 from apo_lightning.settings import StepSettings
 from apo_lightning.sharding import shard
 from apo_lightning.step import StepTable
-from apo_lightning.types import (
-    AdvantageInputs,
-    Advantages,
-    Prompt,
-    Rollouts,
-    StepOutput,
-    ValidationOutput,
-    concatenate,
-)
+from apo_lightning.types import AdvantageInputs, Prompt, Rollouts, StepOutput, ValidationOutput
 
 PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "update", "sync", "metrics")
 """The stages of `training_step`. One that does not run in a step took 0.0 s."""
@@ -95,14 +87,12 @@ class RLVRModule(pl.LightningModule):
         self.nonfinite = NonfiniteSteps(settings.max_nonfinite_steps)
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
-        self.validation_names = tuple(validation_names)
+        self.held_out = HeldOut(validation_names)
         self.seed = seed
         self.step_metrics = StepMetrics()
         self.policy_version = 0
         self.checked_version = 0
-        self.validated_step: int | None = None
         self.validation_outputs: list[ValidationOutput] = []
-        self._validation_rollouts: dict[str, list[Rollouts]] = {}
         self.timer = StepTimer(self.clock, PHASES)
 
     # ------------------------------------------------------------------ set-up
@@ -131,7 +121,7 @@ class RLVRModule(pl.LightningModule):
         """As above: a run may begin with validation. It is no part of a step."""
         self.timer.pause()
         self._start_engine()
-        self._validation_rollouts = {}
+        self.held_out.begin()
 
     def on_validation_end(self) -> None:
         """The step goes on."""
@@ -151,9 +141,7 @@ class RLVRModule(pl.LightningModule):
             max_model_len=self.settings.max_model_len,
             device=self.device,
             seed=self.seed,
-            global_rank=self.trainer.global_rank,
-            local_rank=self.trainer.local_rank,
-            world_size=self.trainer.world_size,
+            process=self.trainer,
         )
         self._publish()
 
@@ -197,16 +185,16 @@ class RLVRModule(pl.LightningModule):
             table = StepTable(rollouts, advantages, self.device)
             updated = updated_tokens(table, self.loss)
             plan = plan_minibatches(table, updated, self.memory.settings, self.ranks)
-            watched = watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
-            unscored = unscored_parts(table, plan, watched, self.memory.settings, self.ranks)
+            watched = scoring.watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
+            unscored = scoring.unscored_parts(table, plan, watched, self.memory.settings, self.ranks)
         if begun is None or begun.update is None:
             with self.clock.phase("reference"):
                 mask = self.memory.fit(
-                    score_reference, table, self.reference, self.loss, updated, watched, ranks=self.ranks
+                    scoring.score_reference, table, self.reference, self.loss, updated, watched, ranks=self.ranks
                 )
             if unscored:
                 with self.clock.phase("old_logprobs"):
-                    self.memory.fit(score_policy, table, self.policy, unscored, watched)
+                    self.memory.fit(scoring.score_policy, table, self.policy, unscored, watched)
             record = UpdateRecord(num_tokens=len(table.token_ids))
         else:
             mask, record = begun.update.resume(table)
@@ -255,42 +243,27 @@ class RLVRModule(pl.LightningModule):
 
     def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor, record: UpdateRecord) -> None:
         """N optimizer steps, but for those recorded. Before the first the engine is checked against the policy."""
-        from_engine = self.settings.old_logprobs == "rollout"
         for i, minibatch in enumerate(plan[record.num_minibatches :], start=record.num_minibatches):
-            # None: the policy's own, detached; nothing has moved since it sampled.
-            old_logprobs = table.rollout_logprobs if from_engine else table.old_logprobs if i > 0 else None
-            minibatch_loss = MinibatchLoss(
-                loss=self.loss.prepare(minibatch),
-                table=table,
-                minibatch=minibatch,
-                loss_mask=loss_mask,
-                old_logprobs=old_logprobs,
-                records_policy=i == 0 and old_logprobs is not table.old_logprobs,
-                importance_cap=self.settings.importance_cap,
-            )
+            minibatch_loss = MinibatchLoss.of(self.loss, table, minibatch, loss_mask, self.settings, is_first=i == 0)
             self.memory.fit(self._accumulate, minibatch_loss)
             minibatch_loss.add_to(record)
             record.work += work_of(minibatch.real_microbatches)
             if i == 0:
-                record.check = self.memory.fit(score_for_check, table, self.policy, ranks=self.ranks)
-                record.logprob_gap = engine_gap(table, self.policy, self.ranks, self.policy_version)
-                self.checked_version = self.policy_version
+                record.check, record.logprob_gap = self._check_engine(table)
             self._optimizer_step(minibatch_loss, record)
             self.checkpointer.within_step(self, StepInProgress.of(table, loss_mask, record))
+
+    def _check_engine(self, table: StepTable) -> tuple[Tensor | None, float]:
+        """That it samples from the policy; see `score_for_check` and `engine_gap`."""
+        scored = self.memory.fit(scoring.score_for_check, table, self.policy, ranks=self.ranks)
+        gap = scoring.engine_gap(table, self.policy, self.ranks, self.policy_version)
+        self.checked_version = self.policy_version
+        return scored, gap
 
     def _accumulate(self, minibatch_loss: MinibatchLoss, settings: StepSettings) -> None:
         """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
         self.policy.zero_grad(set_to_none=True)
-        reference = self.reference if minibatch_loss.loss.needs.full_kl else None
-        for microbatch, objective in minibatch_loss.start(settings.tokens_per_microbatch):
-            scalar = self.policy.objective_sum(
-                microbatch,
-                objective,
-                minibatch_loss.anchor_ids(microbatch),
-                temperature=settings.temperature,
-                ref_hidden=None if reference is None else reference.hidden_states(microbatch),
-                ref_head_weight=None if reference is None else reference.head_weight,
-            )
+        for scalar in minibatch_loss.scalars(self.policy, self.reference, settings):
             # Strategies average gradients over ranks; the weights already count the tokens of all of them.
             self.manual_backward(scalar * self.ranks.world_size)
 
@@ -307,39 +280,20 @@ class RLVRModule(pl.LightningModule):
 
     # ------------------------------------------------------------------ held-out problems
 
-    def is_look_due(self, trainer: pl.Trainer, steps: int) -> bool:
-        """True where the held-out problems were looked at before, and are to be looked at after these steps."""
-        interval = trainer.val_check_interval
-        if self.validated_step is None or self.validated_step >= steps:
-            return False
-        return steps >= trainer.max_steps or (interval is not None and steps % int(interval) == 0)
-
     def validation_step(self, batch: Sequence[Prompt], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Sample and judge; the seeds do not depend on the step, so two policies differ by their weights alone."""
-        name = self.validation_names[dataloader_idx]
+        name = self.held_out.names[dataloader_idx]
         with self.clock.phase("validate"):
             rollouts = self._sample(batch, self.settings.validation_samples, step=0, stream=name)
             self.checkpointer.while_validating(self)
             assert rollouts is not None
-            self._validation_rollouts.setdefault(name, []).append(rollouts)
+            self.held_out.add(name, rollouts)
             if self.checked_version < self.policy_version:
-                # The check of a training step, for a version that no training step has used.
-                nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
-                advantages = Advantages(values=nothing, keep=nothing.bool())
-                table = StepTable(rollouts, advantages, self.device)
-                self.memory.fit(score_for_check, table, self.policy, ranks=self.ranks)
-                engine_gap(table, self.policy, self.ranks, self.policy_version)
-                self.checked_version = self.policy_version
+                self._check_engine(scoring.table_to_check(rollouts, self.device))
         self.clock.take()
 
     def on_validation_epoch_end(self) -> None:
         """pass@1 and pass@n of every held-out set."""
-        self.validation_outputs = []
-        self.validated_step = self.global_step
-        for name, parts in self._validation_rollouts.items():
-            rollouts = concatenate(parts)
-            metrics = validation_metrics(name, rollouts, self.device)
-            self.log_dict({**metrics, "step": float(self.global_step)})
-            self.validation_outputs.append(
-                ValidationOutput(step=self.global_step, name=name, rollouts=rollouts, metrics=metrics)
-            )
+        self.validation_outputs = self.held_out.finish(self.global_step, self.device)
+        for output in self.validation_outputs:
+            self.log_dict({**output.metrics, "step": float(output.step)})

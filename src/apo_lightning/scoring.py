@@ -16,7 +16,7 @@ from apo_lightning.reference import Reference
 from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap
 from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
-from apo_lightning.types import Needs
+from apo_lightning.types import Advantages, Needs, Rollouts
 
 
 def score_reference(
@@ -120,6 +120,12 @@ def score_for_check(table: StepTable, policy: Policy, settings: StepSettings, ra
         return None
     table.record_policy(microbatch, statistics)
     return microbatch.token_index
+
+
+def table_to_check(rollouts: Rollouts, device: torch.device) -> StepTable:
+    """Of completions that nothing is learnt from: for the check of a version that no training step has used."""
+    nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
+    return StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), device)
 
 
 def engine_gap(table: StepTable, policy: Policy, ranks: Ranks, policy_version: int) -> float:

@@ -245,7 +245,7 @@ class Checkpointer:
             header = Header(
                 position=position,
                 world_size=run.ranks.world_size,
-                validated_step=run.validated_step,
+                validated_step=run.held_out.last_step,
                 score=pending.score,
                 config=self.config,
                 files={name: value for part in parts for name, value in part.items()},
@@ -281,7 +281,7 @@ class Checkpointer:
         return False
 
     def _score(self, run: TrainingRun) -> float | None:
-        if self.settings.best is None or run.validated_step != run.trainer.global_step:
+        if self.settings.best is None or run.held_out.last_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.distributed import Ranks
+from apo_lightning.held_out import HeldOut
 from apo_lightning.nonfinite import NonfiniteSteps
 from apo_lightning.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
@@ -25,7 +26,7 @@ class Run(Protocol):
     ranks: Ranks
     policy_version: int
     checked_version: int
-    validated_step: int | None
+    held_out: HeldOut
 
     @property
     def trainer(self) -> pl.Trainer:

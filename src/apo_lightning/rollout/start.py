@@ -1,11 +1,31 @@
 """An engine beside a policy: started empty, in the policy's architecture and dtype."""
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from apo_lightning.policy import Policy
 from apo_lightning.rollout.engine import EngineContext, RolloutEngine
+
+
+class Process(Protocol):
+    """One of those that a run consists of: a Lightning `Trainer` or `Fabric`."""
+
+    @property
+    def global_rank(self) -> int:
+        """0 … world_size − 1."""
+        ...
+
+    @property
+    def local_rank(self) -> int:
+        """Among those of this node."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many there are."""
+        ...
 
 
 def start_engine(
@@ -15,11 +35,18 @@ def start_engine(
     max_model_len: int,
     device: torch.device,
     seed: int,
-    global_rank: int = 0,
-    local_rank: int = 0,
-    world_size: int = 1,
+    process: Process | None = None,
 ) -> None:
-    """`engine.setup` for this policy. Its weights come by `weight_sync.publish`."""
+    """`engine.setup` for this policy. Its weights come by `weight_sync.publish`.
+
+    Args:
+        engine: not yet started.
+        policy: gives architecture and dtype.
+        max_model_len: the longest prompt and completion [tokens].
+        device: of this process.
+        seed: the run's.
+        process: this one; None: the only one.
+    """
     with policy.architecture_folder() as folder:
         engine.setup(
             EngineContext(
@@ -28,8 +55,8 @@ def start_engine(
                 max_model_len=max_model_len,
                 device=device,
                 seed=seed,
-                global_rank=global_rank,
-                local_rank=local_rank,
-                world_size=world_size,
+                global_rank=0 if process is None else process.global_rank,
+                local_rank=0 if process is None else process.local_rank,
+                world_size=1 if process is None else process.world_size,
             )
         )

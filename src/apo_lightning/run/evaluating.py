@@ -64,9 +64,7 @@ def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
             max_model_len=max(task.benchmark.max_model_len for task in tasks),
             device=fabric.device,
             seed=cfg.seed,
-            global_rank=fabric.global_rank,
-            local_rank=fabric.local_rank,
-            world_size=fabric.world_size,
+            process=fabric,
         )
         publish(policy.model, engine, version=1)
         check_engine(

@@ -13,7 +13,7 @@ from apo_lightning import environment
 from apo_lightning.console import quiet_libraries, show
 from apo_lightning.environment import Finding, this_machine
 from apo_lightning.errors import ConfigError
-from apo_lightning.memory_plan import FLOAT32
+from apo_lightning.memory_shapes import FLOAT32
 from apo_lightning.preflight import check_devices, check_share
 from apo_lightning.run.preflight_tables import findings_text, plan_table, run_table
 from apo_lightning.run.sizes import Plan, Ranks, plan_run, ranks_of, step_settings
@@ -74,9 +74,10 @@ def _room_findings(cfg: DictConfig, plan: Plan, ranks: Ranks, output_dir: Path) 
         )
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += environment.device_findings(torch.cuda.get_device_properties(0).total_memory, memory.peak)
-    # A checkpoint holds weights and two moments, and one more is written before an old one goes; the policy at the end
-    # is exported once more.
-    needed = (3 * (cfg.checkpoint.keep + 1) + 1) * FLOAT32 * plan.model.num_parameters
+    # A checkpoint holds what is trained and its two moments, and one more is written before an old one goes; at the end
+    # all weights are exported.
+    model = plan.model
+    needed = FLOAT32 * (3 * (cfg.checkpoint.keep + 1) * model.trained_parameters + model.num_parameters)
     return findings + environment.disk_findings(output_dir, needed)
 
 

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.environment import Finding
-from apo_lightning.memory_plan import GIB, MemoryPlan, ModelShape, RunShape
+from apo_lightning.memory_plan import GIB, MemoryPlan
+from apo_lightning.memory_shapes import ModelShape, RunShape
 from apo_lightning.settings import StepSettings
 
 
@@ -27,10 +28,11 @@ def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: Me
         gpu = torch.cuda.get_device_properties(0)
         table.add_row(Text(gpu.name, style="dim"), *(Text(_gib(gpu.total_memory), style="dim") for _ in totals))
     dtype = "bfloat16" if run.compute_bytes == 2 else "float32"
+    parameters = f"{model.num_parameters / 1e6:,.1f}M parameters"
+    if model.adapters is not None:
+        parameters += f" and {model.adapters.num_parameters / 1e6:,.1f}M of adapters"
     return Group(
-        Text.assemble(
-            (name, "bold"), f", {ranks}: {model.num_parameters / 1e6:,.1f}M parameters, computing in {dtype}\n"
-        ),
+        Text.assemble((name, "bold"), f", {ranks}: {parameters}, computing in {dtype}\n"),
         table,
         Text(f"\nwhile loading, in the machine's memory: {_gib(plan.loading)} GiB a process\n", style="dim"),
     )

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.memory_plan import FLOAT32, EngineSize, MemoryPlan, ModelShape, RunShape, plan_memory, shape_of
+from apo_lightning.memory_plan import MemoryPlan, plan_memory
+from apo_lightning.memory_shapes import FLOAT32, EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.policy import PolicySpec
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
@@ -113,7 +114,7 @@ def plan_run(cfg: DictConfig) -> Plan:
     """
     settings, ranks = step_settings(cfg, instantiate(cfg.data)), ranks_of(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
-    model = shape_of(spec.load_config())
+    model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
     run = run_shape(cfg, settings, ranks, spec)
     return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
 

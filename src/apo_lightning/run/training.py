@@ -105,13 +105,13 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     )
     if found is not None:
         set_finished_steps(trainer, steps_done)
-        module.validated_step = found.header.validated_step
+        module.held_out.last_step = found.header.validated_step
     with together, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
-        if found is None or module.is_look_due(trainer, steps_done):
+        if found is None or module.held_out.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=parts.data)
-        if module.is_look_due(trainer, trainer.global_step):
+        if module.held_out.is_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=parts.data, verbose=False)
     return module
 

@@ -1,0 +1,139 @@
+"""The sizes that a run's memory depends on: of the model, its adapters, the engine and a step."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.lora import LoRA
+
+FLOAT32 = 4
+"""Bytes of a master weight, of its gradient and of each of its two Adam moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterShape:
+    """Low-rank adapters, as far as memory depends on them."""
+
+    num_parameters: int
+    """Of all of them."""
+    layer_parameters: int
+    """Frozen ones of one decoder layer that lie in adapted matrices."""
+    largest_matrix: int
+    """Elements of the largest adapted matrix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes of a causal language model that memory depends on. Parameters are counted, not measured."""
+
+    num_parameters: int
+    """All, a tied head once."""
+    layer_parameters: int
+    """Of one decoder layer."""
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    adapters: AdapterShape | None = None
+    """None: all parameters are trained."""
+
+    @property
+    def trained_parameters(self) -> int:
+        """What has gradients and moments."""
+        return self.num_parameters if self.adapters is None else self.adapters.num_parameters
+
+    @property
+    def root_parameters(self) -> int:
+        """What is in no layer: embedding, final norm, and the head where it is not tied."""
+        return self.num_parameters - self.num_layers * self.layer_parameters
+
+    @property
+    def head_parameters(self) -> int:
+        """V·D, tied or not."""
+        return self.vocab_size * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """What of an engine's settings takes memory."""
+
+    name: str
+    num_sequences: int
+    """Decoded at once by one rank."""
+    num_forward_tokens: int
+    """The most tokens of one forward."""
+    kv_cache_bytes: int
+    """Reserved at the start; 0: grows with the sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """What a run does with a model, as far as memory depends on it."""
+
+    world_size: int
+    strategy: str
+    """`single`, `ddp` (everything in every process) or `fsdp` (weights, gradients and optimizer state divided)."""
+    is_cuda: bool
+    compute_bytes: int
+    """Of a number in the dtype of matrix products: 2 or 4. The engine's weights have it too."""
+    has_reference: bool
+    gradient_checkpointing: bool
+    microbatch_tokens: int
+    """Positions of one forward of the update: the budget, or all that a mini-batch can have."""
+    max_model_len: int
+    """The longest prompt and completion [tokens]."""
+    engine: EngineSize
+
+    @property
+    def num_shards(self) -> int:
+        """Processes that divide what FSDP2 divides."""
+        return self.world_size if self.strategy == "fsdp" else 1
+
+
+def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
+    """Count a model's parameters on the `meta` device, where they have shapes and no memory.
+
+    Args:
+        config: of the model.
+        lora: its adapters; None: all weights are trained.
+
+    Raises:
+        ConfigError: the model's layers are not `base_model.layers`, which sharding needs as well.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config()
+    layers = getattr(model.base_model, "layers", None)
+    if not layers:
+        raise ConfigError(f"a {config.model_type} model keeps its layers where this trainer does not look for them")
+    shape = ModelShape(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layer_parameters=sum(parameter.numel() for parameter in layers[0].parameters()),
+        num_layers=len(layers),
+        hidden_size=text.hidden_size,
+        intermediate_size=text.intermediate_size,
+        num_heads=text.num_attention_heads,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        vocab_size=text.vocab_size,
+    )
+    if lora is None:
+        return shape
+    lora.attach(model, seed=0)
+    return replace(shape, adapters=_adapter_shape(model, layers[0]))
+
+
+def _adapter_shape(model: nn.Module, layer: nn.Module) -> AdapterShape:
+    adapted = [module.base_layer.weight.numel() for module in layer.modules() if isinstance(module, LoraLayer)]  # pyright: ignore[reportAttributeAccessIssue]
+    return AdapterShape(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        layer_parameters=sum(adapted),
+        largest_matrix=max(adapted),
+    )
