@@ -2,6 +2,7 @@
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
+PROCESSES ?= 2
 PYTHON ?= python3
 
 # Tests and checks load nothing from a hub: on a closed network each try would hang through its retries.
@@ -20,8 +21,10 @@ setup:  ## Make .venv, once (EXTRA=cpu|vllm chooses the engine, PYTHON=python3.1
 train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 	@$(python) train.py $(ARGS)
 
-test: setup  ## Run the tests: ARGS go to pytest
-	@$(python) -m pytest $(ARGS)
+# With more threads than cores, processes wait for one another.
+test: export OMP_NUM_THREADS := 1
+test: setup  ## Run the tests, PROCESSES of them at once: ARGS go to pytest
+	@$(python) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
 check: format lint types layers examples  ## Formatting, lint, types, import layers, the examples in docstrings and docs
 

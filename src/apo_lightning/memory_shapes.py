@@ -1,6 +1,7 @@
 """The sizes that a run's memory depends on: of the model, its adapters, the engine and a step."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -131,7 +132,8 @@ def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
 
 
 def _adapter_shape(model: nn.Module, layer: nn.Module) -> AdapterShape:
-    adapted = [module.base_layer.weight.numel() for module in layer.modules() if isinstance(module, LoraLayer)]  # pyright: ignore[reportAttributeAccessIssue]
+    layers: list[Any] = [module for module in layer.modules() if isinstance(module, LoraLayer)]
+    adapted = [part.base_layer.weight.numel() for part in layers]
     return AdapterShape(
         num_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         layer_parameters=sum(adapted),

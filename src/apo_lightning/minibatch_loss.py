@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -67,7 +66,7 @@ class MinibatchLoss:
         settings: StepSettings,
         *,
         is_first: bool,
-    ) -> Self:
+    ) -> "MinibatchLoss":
         """That of a mini-batch of a step.
 
         Args:

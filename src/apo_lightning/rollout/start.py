@@ -1,7 +1,7 @@
 """An engine beside a policy: started empty, in the policy's architecture and dtype."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -9,6 +9,7 @@ from apo_lightning.policy import Policy
 from apo_lightning.rollout.engine import EngineContext, RolloutEngine
 
 
+@runtime_checkable
 class Process(Protocol):
     """One of those that a run consists of: a Lightning `Trainer` or `Fabric`."""
 
