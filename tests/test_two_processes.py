@@ -1,5 +1,6 @@
 """Two processes make the run that one makes, up to the order of summation."""
 
+import csv
 import importlib.util
 import json
 
@@ -23,6 +24,13 @@ def completions(folder):
     }
 
 
+def held_out_rows(folder):
+    """What each look at the held-out problems found."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [{name: row[name] for name in row if name.startswith("val/")} for row in csv.DictReader(file)]
+    return [row for row in rows if any(row.values())]
+
+
 # Sharded, the reference of a policy with adapters runs first on what the update must get a gradient for.
 @pytest.mark.parametrize(
     "options",
@@ -35,8 +43,11 @@ def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(opti
         for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
     )
     assert len(completions(tmp_path / "cpu")) == len(alone)
+    looks = held_out_rows(tmp_path / "cpu")
+    assert len(looks) == 2
     for trainer, together in zip(("ddp_cpu2", "fsdp_cpu2"), others, strict=True):
         assert completions(tmp_path / trainer) == completions(tmp_path / "cpu")
+        assert held_out_rows(tmp_path / trainer)[0] == looks[0]  # before an update has rounded its sums otherwise
         for one, two in zip(alone, together, strict=True):
             for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy", "apo/triggered_fraction"):
                 assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name

@@ -1,12 +1,14 @@
 """The looks at held-out problems: when one is due, and what it found."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import lightning.pytorch as pl
 import torch
 
+from apo_lightning.gathering import from_all_ranks
 from apo_lightning.metrics.step_metrics import validation_metrics
-from apo_lightning.types import Rollouts, ValidationOutput, concatenate
+from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 
 
 class HeldOut:
@@ -28,16 +30,23 @@ class HeldOut:
         """True where the sets were looked at before, and are to be looked at after these steps."""
         if self.last_step is None or self.last_step >= steps:
             return False
-        interval = trainer.val_check_interval
-        return steps >= trainer.max_steps or (interval is not None and steps % int(interval) == 0)
+        interval = trainer.val_check_interval  # 1.0, the end of an epoch that has none, where no interval is given
+        return steps >= trainer.max_steps or (isinstance(interval, int) and steps % interval == 0)
 
     def begin(self) -> None:
         """Forget a look that was broken off."""
         self._rollouts = {}
 
-    def add(self, name: str, rollouts: Rollouts) -> None:
-        """One batch of a set, judged."""
-        self._rollouts.setdefault(name, []).append(rollouts)
+    def share(self, batch: Sequence[Prompt], rank: int, world_size: int) -> list[Prompt]:
+        """This rank's problems: every W-th of W ranks.
+
+        Where there are fewer problems than ranks, those without one take the first again: each has an engine to check.
+        """
+        return list(batch[rank::world_size]) or list(batch[:1])
+
+    def add(self, name: str, batch: Sequence[Prompt], share: Rollouts) -> None:
+        """One batch of a set, of which each rank judged its share; collective."""
+        self._rollouts.setdefault(name, []).append(in_turn(from_all_ranks(share), len(batch)))
 
     def finish(self, step: int, device: torch.device) -> list[ValidationOutput]:
         """What the look after `step` found; collective, since metrics are over all ranks.
@@ -53,3 +62,22 @@ class HeldOut:
             )
             for name, rollouts in whole.items()
         ]
+
+
+def in_turn(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
+    """The batch that ranks have divided by `HeldOut.share`, in its own order.
+
+    Args:
+        shares: in rank order.
+        num_prompts: of the batch.
+    """
+    group_size = shares[0].group_size
+    places = [(shares[i % len(shares)], i // len(shares)) for i in range(num_prompts)]
+    samples = [(share, place * group_size + sample) for share, place in places for sample in range(group_size)]
+    return replace(
+        shares[0],
+        prompts=tuple(share.prompts[place] for share, place in places),
+        completions=tuple(share.completions[b] for share, b in samples),
+        texts=tuple(share.texts[b] for share, b in samples),
+        verdicts=tuple(share.verdicts[b] for share, b in samples),
+    )

@@ -284,12 +284,13 @@ class RLVRModule(pl.LightningModule):
         """Sample and judge; the seeds do not depend on the step, so two policies differ by their weights alone."""
         name = self.held_out.names[dataloader_idx]
         with self.clock.phase("validate"):
-            rollouts = self._sample(batch, self.settings.validation_samples, step=0, stream=name)
+            prompts = self.held_out.share(batch, self.ranks.rank, self.ranks.world_size)
+            share = self._sample(prompts, self.settings.validation_samples, step=0, stream=name)
             self.checkpointer.while_validating(self)
-            assert rollouts is not None
-            self.held_out.add(name, rollouts)
+            assert share is not None
+            self.held_out.add(name, batch, share)
             if self.checked_version < self.policy_version:
-                self._check_engine(scoring.table_to_check(rollouts, self.device))
+                self._check_engine(scoring.table_to_check(share, self.device))
         self.clock.take()
 
     def on_validation_epoch_end(self) -> None:

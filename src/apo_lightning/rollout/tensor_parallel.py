@@ -15,7 +15,7 @@ from apo_lightning.types import Completion, GenerationRequest
 class SharedRequests:
     """The requests of all ranks of a tensor-parallel group, each once, in the same order on every rank.
 
-    Ranks that ask for the same sample (of a held-out set, say) share it: equal requests have equal completions.
+    Ranks that ask for the same sample share it: equal requests have equal completions.
 
     Attributes:
         everyone: What the group's engine is asked.

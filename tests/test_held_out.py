@@ -1,0 +1,51 @@
+"""Ranks divide a held-out batch, and have it whole again: each problem once, in its order."""
+
+import lightning.pytorch as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.held_out import HeldOut, in_turn
+from factories import make_rollouts
+
+
+def trainer(**settings):
+    return pl.Trainer(accelerator="cpu", logger=False, check_val_every_n_epoch=None, **settings)
+
+
+def part(rollouts, prompts):
+    """What a rank samples of these prompts."""
+    size = rollouts.group_size
+    samples = [rollouts.prompts.index(prompt) * size + sample for prompt in prompts for sample in range(size)]
+    return make_rollouts(
+        [rollouts.verdicts[b].status for b in samples],
+        size,
+        lengths=[len(rollouts.completions[b].token_ids) for b in samples],
+        texts=[rollouts.texts[b] for b in samples],
+    )
+
+
+@given(num_prompts=st.integers(1, 9), world_size=st.integers(1, 5), group_size=st.integers(1, 3))
+def test_shares_put_together_are_the_batch_whatever_the_number_of_ranks(num_prompts, world_size, group_size):
+    num = num_prompts * group_size
+    whole = make_rollouts(
+        [("correct", "incorrect", "unparsed")[b % 3] for b in range(num)], group_size, lengths=list(range(1, num + 1))
+    )
+    held_out = HeldOut(["sums"])
+    shares = [held_out.share(whole.prompts, rank, world_size) for rank in range(world_size)]
+    assert all(shares), "a rank without a problem would not check its engine"
+    together = in_turn([part(whole, share) for share in shares], num_prompts)
+    assert (together.texts, together.verdicts) == (whole.texts, whole.verdicts)
+    assert together.lengths.tolist() == whole.lengths.tolist()
+    sampled = sum(len(share) for share in shares)
+    assert sampled == max(num_prompts, world_size), "work is divided, not done over"
+
+
+@pytest.mark.parametrize(("last", "steps", "due"), [(None, 4, False), (4, 4, False), (0, 4, True), (0, 3, False)])
+def test_a_look_is_due_at_its_interval_if_there_was_one_before(last, steps, due):
+    held_out = HeldOut(["sums"])
+    held_out.last_step = last
+    assert held_out.is_due(trainer(max_steps=9, val_check_interval=2), steps) is due
+    # Without an interval, after the last step alone.
+    assert held_out.is_due(trainer(max_steps=steps, val_check_interval=None), steps) is (last == 0)
+    assert not held_out.is_due(trainer(max_steps=9, val_check_interval=None), steps)
