@@ -86,6 +86,14 @@ def run(runs: Runs, setting: Setting) -> None:
     runs.peak_bytes = max(runs.peak_bytes, found["peak_bytes"])
 
 
+def with_engine(engine: str, new_tokens: int) -> tuple[str, ...]:
+    """Overrides: the engine, with as much cache as the keys and values of 128 completions take."""
+    if engine == "transformers":
+        return (f"engine={engine}",)
+    key = "engine.vllm.kv_cache_gib" if engine == "auto" else "engine.kv_cache_gib"
+    return f"engine={engine}", f"{key}={0.25 if new_tokens <= 8 else 0.5}"
+
+
 def against_trl(setting: Setting, *, with_trl: bool) -> None:
     variants = {
         "ours, APO": Runs("ours", ("algo=apo",)),
@@ -169,7 +177,7 @@ def main() -> None:
                 given.threads,
                 new_tokens,
                 table == "long",
-                (*common, f"engine={given.engine}"),
+                (*common, *with_engine(given.engine, new_tokens)),
             )
             against_trl(setting, with_trl=with_trl)
     if "replay" in given.tables:

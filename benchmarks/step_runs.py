@@ -107,6 +107,7 @@ def configuration(given: argparse.Namespace) -> DictConfig:
             "train",
             overrides=[
                 "callbacks=none",
+                "checkpoint.save_every=null",
                 "data.num_validation=1",
                 f"data.max_completion_tokens={given.new_tokens}",
                 f"trainer.max_steps={given.steps}",

@@ -11,21 +11,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import torch.distributed
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+BYTES_PER_FILE = 256 * 2**20
+"""Of one rank. A file is put together in memory, twice: in one file a save would take two copies of the policy and its
+optimizer."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write all tensors; collective. A shard is written by its owner, a replicated tensor once."""
     with _single_process_is_meant():
-        dcp.save(dict(tensors), storage_writer=_writer(folder))
+        dcp.save(dict(tensors), storage_writer=_writer(tensors, folder))
 
 
 def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path) -> Future[object]:
     """The same from a thread of its own, of the tensors as they are now: they are copied to host memory first."""
     with _single_process_is_meant():
-        return cast("Future[object]", dcp.async_save(dict(tensors), storage_writer=_writer(folder)))
+        return cast("Future[object]", dcp.async_save(dict(tensors), storage_writer=_writer(tensors, folder)))
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -44,8 +49,25 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _writer(folder: Path) -> HuggingFaceStorageWriter:
-    return HuggingFaceStorageWriter(str(folder), save_distributed=True)
+def _writer(tensors: Mapping[str, Tensor], folder: Path) -> HuggingFaceStorageWriter:
+    world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)
+    return HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
+
+
+def file_numbers(num_bytes: Mapping[str, int], bytes_per_file: int) -> dict[str, int]:
+    """In which file each tensor goes, filled one after the other; a tensor that is too large has one of its own.
+
+    Example:
+        >>> file_numbers({"a": 3, "b": 3, "c": 9, "d": 1}, bytes_per_file=8)
+        {'a': 1, 'b': 1, 'c': 2, 'd': 3}
+    """
+    numbers, number, filled = {}, 1, 0
+    for name, size in num_bytes.items():
+        if filled and filled + size > bytes_per_file:
+            number, filled = number + 1, 0
+        numbers[name], filled = number, filled + size
+    return numbers
 
 
 @contextmanager
