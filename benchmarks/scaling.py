@@ -34,7 +34,7 @@ MEMORY_BAR = 0.1
 
 @dataclass(frozen=True)
 class Sizes:
-    """The point that all axes pass through, and the axes."""
+    """The point that all axes pass through, and the axes. Memory in V is fitted at the most tokens."""
 
     case: Case
     tokens: Sequence[int]
@@ -110,6 +110,8 @@ def head_memory(sizes: Sizes) -> list[list[str]]:
     for name, variant in HEADS.items():
         for axis in ("V", "T"):
             cases = head_axes(sizes)[axis]
+            if axis == "V":  # with few tokens and a small V, even all logits are a small part
+                cases = [replace(case, tokens=max(sizes.tokens)) for case in cases]
             extra = {AXIS[axis](case): max(1e6, extra_peak_bytes(build, variant, case)) for case in cases}
             slope = exponent(list(extra), list(extra.values()))
             judged = verdict(slope, MEMORY_BAR) if axis == "V" else ""

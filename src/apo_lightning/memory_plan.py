@@ -218,9 +218,8 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     - The forward is through: activations, and all that autocast has cast.
     - The backward begins: activations, what autocast has cast, a tile of logits, ∂L/∂h, and in float32 ∂L/∂W of the
       head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen.
-    - The backward ends, and the optimizer steps. The new gradients of embedding and head stand beside those they are
-      added to, under FSDP2 once more as input of the reduction. On a GPU the optimizer works on all parameters at once
-      and takes as much again as its shard of them.
+    - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2 once
+      more as input of the reduction. The optimizer's step is fused and takes nothing of its own.
     """
     activations = Part(name="activations", update=activation_bytes(model, run))
     gathered = Part(name="gathered by FSDP2", update=gathered_bytes(model, run))
@@ -235,8 +234,7 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered
     backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered
     ends = _ending(ending), gathered
-    optimizer = (Part(name="working copies of the optimizer", update=shard_bytes(model.trained_parameters, run)),)
-    return max(forward, backward, ends, optimizer, key=lambda parts: sum(part.update for part in parts))
+    return max(forward, backward, ends, key=lambda parts: sum(part.update for part in parts))
 
 
 def _cast(size: int) -> Part:

@@ -107,7 +107,11 @@ def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
         group.update(saved)
     parameters = trained_parameters(run.policy)
     for name, scalars in state["optimizer_scalars"].items():
-        run.optimizer.state[parameters[name]].update(scalars)
+        # A fused step reads its own count beside the weights.
+        device = parameters[name].device if run.optimizer.defaults.get("fused") else torch.device("cpu")
+        run.optimizer.state[parameters[name]].update(
+            {key: value.to(device) if isinstance(value, Tensor) else value for key, value in scalars.items()}
+        )
 
 
 def restore_callbacks(trainer: pl.Trainer, states: Mapping[str, Mapping[str, Any]]) -> None:
