@@ -115,8 +115,15 @@ def weight_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy of the policy; with adapters none, since the policy without them is the reference."""
-    return shard_bytes(model.num_parameters, run) if run.has_reference and model.adapters is None else 0
+    """A frozen copy: 4·N/shards under FSDP2, else its layers in the compute dtype.
+
+    With adapters none: the policy without them is the reference.
+    """
+    if not run.has_reference or model.adapters is not None:
+        return 0
+    if run.strategy == "fsdp":
+        return shard_bytes(model.num_parameters, run)
+    return run.compute_bytes * model.num_layers * model.layer_parameters + FLOAT32 * model.root_parameters
 
 
 def process_bytes(run: RunShape) -> int:
@@ -131,7 +138,8 @@ def loading_bytes(model: ModelShape, run: RunShape) -> int:
 
     Under FSDP2 the first rank alone has all weights, and hands them out to the shards of policy and reference.
     """
-    copies = weight_bytes(model, run) + reference_bytes(model, run)
+    has_copy = run.has_reference and model.adapters is None
+    copies = weight_bytes(model, run) + has_copy * shard_bytes(model.num_parameters, run)
     whole = FLOAT32 * model.num_parameters if run.strategy == "fsdp" else 0
     return LIBRARIES_BYTES + whole + copies
 
