@@ -12,25 +12,17 @@ from apo_lightning.memory_shapes import EngineSize, ModelShape, RunShape, shape_
 from apo_lightning.packing import PackedSequences
 from apo_lightning.policy import Policy
 from apo_lightning.tokenizer import character_tokenizer
+from factories import QWEN_MATH_7B
 
 # Qwen2.5-Math-7B. A layer: q 3584² + 3584, k and v 2·(3584·512 + 512), o 3584², MLP 3·3584·18944, two norms 2·3584.
 LAYER = 3584**2 + 3584 + 2 * (3584 * 512 + 512) + 3584**2 + 3 * 3584 * 18944 + 2 * 3584
 # Embedding and head, untied, and the last norm.
 ROOT = 2 * 152064 * 3584 + 3584
 N = 28 * LAYER + ROOT
-QWEN_MATH_7B = {
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-}
 
 
 def qwen_math7b() -> ModelShape:
-    return shape_of(AutoConfig.for_model("qwen2", **QWEN_MATH_7B))
+    return shape_of(AutoConfig.for_model(**QWEN_MATH_7B))
 
 
 # As configs/experiment/paper: bfloat16, checkpointing, 16384 tokens a micro-batch, 24 GiB of keys and values.
@@ -102,7 +94,7 @@ def test_without_a_reference_in_float32_nothing_is_kept_for_either():
 
 
 def test_adapters_alone_have_gradients_and_moments_by_hand():
-    config = AutoConfig.for_model("qwen2", **QWEN_MATH_7B)
+    config = AutoConfig.for_model(**QWEN_MATH_7B)
     model = shape_of(config, LoRA(rank=16))
     # 16·(m + n) of every matrix of a layer: q and o 7168 each, k and v 4096 each, gate, up and down 22528 each.
     adapters = 28 * 16 * (2 * 7168 + 2 * 4096 + 3 * 22528)

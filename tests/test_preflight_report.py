@@ -9,18 +9,7 @@ import torch
 
 from apo_lightning.run.preflight import preflight
 from composing import ROOT, composed
-
-QWEN_MATH_7B = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+from factories import QWEN_MATH_7B
 
 
 def row(printed: str, name: str) -> list[str]:

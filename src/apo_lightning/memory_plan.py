@@ -114,12 +114,14 @@ def weight_bytes(model: ModelShape, run: RunShape) -> int:
     return shard_bytes(model.num_parameters, run) + adapters
 
 
-def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy: 4·N/shards under FSDP2, else its layers in the compute dtype.
+def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
+    """False with adapters: the policy without them is the reference."""
+    return run.has_reference and model.adapters is None
 
-    With adapters none: the policy without them is the reference.
-    """
-    if not run.has_reference or model.adapters is not None:
+
+def reference_bytes(model: ModelShape, run: RunShape) -> int:
+    """A frozen copy: 4·N/shards under FSDP2, else its layers in the compute dtype."""
+    if not has_reference_copy(model, run):
         return 0
     if run.strategy == "fsdp":
         return shard_bytes(model.num_parameters, run)
@@ -138,8 +140,7 @@ def loading_bytes(model: ModelShape, run: RunShape) -> int:
 
     Under FSDP2 the first rank alone has all weights, and hands them out to the shards of policy and reference.
     """
-    has_copy = run.has_reference and model.adapters is None
-    copies = weight_bytes(model, run) + has_copy * shard_bytes(model.num_parameters, run)
+    copies = weight_bytes(model, run) + has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
     whole = FLOAT32 * model.num_parameters if run.strategy == "fsdp" else 0
     return LIBRARIES_BYTES + whole + copies
 
