@@ -193,6 +193,9 @@ def _same_number(gold: Gold, value: Fraction) -> Iterator[tuple[str, str]]:
     if value.denominator == 1 and 1000 <= size < 10**15:
         for mark in (",", "{,}", r"\,", r",\!"):
             yield "thousands separators", f"{int(value):,}".replace(",", mark) + unit
+    if gold.form in ("integer", "decimal") and not gold.unit:
+        for macro in ("text", "mathrm", "textbf", "mathbf"):
+            yield "number in upright or bold type", rf"\{macro}{{{gold.text}}}"
     if gold.form == "decimal":
         yield "zeros behind the point", f"{exact}{'.' if value.denominator == 1 else ''}00{unit}"
     if value.denominator > 1:
@@ -370,6 +373,9 @@ def _another_number(gold: Gold, value: Fraction, others: Sequence[Gold]) -> Iter
     for kind, number in candidates:
         if number != value:
             yield kind, written(number)
+    if value != 0:
+        for equation in ("2t = {}", "t + 1 = {}", "{} = t - 1", "t + y = {}", r"\frac{{t}}{{2}} = {}"):
+            yield "an equation with it", equation.format(gold.text)
     if value not in (0, 1, -1):
         yield "inverted", rf"\frac{{{value.denominator}}}{{{value.numerator}}}"
     if gold.form == "scientific":

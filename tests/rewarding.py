@@ -1,5 +1,8 @@
 """A reward with a signal for random models: TRL's signature, right about half of the time."""
 
+import math
+import os
+
 
 def even_start(completions: list[str], **columns: object) -> list[float]:
     return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in completions]
@@ -7,3 +10,8 @@ def even_start(completions: list[str], **columns: object) -> list[float]:
 
 def never(completions: list[str], **columns: object) -> list[float]:
     return [0.0] * len(completions)
+
+
+def failing_once_on_the_second_rank(completions: list[str], **columns: object) -> list[float]:
+    rewards = even_start(completions)
+    return [math.nan, *rewards[1:]] if os.environ.get("LOCAL_RANK") == "1" else rewards

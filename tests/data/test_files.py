@@ -8,9 +8,11 @@ import sys
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hydra.utils import instantiate
 
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.errors import ConfigError
+from composing import composed
 
 RECORDS = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "2 + 2?", "answer": "4"}]
 
@@ -93,6 +95,43 @@ def test_a_hub_data_set_is_read_in_its_own_layout(tmp_path):
     hub = HubDataset(hub_id=str(tmp_path), split="train", problem_column="prompt", answer_column="solution")
     (row,) = ProblemSet(hub=hub).rows("dapo17k")
     assert (row.id, row.problem, row.answer) == ("dapo17k-1", "Find $x$.", "34")
+
+
+MATH = [
+    {"problem": "1 + 1?", "level": "Level 1", "type": "Algebra", "solution": "First \\boxed{1}, then $\\boxed{2}$."},
+    {"problem": "Why?", "level": "Level 2", "type": "Algebra", "solution": "Nobody knows."},
+    {"problem": "1/2?", "level": "Level 3", "type": "Algebra", "solution": "\\boxed{\\frac{1}{2}}"},
+]
+
+
+def test_a_file_in_maths_own_layout_is_read_like_the_hub_data_set(tmp_path):
+    path = write_jsonl(tmp_path / "train.jsonl", MATH)
+    on_the_hub = HubDataset(hub_id=str(tmp_path), answer_column="solution", answer_is_boxed=True)
+    rows = ProblemSet(path=path).rows("math")
+    assert [row.answer for row in rows] == ["2", "", "\\frac{1}{2}"]
+    assert rows == ProblemSet(path=path, hub=on_the_hub).rows("math") == ProblemSet(hub=on_the_hub).rows("math")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_without_a_box_are_counted_whichever_comes_first(tmp_path, first):
+    path = write_jsonl(tmp_path / "train.jsonl", MATH[first:])
+    problems = instantiate(composed("data=math", f"data.path={path}", "data.num_validation=0").data).load()
+    assert problems.report.num_without_answer == 1
+    assert [row.answer for row in problems.train] == ["2", "\\frac{1}{2}"][first:]
+
+
+def test_a_local_copy_is_read_in_the_columns_of_its_data_set(tmp_path):
+    path = write_jsonl(tmp_path / "train.jsonl", [{"prompt": "Find $x$.", "solution": "34"}])
+    [row] = instantiate(composed("data=dapo17k", f"data.path={path}").data).load().train
+    assert (row.problem, row.answer) == ("Find $x$.", "34")
+    with pytest.raises(ConfigError, match="has no answer"):
+        ProblemSet(path=path).check()
+
+
+def test_the_usual_columns_go_before_those_of_the_data_set(tmp_path):
+    path = write_jsonl(tmp_path / "train.jsonl", [{"problem": "1 + 1?", "answer": "2", "solution": "\\boxed{3}"}])
+    [row] = instantiate(composed("data=math", f"data.path={path}", "data.num_validation=0").data).load().train
+    assert row.answer == "2"
 
 
 def test_a_missing_hub_column_is_named(tmp_path):

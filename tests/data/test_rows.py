@@ -32,6 +32,14 @@ def test_a_raw_dapo_record_gives_the_bare_problem():
     assert (row(record).problem, row(record).answer) == ("Solve for $x$.", "34")
 
 
+def test_dapos_instruction_is_taken_off_a_problem_that_is_plain_text():
+    for column in ("prompt", "problem", "question"):
+        assert row({column: f"{DAPO_PREFIX}Solve for $x$.{DAPO_SUFFIX}\n", "answer": "34"}).problem == "Solve for $x$."
+    # Once: what looks like it inside a problem is the problem's own.
+    twice = f"{DAPO_PREFIX}{DAPO_PREFIX}Solve for $x$."
+    assert row({"prompt": twice, "answer": "34"}).problem == f"{DAPO_PREFIX}Solve for $x$."
+
+
 def test_a_problem_that_starts_with_letters_of_the_dapo_instruction_keeps_them():
     # str.lstrip with the instruction would eat "So" here, as it strips a set of characters.
     content = f"{DAPO_PREFIX}So what is 2?{DAPO_SUFFIX}"

@@ -21,7 +21,11 @@ ANSWER = re.compile("Answer:")
         (r"\boxed{}", ""),
         (r"\boxed{1} and \boxed{2", None),
         (r"\boxed", None),
-        (r"\boxed 5", None),
+        (r"\boxed 5", "5"),
+        (r"so $\boxed 25$", "2"),  # as LaTeX reads it: the next token
+        (r"$\boxed\pi$", r"\pi"),
+        (r"$\boxed$ 5", None),
+        (r"\boxedx", None),
         ("no box", None),
         ("", None),
     ],
@@ -60,6 +64,9 @@ def test_the_answer_is_on_the_line_of_the_last_marker_or_on_the_next():
         ("**$$7$$**", "7"),
         ("5.", "5"),
         ("5.0", "5.0"),
+        ("$5$,", "5"),
+        ("1,2;", "1,2"),
+        (r"5\,", r"5\,"),  # a thin space
         ("$3$ and $4$", "$3$ and $4$"),
         ("$5", "$5"),
         ("$", "$"),

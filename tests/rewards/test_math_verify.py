@@ -156,13 +156,16 @@ def test_an_answer_that_is_not_stated_is_unparsed(completion: str):
 @pytest.mark.timeout(60)
 def test_absurd_completions_touch_no_other_verdict_of_the_batch(reward: MathVerifyReward):
     hanging = [
-        r"9^{9^{9^9}}",
-        r"10^{10^{10}}",
-        r"(10^{10})!",
-        r"7^{7^{7^7}} \mod 100",
-        r"9^{9^{9^9}}, 8^{9^{9^9}}, 7^{9^9}",
+        r"\binom{30000000}{15000000}",
+        r"\sum_{k=1}^{10^9} \frac{1}{k+\sqrt{k}}",
+        r"\gcd(9^{9^9}, 6)",
+        r"\binom{30000000}{15000000}, \binom{30000000}{15000001}, \gcd(9^{9^9}, 7)",
     ]
     absurd = [rf"\boxed{{{answer}}}" for answer in hanging] + [
+        r"\boxed{9^{9^{9^9}}}",
+        r"\boxed{(10^{10})!}",
+        r"\boxed{7^{7^{7^7}} \mod 100}",
+        r"\boxed{10^{10^{10}}, x = 8^{9^{9^9}} = 7^{9^9}}",
         "{" * 1_000_000,
         r"\boxed{" * 150_000,
         r"\boxed{" + "{" * 500_000 + "}" * 500_000 + "}",

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS
-from apo_lightning.rewards.normalise import normalise, without_unit, words
+from apo_lightning.rewards.normalise import normalise, without_unit
+from apo_lightning.rewards.wording import words
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from apo_lightning.rewards.worker_pool import WorkerPool
 
 HALF = (r"\frac{1}{2}", "0.5")
 WRONG = (r"\frac{1}{2}", "0.6")
-HANGING = ("3", "9^{9^{9^9}}")
+HANGING = ("3", r"\binom{30000000}{15000000}")  # one long call into C, which no signal handler interrupts
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def wait_until_gone(pids: list[int], timeout_s: float) -> bool:
 
 
 def test_hanging_answers_time_out_alone_and_the_order_is_kept(pool: WorkerPool):
-    pairs = [HALF, HANGING, WRONG, ("3", "(10^{10})!"), HALF, WRONG]
+    pairs = [HALF, HANGING, WRONG, ("3", r"\sum_{k=1}^{10^9} \frac{1}{k+\sqrt{k}}"), HALF, WRONG]
     assert pool.judge(pairs) == ["correct", "timeout", "incorrect", "timeout", "correct", "incorrect"]
     assert len(pool.pids) <= 2
 
@@ -82,8 +82,8 @@ def test_a_worker_that_dies_between_two_batches_is_replaced_unnoticed(pool: Work
 
 def test_an_answer_that_outgrows_the_memory_limit_takes_no_other_with_it():
     pool = WorkerPool(num_workers=1, timeout_s=60.0, memory_limit_bytes=2**28)
-    large = "2^{30000000000}"  # 3.5 GiB
-    assert pool.judge([HALF, (large, large), HALF]) == ["correct", "error", "correct"]
+    large = r"\gcd(2^{30000000000}, 3)"  # 3.5 GiB
+    assert pool.judge([HALF, ("x", large), HALF]) == ["correct", "error", "correct"]
     assert pool.num_started == 2
     pool.close()
 
@@ -162,7 +162,7 @@ assert pool.judge([("1/2", "0.5"), ("1/2", "0.5")]) == ["correct", "correct"]
 print(*pool.pids, flush=True)
 pool.timeout_s = 60.0
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-pool.judge([("3", "9^{9^{9^9}}")])
+pool.judge([("3", r"\\binom{30000000}{15000000}")])
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from apo_lightning.data.rows import Layout, Row, require_unique_ids, row_from_record
+from apo_lightning.data.rows import Layout, Row, layout_of_file, require_unique_ids, row_from_record
 from apo_lightning.errors import ConfigError
 
 
@@ -32,13 +32,21 @@ class HubDataset:
     answer_column: str | None = None
     answer_is_boxed: bool = False
 
+    @property
+    def layout(self) -> Layout:
+        """Of its records."""
+        return Layout(
+            problem_column=self.problem_column, answer_column=self.answer_column, answer_is_boxed=self.answer_is_boxed
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemSet:
     """Problems at rest.
 
     Attributes:
-        path: a local `.jsonl` or `.parquet` file, in any of the layouts that `Layout()` reads. Goes before the hub.
+        path: a local `.jsonl` or `.parquet` file, with an answer in one of the columns that `Layout()` reads, in the
+            layout of `hub`, or in MATH's own, as `layout_of_file` finds. Goes before the hub.
         hub: read when there is no path.
     """
 
@@ -52,7 +60,7 @@ class ProblemSet:
             ConfigError: nothing to read, no such file, or a layout that is not understood.
         """
         if self.path is not None:
-            _first_row(Path(self.path))
+            _first_row(Path(self.path), self.hub)
         elif self.hub is None:
             raise ConfigError("a problem set has neither path nor hub: give the path of a .jsonl or .parquet file")
 
@@ -75,19 +83,27 @@ class ProblemSet:
 
     def _rows(self, name: str) -> Iterator[Row]:
         if self.path is not None:
-            return file_rows(Path(self.path), name)
+            return file_rows(Path(self.path), name, self.hub)
         assert self.hub is not None
         return hub_rows(self.hub, name)
 
 
-def file_rows(path: Path, name: str) -> Iterator[Row]:
+def file_rows(path: Path, name: str, hub: HubDataset | None = None) -> Iterator[Row]:
     """The rows of a local file, one by one.
+
+    Args:
+        path: of the file.
+        name: of the data set; the ids of rows that bring none are "<name>-<line>".
+        hub: the data set that it may be a copy of.
 
     Raises:
         ConfigError: no such file, neither `.jsonl` nor `.parquet`, or a malformed row, which is named by its line.
     """
+    layout = None
     for number, record in _records(path):
-        yield row_from_record(record, Layout(), where=f"{path}:{number}", default_id=f"{name}-{number}")
+        # Once for the file: a MATH solution without a box is a row without an answer, not a row of another layout.
+        layout = layout or layout_of_file(record, None if hub is None else hub.layout)
+        yield row_from_record(record, layout, where=f"{path}:{number}", default_id=f"{name}-{number}")
 
 
 def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
@@ -108,15 +124,12 @@ def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
             f"hub data set {hub.hub_id} (config {hub.config}, split {hub.split}) cannot be loaded: "
             f"{type(error).__name__}: {reason} — offline, give a local .jsonl or .parquet as its path"
         ) from error
-    layout = Layout(
-        problem_column=hub.problem_column, answer_column=hub.answer_column, answer_is_boxed=hub.answer_is_boxed
-    )
     for number, record in enumerate(records, start=1):
-        yield row_from_record(record, layout, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
+        yield row_from_record(record, hub.layout, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
 
 
-def _first_row(path: Path) -> None:
-    if next(file_rows(path, path.stem), None) is None:
+def _first_row(path: Path, hub: HubDataset | None) -> None:
+    if next(file_rows(path, path.stem, hub), None) is None:
         raise ConfigError(f"{path} has no rows: give a file with a problem and an answer on each line")
 
 

@@ -40,7 +40,7 @@ class Layout:
 
     Attributes:
         problem_column: None: the first of `problem`, `question`, `prompt` that is there. Either text or a conversation
-            of one user message, as in the raw DAPO file (whose own instruction around the problem is taken off).
+            of one user message. DAPO's own instruction around the problem is taken off.
         answer_column: None: the first of `answer`, `target`, `reward_model.ground_truth`. A dot goes into a nested
             record. Of a worked solution in GSM8K's style, what follows the last `####` is the answer.
         answer_is_boxed: the column holds a worked solution in MATH's style: its last `\boxed{…}` is the answer.
@@ -49,6 +49,9 @@ class Layout:
     problem_column: str | None = None
     answer_column: str | None = None
     answer_is_boxed: bool = False
+
+
+MATH_LAYOUT = Layout(answer_column="solution", answer_is_boxed=True)
 
 
 def row_from_record(record: object, layout: Layout, *, where: str, default_id: str) -> Row:
@@ -99,6 +102,29 @@ def row_from_record(record: object, layout: Layout, *, where: str, default_id: s
     )
 
 
+def layout_of_file(record: object, own: Layout | None = None) -> Layout:
+    r"""How a local file is laid out, by its first record.
+
+    Args:
+        record: the first.
+        own: the layout of the data set that the file may be a copy of.
+
+    Returns:
+        The usual columns, where an answer stands in one of them; else the data set's own layout; else MATH's, where the
+        record's `solution` holds a box.
+
+    Example:
+        >>> layout_of_file({"problem": "1 + 1?", "solution": r"It is $\boxed{2}$.", "level": "Level 1"})
+        Layout(problem_column=None, answer_column='solution', answer_is_boxed=True)
+    """
+    if not isinstance(record, Mapping) or any(_value(record, column) is not None for column in ANSWER_COLUMNS):
+        return Layout()
+    if own is not None:
+        return own
+    solution = record.get("solution")
+    return MATH_LAYOUT if isinstance(solution, str) and last_boxed(solution) is not None else Layout()
+
+
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:
     """Sample seeds are derived from ids, so two rows of one id would draw the same noise.
 
@@ -114,23 +140,27 @@ def require_unique_ids(rows: Sequence[Row], where: str) -> None:
 
 def _first(record: Mapping[str, Any], columns: Sequence[str], what: str, where: str) -> object:
     for column in columns:
-        value: Any = record
-        for key in column.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
+        if (value := _value(record, column)) is not None:
             return value
     *others, last = columns
     names = f"{', '.join(others)} or {last}" if others else last
     raise ConfigError(f"{where} has no {what} ({names}): its columns are {', '.join(map(str, record)) or 'none'}")
 
 
+def _value(record: Mapping[str, Any], column: str) -> Any:
+    value: Any = record
+    for key in column.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 def _problem_text(value: object, where: str) -> str:
-    if not isinstance(value, list):
-        return _text(value, "problem", where)
-    message = value[0] if len(value) == 1 else None
-    if not isinstance(message, Mapping) or message.get("role") != "user":
-        raise ConfigError(f"{where} has a conversation as its problem ({_shown(value)}): expected one user message")
-    return _text(message.get("content"), "problem", where).removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
+    if isinstance(value, list):
+        message = value[0] if len(value) == 1 else None
+        if not isinstance(message, Mapping) or message.get("role") != "user":
+            raise ConfigError(f"{where} has a conversation as its problem ({_shown(value)}): expected one user message")
+        value = message.get("content")
+    return _text(value, "problem", where).removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
 
 
 def _text(value: object, what: str, where: str) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from apo_lightning.data.files import HubDataset, ProblemSet
@@ -66,11 +66,13 @@ class DatasetSource:
 
     Attributes:
         name: of the data set; also of the part that is held out of it.
-        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`; goes before the hub.
+        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; goes
+            before the hub.
         hub: the hub data set that is read when there is no path.
         num_validation: training problems held out, chosen by a hash of their text, so the choice depends neither on
             the order of the file nor on the run's seed.
-        validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`.
+        validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. None: none. (To
+            an empty mapping Hydra's command line could add nothing.)
         exclude: benchmarks whose problems are taken out of the training set: paths or `ProblemSet`s.
         instruction: as in `PromptTemplate`.
         system: as in `PromptTemplate`.
@@ -85,7 +87,7 @@ class DatasetSource:
     path: str | None = None
     hub: HubDataset | None = None
     num_validation: int = 0
-    validation: Mapping[str, ProblemSet | str] = field(default_factory=dict)
+    validation: Mapping[str, ProblemSet | str] | None = None
     exclude: Sequence[ProblemSet | str] = ()
     instruction: str = "{problem}"
     system: str | None = None
@@ -94,7 +96,7 @@ class DatasetSource:
 
     def __post_init__(self) -> None:
         require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
-        if self.num_validation and self.name in self.validation:
+        if self.num_validation and self.name in self._benchmarks:
             raise ConfigError(
                 f"validation has a benchmark '{self.name}' and num_validation={self.num_validation} makes another of "
                 "that name: rename it, or set num_validation=0"
@@ -104,7 +106,7 @@ class DatasetSource:
         """Every local file exists and its first record can be read; raises `ConfigError`."""
         for problem_set in (
             ProblemSet(path=self.path, hub=self.hub),
-            *map(_problem_set, self.validation.values()),
+            *map(_problem_set, self._benchmarks.values()),
             *map(_problem_set, self.exclude),
         ):
             problem_set.check()
@@ -115,7 +117,7 @@ class DatasetSource:
         Raises:
             ConfigError: a file or hub data set cannot be had, a row is malformed, or nothing is left to train on.
         """
-        validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self.validation.items()}
+        validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
         rows, report = filter_rows(ProblemSet(path=self.path, hub=self.hub).rows(self.name), excluded)
         if len(rows) <= self.num_validation:
@@ -128,6 +130,10 @@ class DatasetSource:
         train = [row for row in rows if row.id not in held_out]
         report = replace(report, num_held_out=len(held_out), num_kept=len(train))
         return Problems(train=train, validation=validation, report=report)
+
+    @property
+    def _benchmarks(self) -> Mapping[str, ProblemSet | str]:
+        return self.validation or {}
 
 
 def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, num_validation: int) -> None:

@@ -5,8 +5,10 @@ import re
 from collections.abc import Callable, Iterable
 
 from apo_lightning.rewards.exact import read_number, same_number
-from apo_lightning.rewards.normalise import without_unit, words
+from apo_lightning.rewards.names import read_names
+from apo_lightning.rewards.normalise import without_unit
 from apo_lightning.rewards.structure import Compound, take_apart, without_group
+from apo_lightning.rewards.wording import words
 from apo_lightning.types import VerdictStatus
 
 Ask = Callable[[str, str], VerdictStatus | None]
@@ -22,11 +24,12 @@ _MAX_DEPTH = 4
 _MAX_CHARS = 512
 """A longer answer [characters] is asked about whole: taking it apart here would cost time that no deadline bounds."""
 
-_NAMED = re.compile(r"([A-Za-z](?:_\{?\w+\}?|\([a-z]\))?)\s*(?:=|\\in(?![A-Za-z]))\s*([^=<>]+)", re.DOTALL)
 _IN_BASE = re.compile(
     r"\(?((?=[A-F]*[0-9])[0-9A-F]+)\)?_\s*(?:\{\s*(?:\\text\{)?\s*([0-9]+|[a-z]+)\s*\}?\s*\}|([0-9]))"
 )
 _MULTIPLE = re.compile(r"(.*[0-9}])\s*[A-Za-df-hj-z]", re.DOTALL)
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])[a-df-hj-z](?![A-Za-z])")
+"""A lone small letter that is no constant."""
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 
 
@@ -54,11 +57,18 @@ def compare(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus |
         return "correct"
     if len(answer) > _MAX_CHARS:
         return ask(gold, answer)
-    gold, answer, is_same_name = _without_names(gold, answer)
+    gold, answer, others, is_same_name = _without_names(gold, answer)
+    if others:
+        # Each side of a chain must be the gold answer: x = 2 + 3 = 5 is 5, and n + 1 = 13 is not 13.
+        sides = (answer, *others)
+        if not is_same_name or (read_number(gold) and any(map(_is_in_a_variable, sides))):
+            return "incorrect"
+        return _all(compare(gold, side, ask, depth + 1) for side in sides)
     decided = _same_atoms(gold, answer)
     if decided is not None:
         return "correct" if decided and is_same_name else "incorrect"
-    gold_parts, answer_parts = take_apart(gold), take_apart(answer)
+    # A number's commas part thousands.
+    gold_parts, answer_parts = (None if read_number(side) else take_apart(side) for side in (gold, answer))
     if depth < _MAX_DEPTH and (gold_parts or answer_parts):
         structured = _compare_structures(gold, gold_parts, answer, answer_parts, ask, depth)
         if structured != "unparsed":
@@ -74,8 +84,8 @@ def expressions(gold: str, depth: int = 0) -> list[str]:
         >>> expressions(r"\{1 \pm \sqrt{5}, -2\}")
         ['1 + \\sqrt{5}', '1 - \\sqrt{5}']
     """
-    if named := _NAMED.fullmatch(gold):
-        gold = named.group(2)
+    named = read_names(gold)
+    gold = gold if named.is_equation else named.value
     if read_number(gold) or words(gold):
         return []
     compound = take_apart(gold) if depth < _MAX_DEPTH else None
@@ -89,24 +99,25 @@ def _same_text(gold: str, answer: str) -> bool:
     return "".join(gold.split()) == "".join(answer.split())
 
 
-def _without_names(gold: str, answer: str) -> tuple[str, str, bool]:
-    """Both without "x =" or "x ∈" in front; False where both name something, and not the same."""
-    gold_named, answer_named = _NAMED.fullmatch(gold), _NAMED.fullmatch(answer)
-    if gold_named and answer_named:
-        is_same = _same_text(gold_named.group(1), answer_named.group(1))
-        if not is_same and not (read_number(gold_named.group(2)) and read_number(answer_named.group(2))):
-            return gold, answer, True
-        return gold_named.group(2), answer_named.group(2), is_same
-    # An equation's side is not named by the other answer's lack of an equals sign: 2x + 3 = y against x = 5.
-    if gold_named and "=" not in answer:
-        gold = gold_named.group(2)
-    if answer_named and "=" not in gold:
-        answer = answer_named.group(2)
-    return gold, answer, True
+def _without_names(gold: str, answer: str) -> tuple[str, str, tuple[str, ...], bool]:
+    """Both without "x =" or "x ∈", and the answer's other sides; False where both are named, and not the same."""
+    gold_named, named = read_names(gold), read_names(answer)
+    if gold_named.is_equation or (named.is_equation and gold_named.names and not named.names):
+        return gold, answer, (), True
+    value = gold_named.value
+    is_same = not (gold_named.names and named.names) or not set(gold_named.names).isdisjoint(named.names)
+    if not is_same and not (read_number(value) and read_number(named.value)):
+        # y = 2x and x = y/2 may be the same equation.
+        return gold, answer, (), True
+    return value, named.value, named.others, is_same
 
 
 def _same_atoms(gold: str, answer: str) -> bool | None:
     """Whether two numbers, words or numerals are the same; None where either is something else."""
+    gold_words = words(gold)
+    answer_words = words(answer) if gold_words or len(gold) == 1 else None
+    if gold_words and answer_words:
+        return gold_words == answer_words
     gold_number = read_number(gold)
     # Where the gold answer is a plain number, a letter behind the other is a unit: it cannot be a variable.
     number = read_number(answer, lone_units=gold_number is not None)
@@ -120,9 +131,6 @@ def _same_atoms(gold: str, answer: str) -> bool | None:
         return (gold_numeral or (gold, ""))[0] == (numeral or (answer, ""))[0]
     if (gold_number and _is_multiple_of_a_variable(answer)) or (number and _is_multiple_of_a_variable(gold)):
         return False
-    gold_words, answer_words = words(gold), words(answer)
-    if gold_words and answer_words:
-        return gold_words == answer_words
     # A choice may be stated without its wrapping: C for \text{(C)}.
     if gold_words and len(gold_words) == 1 and len(answer) == 1:
         return gold_words == answer.lower()
@@ -145,6 +153,10 @@ def _is_multiple_of_a_variable(answer: str) -> bool:
     match = _MULTIPLE.fullmatch(answer)
     number = read_number(match.group(1)) if match else None
     return number is not None and number.value != 0
+
+
+def _is_in_a_variable(side: str) -> bool:
+    return read_number(side, lone_units=True) is None and _VARIABLE.search(side) is not None
 
 
 def _compare_structures(

@@ -11,7 +11,7 @@ from apo_lightning.rewards.normalise import normalise
 from apo_lightning.rewards.worker_pool import WorkerPool
 from apo_lightning.types import Verdict, VerdictStatus
 
-_MARKER = re.compile(r"answer\s*:", re.IGNORECASE)
+_MARKER = re.compile(r"(?:answer|答案)\s*[:：]", re.IGNORECASE)
 _INTEGER = re.compile(r"([-+]?)0*([0-9]+)")
 
 
@@ -19,16 +19,17 @@ class MathVerifyReward:
     r"""1 where the stated answer is mathematically equal to the gold one; else 0.
 
     The answer is the content of the last `\boxed{…}`, else the line after the last "Answer:"; a completion with
-    neither is `unparsed`: prose is never searched for a number, which a policy learns to exploit. Numbers, words and
-    the parts of points, sets and lists are compared here and exactly; an expression that is left goes to math-verify,
-    in worker processes that start when first needed. A worker that takes too long, crashes or outgrows its memory is
-    replaced and the answer's verdict is `timeout` or `error`; an answer that cannot be read is `unparsed`.
+    neither is `unparsed`: prose is never searched for a number, which a policy learns to exploit. Numbers, words
+    and the parts of points, sets and lists are compared here and exactly; an expression that is left is computed,
+    or goes to math-verify, in worker processes that start when first needed. A worker that takes too long, crashes
+    or outgrows its memory is replaced and the answer's verdict is `timeout` or `error`; an answer that cannot be
+    read is `unparsed`.
 
     Departure: math-verify alone refuses right answers and accepts wrong ones; what is decided otherwise here, and why,
     is in docs/decisions/0011-what-counts-as-the-same-answer.md.
 
-    Source: math-verify (Hugging Face), `parse` and `verify` with their own time-outs off: those use SIGALRM handlers,
-    which work in a main thread only and cannot interrupt a long computation in C.
+    Source: math-verify (Hugging Face), `verify` and its reader of LaTeX with their own time-outs off: those use SIGALRM
+    handlers, which work in a main thread only and cannot interrupt a long computation in C.
 
     Args:
         num_workers: processes, about 60 MiB each.

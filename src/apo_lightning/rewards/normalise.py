@@ -4,6 +4,7 @@ Linear in the text but for `unwrap`; call it on no more than `MAX_ANSWER_CHARS`.
 """
 
 import re
+from collections.abc import Callable
 
 from apo_lightning.rewards.extraction import last_boxed, unwrap
 
@@ -11,32 +12,61 @@ _SYMBOLS = str.maketrans(
     {
         "−": "-", "–": "-", "×": r" \times ", "·": r" \cdot ", "⋅": r" \cdot ", "π": r"\pi ", "∞": r"\infty ",
         "∪": r"\cup ", "±": r"\pm ", "≤": r"\leq ", "≥": r"\geq ", "°": r"^\circ", "√": r"\sqrt ", "\u00a0": " ",
-        "\u2009": " ", "\u202f": " ", "~": " ",
+        "\u2009": " ", "\u202f": " ", "\u3000": " ", "~": " ", "²": "^2", "³": "^3", "、": ",", "。": ".",
     }
+    # The full-width forms of ASCII, in which Chinese is set.
+    | {chr(code + 0xFEE0): chr(code) for code in range(ord("!"), ord("~"))}
 )  # fmt: skip
+_THOUSANDS = "[0-9]{1,3}(?:,[0-9]{3})+"
+_NUMBER = rf"[-+]?\s*(?=\.?[0-9])(?:{_THOUSANDS}(?![0-9,])|[0-9]*)(?:\.[0-9]*)?"
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp"
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+_LATEX_RULES: tuple[_Rule, ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\s+", " "),
         # Thousands marks of LaTeX join digits; a plain comma may also part a list and is left to `read_number`.
         (r"(?<=[0-9])(?:\{,\}|,\\!\s*|\\,)(?=[0-9]{3}(?![0-9]))", ""),
         # A row of a matrix ends in two backslashes, whose second must not be taken for a space's.
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))", " "),
         (r"\\(?:left|right)\.", ""),
-        (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![A-Za-z])", ""),
+        (r"\{\s*\\(?:rm|bf|it)(?![A-Za-z])\s*([^{}\\]*)\}", r"\\text{\1}"),
+        (r"\\(?:rm|bf|it)(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\frac\s*([0-9]|\\pi(?![A-Za-z]))\s*(?=[0-9{])", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9])", r"\1{\2}"),
+        (r"\\(?:imath(?![A-Za-z])|math(?:bf|it)\s*\{\s*i\s*\})", "i "),
         (r"\\(?:math|text)rm\s*\{\s*([eid])\s*\}", r"\1 "),
         (rf"\\(?:mathrm|operatorname|text)\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
-        (rf"(?<![A-Za-z\\.])(?:np\.|math\.)?({_FUNCTIONS})(?=\()", r"\\\1"),
-        (r"(?<![A-Za-z\\.])(?:np\.|math\.)?sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\\(?:mathrm|mbox|textrm|textnormal|textbf|textit|text)\s*\{", r"\\text{"),
+        (r"\\(?:mathrm|mbox|textrm|textnormal|textbf|textit|textsf|text)\s*\{", r"\\text{"),
+        # An index is a name, however it is set.
+        (r"_\s*\{\s*\\text\{\s*([A-Za-z0-9]+)\s*\}\s*\}", r"_{\1}"),
+        (r"_\s*\\text\{\s*([A-Za-z0-9]+)\s*\}", r"_{\1}"),
+        (r"_\s*(?:\{\s*\\(max|min)\s*\}|\\(max|min)(?![A-Za-z]))", r"_{\1\2}"),
+        # Upright or bold digits are digits, and what they are followed by is a unit. Not so in a time or a date.
+        (rf"\\(?:text|mathbf|boldsymbol)\{{\s*({_NUMBER}(?:\s*/\s*[0-9]+)?)\s*\}}", r" \1 "),
+        (rf"\\text\{{\s*({_NUMBER})\s*([A-Za-z%\u4e00-\u9fff][^{{}}0-9:,]*)\}}", r" \1 \\text{ \2}"),
+        (r"\\text\{([0-9A-F]+)\}(?=\s*_)", r"\1"),
+        (r"\\text\{\s*([\u4e00-\u9fff]+)\s*\}", r"\1"),
+        # Inside a fraction, a root or an exponent no comma parts a list.
+        (
+            r"(?:\\frac|\\sqrt|[\]}^])\s*\{[^{}]*(?=\})",
+            lambda match: re.sub(
+                rf"(?<![0-9,.]){_THOUSANDS}(?![0-9,])", lambda number: number[0].replace(",", ""), match[0]
+            ),
+        ),
+        (r"\{([:/=])\}", r"\1"),
         (r"\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z]))", r"^\\circ"),
         (r"\\ge(?![A-Za-z])", r"\\geq"),
         (r"\\le(?![A-Za-z])", r"\\leq"),
+    )
+)
+_PLAIN_RULES: tuple[_Rule, ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (rf"(?<![A-Za-z\\.])(?:np\.|math\.)?({_FUNCTIONS})(?=\()", r"\\\1"),
+        (r"(?<![A-Za-z\\.])(?:np\.|math\.)?sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
         # In mathematics mode a dollar is never content.
         (r"\\?\$", ""),
         # Else 4.5e33 is read as 4.5·e·33.
@@ -53,17 +83,40 @@ def normalise(answer: str) -> str:
         ('4.5 \\times 10^{33}', '50\\%', '( \\frac{1}{2},  -1 )')
     """
     boxed = last_boxed(answer)
-    answer = unwrap(answer if boxed is None else boxed).translate(_SYMBOLS)
-    for pattern, replacement in _RULES:
+    answer = _without_frame(unwrap((answer if boxed is None else boxed).translate(_SYMBOLS)))
+    answer = " ".join(answer.split())
+    # Most answers are plain, and most of the time is the rules'.
+    for pattern, replacement in (_LATEX_RULES if "\\" in answer or "{" in answer else ()) + _PLAIN_RULES:
         answer = pattern.sub(replacement, answer)
     return answer.strip()
 
 
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_FRAME = re.compile(r"(\\[a-z]+)?\s*\{")
+_BOLD = (None, r"\mathbf", r"\boldsymbol", r"\bm", r"\underline", r"\bf", r"\rm", r"\it")
+_UPRIGHT = (r"\text", r"\mathrm", r"\textbf", r"\mbox", r"\fbox")
+_MAX_FRAMES = 4
+
+
+def _without_frame(answer: str) -> str:
+    """The answer without bare or formatting braces around the whole of it; bare ones around a list are a set's."""
+    for _ in range(_MAX_FRAMES):
+        frame = _FRAME.match(answer)
+        content = last_boxed(rf"\boxed{answer[frame.end() - 1 :]}") if frame else None
+        if frame is None or content is None or frame.end() + len(content) + 1 != len(answer):
+            return answer
+        if frame[1] is None and "," in content and not re.fullmatch(_NUMBER, content.strip()):
+            return rf"\{{{content}\}}"
+        is_mathematics = frame[1] in _BOLD or (frame[1] in _UPRIGHT and re.search(r"[\\$]", content))
+        if not is_mathematics:
+            return answer
+        answer = unwrap(content)
+    return answer
+
+
 _EXPONENT = r"(?:\s*\^\s*(?:\{\s*-?[0-9]\s*\}|-?[0-9]))?"
 _SHORT_UNITS = (
     "mm|cm|dm|km|nm|pm|in|ft|yd|mi|mg|kg|lb|oz|ms|ns|min|hr|hrs|sec|kHz|MHz|GHz|Hz|eV|keV|MeV|GeV|kJ|kW|mV|kV|mA|Pa|kPa"
-    "|atm|mol|mL|ml|AU|pc|kpc|Mpc|mph|erg|dyn|rad|deg|cal"
+    "|atm|mol|mL|ml|AU|pc|kpc|Mpc|mph|erg|dyn|rad|deg|cal|pct"
 )
 _LONE_UNITS = "m|s|g|h|K|J|N|W|V|A|F|H|C|T|L"
 _TEXT_UNIT = re.compile(r"\s*\\text\{([^{}]*)\}" + _EXPONENT + r"$")
@@ -72,31 +125,44 @@ _WORD_UNIT = re.compile(
     rf"(?:\s*(?:{_SHORT_UNITS})|\s+(?:[a-z]{{4,}}|[a-z]{{2,}}(?:\s+[a-z]{{2,}}){{1,2}})){_EXPONENT}$"
     rf"|\s*(?:{_SHORT_UNITS}|{_LONE_UNITS}){_EXPONENT}(?:\s*(?:/|\s|\\cdot)\s*(?:{_SHORT_UNITS}|{_LONE_UNITS}){_EXPONENT})+$"
 )
+_CHINESE_UNIT = re.compile(r"\s*[\u4e00-\u9fff]+(?:\s*/\s*[\u4e00-\u9fff]+)?$")
 _LONE_UNIT = re.compile(rf"\s*(?:{_LONE_UNITS}){_EXPONENT}$")
 _MAX_UNIT_CHARS = 64
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = re.compile(rf"(?<=[0-9}}])\s*(?:\\text\{{\s*)?\b({'|'.join(_SCALES)})\b\s*\}}?")
+_CHINESE_SCALES = {"十万": 5, "百万": 6, "千万": 7, "百": 2, "千": 3, "万": 4, "亿": 8}
+_SCALE = re.compile(
+    rf"(?<=[0-9}}])\s*(?:(?:\\text\{{\s*)?\b({'|'.join(_SCALES)})\b\s*\}}?"
+    # 千米 is a kilometre, and 百分 are percent.
+    rf"|({'|'.join(_CHINESE_SCALES)})(?<!千(?=[米克瓦焦赫帕卡伏升]))(?<!百(?=分)))"
+)
 _NO_UNITS = re.compile(
     r"\b(?:plus|minus|times|over|divided|more|less|than|squared|cubed|half|quarters?|thirds?|negative|factorial|dozen"
     r"|sqrt|sinh|cosh|tanh|choose|modulo|base|and|or|not|to|of|is)\b"
+    # A number within makes two quantities, and five and a half apples are not five.
+    r"|[a-z.]\s+[0-9]|[半多余不或和与及且至到负]|分之|左右|以[上下]"
 )
+_FUNCTION_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!\s*\^\s*\{\s*-)")
 
 
 def without_unit(answer: str, lone_letters: bool = False) -> str:
-    r"""A quantity without its unit: upright text, a degree or percent sign, or a word or abbreviation after a number.
+    r"""A quantity without its unit: upright text, a degree or percent sign, a word or an abbreviation.
 
-    A lone italic letter after a number is a variable, unless `lone_letters` says that none can occur. Words that
-    scale a number become powers of ten, and words that name an operation are no unit.
+    Words may be Chinese. A lone italic letter after a number is a variable, unless `lone_letters` says that none can
+    occur. Words that scale a number become powers of ten, and words that name an operation are no unit.
 
     Example:
         >>> [without_unit(quantity) for quantity in (r"864 \text{ inches}^2", "3 million", "4 x", r"30^\circ")]
         ['864', '3 \\times 10^{6}', '4 x', '30']
     """
-    answer = _SCALE.sub(lambda match: rf" \times 10^{{{_SCALES[match[1]]}}} ", answer).strip()
-    for pattern in (_TEXT_UNIT, _DEGREE_OR_PERCENT, _WORD_UNIT, *((_LONE_UNIT,) if lone_letters else ())):
+    answer = _SCALE.sub(_power_of_ten, answer).strip()
+    patterns = (_TEXT_UNIT, _CHINESE_UNIT, _DEGREE_OR_PERCENT, _WORD_UNIT, *((_LONE_UNIT,) if lone_letters else ()))
+    for pattern in patterns:
         # No unit is longer, and a search through all of an endless one would take time squared.
         match = pattern.search(answer, max(0, len(answer) - _MAX_UNIT_CHARS))
         if match is None or _NO_UNITS.search(match.group()):
+            continue
+        # The degrees in \sin 30^\circ are the sine's argument, not a unit of the whole.
+        if pattern is _DEGREE_OR_PERCENT and _FUNCTION_OF_DEGREES.search(answer):
             continue
         rest = answer[: match.start()].rstrip()
         # A number must be left: after _ or = the text is a name, and a sentence ends in no unit.
@@ -105,16 +171,5 @@ def without_unit(answer: str, lone_letters: bool = False) -> str:
     return answer
 
 
-def words(answer: str) -> str | None:
-    r"""The letters of an answer that is a word, a name or a choice; None where it may be mathematics.
-
-    Example:
-        >>> words(r"\text{(B)}"), words(r"\text{Ada  Lovelace}"), words("East"), words("xy")
-        ('b', 'adalovelace', 'east', None)
-    """
-    text = _TEXT.fullmatch(answer)
-    content = (text.group(1) if text else answer).strip().rstrip(".")
-    if text or re.fullmatch(r"[A-Za-z]{3,}(?:\s+[A-Za-z]+)*|\([A-Z]\)", content):
-        letters = re.sub(r"[\s()\-]", "", content)
-        return letters.lower() if letters.isalpha() else None
-    return None
+def _power_of_ten(scale: re.Match[str]) -> str:
+    return rf" \times 10^{{{_SCALES[scale[1]] if scale[1] else _CHINESE_SCALES[scale[2]]}}} "

@@ -11,7 +11,7 @@ from apo_lightning.types import Verdict
 _MAX_NUMBER_CHARS = 600
 """Below the smallest limit Python can be given for int(str), 640 digits: a longer number would raise."""
 
-_MARKER = re.compile(r"answer\s*:|####", re.IGNORECASE)
+_MARKER = re.compile(r"(?:answer|答案)\s*[:：]|####", re.IGNORECASE)
 _NUMBER = re.compile(
     r"""
     (?P<sign>(?<![\w)\]}.])[-+−])?            # a minus after a digit or a bracket subtracts, it is no sign

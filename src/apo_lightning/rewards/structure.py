@@ -4,18 +4,23 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from apo_lightning.rewards.normalise import normalise
+from apo_lightning.rewards.wording import list_in_text
+
 Kind = Literal["tuple", "interval", "set", "list", "union", "matrix"]
 
 _TOKEN = re.compile(
     r"""
-    (?P<separator>,?\s*\\text\{\s*(?:and|or)\s*\}\s*|,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*|[,;])
+    (?P<separator>,?\s*\\text\{\s*(?:and|or)\s*\}\s*|,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*|[,;和或与及])
     |(?P<union>\\cup(?![A-Za-z]))
+    |(?P<equals>=|\\in(?![A-Za-z]))
     |(?P<opening>\\\{|\\lbrace(?![A-Za-z])|\\begin\{[a-z]+\}|[({\[])
     |(?P<closing>\\\}|\\rbrace(?![A-Za-z])|\\end\{[a-z]+\}|[)}\]])
     |(?P<other>\\[A-Za-z]+|\\.|.)
     """,
     re.VERBOSE | re.DOTALL,
 )
+_THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _MAX_GROUPS = 4
 """Parentheses around parentheses that are dropped; more of them are no answer, and each costs a pass."""
 _MATRIX = re.compile(r"\\begin\{(?P<name>[pb]?)matrix\}(?P<body>(?:(?!\\begin).)*)\\end\{(?P=name)matrix\}", re.DOTALL)
@@ -56,12 +61,28 @@ def take_apart(answer: str) -> Compound | None:
     if matrix := _MATRIX.fullmatch(answer):
         rows = [row.split("&") for row in matrix["body"].strip().removesuffix(r"\\").split(r"\\")]
         return Compound("matrix", tuple(part.strip() for row in rows for part in row), str([len(row) for row in rows]))
+    if worded := list_in_text(answer):
+        # Names may be asked for in an order; the letters of choices are a set.
+        is_set = all(len(part) == 1 for part in worded)
+        return Compound("list" if is_set else "tuple", tuple(normalise(rf"\text{{{part}}}") for part in worded))
     kinds: tuple[Kind, Kind] = ("list", "union")
     for kind in kinds:
         parts = _split(answer, "separator" if kind == "list" else "union")
         if parts is not None and len(parts) > 1:
             return Compound(kind, tuple(_each_sign(parts))) if all(parts) else None
     return _bracketed(answer) or _signed(answer)
+
+
+def sides_of_equals(answer: str) -> list[str]:
+    r"""What an answer says to be equal, or an element of it; one side where it is a list or says nothing of the kind.
+
+    Example:
+        >>> sides_of_equals("x = 2 + 3 = 5"), sides_of_equals("f(x=1)"), sides_of_equals("x=1, y=2")
+        (['x', '2 + 3', '5'], ['f(x=1)'], ['x=1, y=2'])
+    """
+    if len(_split(_THOUSANDS.sub("0", answer), "separator") or ()) != 1:
+        return [answer]
+    return _split(answer, "equals") or [answer]
 
 
 def without_group(answer: str) -> str:

@@ -19,15 +19,17 @@ def verdict_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {status: counts[status] for status in get_args(VerdictStatus)}
 
 
-def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01) -> None:
-    """Stop a run whose rewards have become meaningless.
+def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: str = "a step") -> None:
+    """Stop a run whose rewards, or whose held-out scores, have become meaningless.
 
     Only `error` counts, which says that the *verifier* failed: a worker died, a gold answer cannot be read, a reward
     function raised. `unparsed` and `timeout` are what a policy brings about by itself, and would let it end the run.
 
     Args:
-        verdicts: all completions of one step.
+        verdicts: all completions of one step, or of one look at one held-out set, over all ranks: a rank that judged
+            its own share alone would leave the others waiting for it.
         limit: the largest tolerated share of errors, in [0, 1].
+        of: what was judged, for the message.
 
     Raises:
         VerifierError: more than `limit` of the verdicts are errors.
@@ -37,14 +39,14 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01) -> None:
 
         >>> right, broken = Verdict(reward=1.0, status="correct"), Verdict(reward=0.0, status="error")
         >>> check_error_rate([right] * 99 + [broken])
-        >>> check_error_rate([right] * 98 + [broken] * 2)
+        >>> check_error_rate([right] * 98 + [broken] * 2, of="step 3")
         Traceback (most recent call last):
-        apo_lightning.errors.VerifierError: 2 of 100 completions could not be judged (limit 1%): ...
+        apo_lightning.errors.VerifierError: 2 of 100 completions of step 3 could not be judged (limit 1%): ...
     """
     counts = verdict_counts(verdicts)
     if counts["error"] > limit * len(verdicts):
         examples = [verdict.extracted for verdict in verdicts if verdict.status == "error"][:3]
         raise VerifierError(
-            f"{counts['error']} of {len(verdicts)} completions could not be judged (limit {limit:.0%}): their reward "
-            f"of 0 says nothing; the verifier's warnings in the log say why, the first answers were {examples}"
+            f"{counts['error']} of {len(verdicts)} completions of {of} could not be judged (limit {limit:.0%}): their "
+            f"reward of 0 says nothing; the verifier's warnings in the log say why, the first answers were {examples}"
         )

@@ -5,7 +5,6 @@ It imports nothing of this package, because torch would cost each worker seconds
 Protocol, one line each way: in `[gold, answer]` as JSON, out a verdict's status; once, at the start, out `ready`.
 """
 
-import cmath
 import json
 import logging
 import os
@@ -14,111 +13,209 @@ import re
 import resource
 import signal
 import sys
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from latex2sympy2_extended.math_normalization import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Abs, Derivative, Equality, Expr, Float, cos, nan, zoo
+import mpmath
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.logic import And
+from math_verify import verify
+from sympy import Derivative, Equality, Expr, Float, I, Pow, Rational, Symbol, nan, zoo
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
-# No extraction of plain expressions: of LaTeX that it cannot read it would take the last number for the whole answer.
 # No removal of units: it takes every last letter for one, so that 37/4 m, with a mass m, would equal 37/4.
-_NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, nits=True)
-_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALIZATION),)
+_NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
 _MISREAD = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\gamma(?![A-Za-z])", r"\\upsilon "),  # read as Euler's constant
+        (r"\\Gamma(?![A-Za-z])(?!\s*\()", r"\\Upsilon "),
         (r"(?<![A-Za-z\\])E(?=\s*_)", r"\\Xi "),  # as Euler's number, which has no index
+        (r"(\\[A-Za-z]+(?:\{[A-Za-z]*\})?)|I", lambda match: match[1] or r"\Im "),  # as √-1, and its index is dropped
+        (r"\^\s*(?:\{\s*T\s*\}|T(?![A-Za-z]))", r"^{\\Theta}"),  # as a transposition, which is dropped too
         (r"\\odot(?![A-Za-z])", "sun"),
         (r"''", r"^{\\prime \\prime}"),  # a derivative's dashes are dropped
         (r"'", r"^{\\prime}"),
     )
 )
-_RELATIVE_TOLERANCE = 5e-6
-"""Six significant digits."""
+_FUNCTION_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREES = re.compile(r"(\([^()]*\)|\{[^{}]*\}|[0-9]+(?:\.[0-9]+)?|\\?[A-Za-z]+)\s*\^\\circ(?![A-Za-z])")
+_DECIMAL = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]+)")
+_MIN_SIGNIFICANT_DIGITS = 6
+"""As in `exact`: a decimal of fewer digits is exact, one of at least so many may be a rounding."""
+_MAX_BITS = 40_000
+"""Numbers that are larger, of about 12000 digits, are not computed with: it would take time without bound."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An answer as it was read."""
+
+    text: str
+    value: Any | None
+    """Of sympy; None for what cannot be read."""
+    rounding: float
+    """The relative error that its longest decimal allows; 0 where none is long enough to be a rounding."""
+
+
+class _NotComputableError(Exception):
+    """An expression without a value that can be computed here."""
+
+
+class _TooLargeError(_NotComputableError):
+    """A value, or one on the way to it, is too large or too small to be computed with."""
 
 
 def judge(gold: str, answer: str) -> str:
     """`correct`, `incorrect`, `unparsed`, or `error` for a gold answer that cannot be read; may well take forever.
 
-    Departure: math-verify compares decimals to 6 places after the point, so that 4·10⁻²⁴ would equal 7·10⁻²²; two
-    numbers that agree only thus must also agree to six significant digits. Not so inside a tuple or a set, which
-    `comparison` takes apart before anything gets here.
+    Constants are compared as numbers, to 40 digits more than their parts span, and never simplified; expressions in
+    variables and equations are compared at points first. What is left goes to math-verify.
+
+    Departure: math-verify compares decimals to 6 places after the point, so that 4·10⁻²⁴ would equal 7·10⁻²². Here
+    decimals are exact, and only one of six significant digits may be a rounding. To math-verify an equation equals its
+    right side, R is r, and I is √-1; not so here.
     """
-    golds = _parse_gold(gold)
-    if not golds:
+    expected, stated = _read_gold(gold), _read(answer)
+    if not expected.text:
         return "error"
-    answers = _parse(answer)
-    if any(isinstance(reading, Expr) and reading.has(zoo, nan) for reading in (*golds, *answers)):
-        return "correct" if golds[-1] == answers[-1] else "unparsed"
-    agree = _agree_at_points(golds[0], answers[0]) if answers else None
-    if agree is not None:
-        return "correct" if agree else "incorrect"
+    if expected.text == stated.text:
+        return "correct"
+    values = expected.value, stated.value
+    if stated.value is None or any(isinstance(value, Expr) and value.has(zoo, nan) for value in values):
+        return "unparsed"
+    if any(isinstance(value, Expr) for value in values) and any(
+        isinstance(value, Relational | And) for value in values
+    ):
+        return "incorrect"
     try:
-        is_equal = verify(golds, answers, timeout_seconds=0, raise_on_error=True)
+        agree = _agree(expected, stated)
+        if agree is None:
+            is_equal = verify(
+                *map(_with_imaginary_unit, values),
+                allow_set_relation_comp=True,
+                timeout_seconds=0,
+                raise_on_error=True,
+            )
+            agree = expected.value is not None and is_equal
+    except MemoryError:
+        raise
+    except _TooLargeError:
+        return "correct" if expected.value == stated.value else "unparsed"
+    except Exception:
+        # Sympy refuses some values. A policy must not be able to write itself an `error`, which stops the run, so this
+        # counts as an answer that could not be read.
+        return "unparsed"
+    return "correct" if agree else "incorrect"
+
+
+def _read(answer: str) -> _Reading:
+    for pattern, replacement in _MISREAD:
+        answer = pattern.sub(replacement, answer)
+    if _FUNCTION_OF_DEGREES.search(answer):
+        answer = _DEGREES.sub(r"(\1 \\cdot \\frac{\\pi}{180})", answer)
+    text = normalize_latex(answer, _NORMALIZATION)
+    try:
+        value = latex2sympy(text, is_real=True, normalization_config=None, conversion_config=_CONVERSION)
     except MemoryError:
         raise
     except Exception:
-        # Sympy refuses some values, 1/0 for one. A policy must not be able to write itself an `error`, which stops
-        # the run, so this counts as an answer that could not be read, unless the text alone decides.
-        return "correct" if verify(golds, answers, timeout_seconds=0) else "unparsed"
-    if is_equal:
-        return "incorrect" if _agrees_by_rounding_only(golds[0], answers[0]) else "correct"
-    was_read = any(not isinstance(reading, str) for reading in answers)
-    return "incorrect" if was_read else "unparsed"
+        value = None
+    return _Reading("".join(text.split()), value, _rounding(text))
 
 
-def _parse(answer: str) -> list[Any]:
-    # Bare LaTeX is not found by math-verify (it is looked for in an environment), so both sides go into a box.
-    # A timeout of 0 is none: theirs needs a signal handler that long C calls never return to, the parent's kill works.
-    for pattern, replacement in _MISREAD:
-        answer = pattern.sub(replacement, answer)
-    return parse(f"\\boxed{{{answer}}}", _EXTRACTION, parsing_timeout=0)
+_read_gold = lru_cache(maxsize=256)(_read)  # the completions of a group share their gold
 
 
-_parse_gold = lru_cache(maxsize=256)(_parse)  # the completions of a group share their gold
+def _rounding(text: str) -> float:
+    """Half a unit in the last place of a decimal, relative to it."""
+    digits = ("".join(decimal).lstrip("0") for decimal in _DECIMAL.findall(text))
+    return max(
+        (0.5 / float(f"{d[0]}.{d[1:17]}") * 10.0 ** (1 - len(d)) for d in digits if len(d) >= _MIN_SIGNIFICANT_DIGITS),
+        default=0.0,
+    )
 
 
-def _agree_at_points(gold: Any, answer: Any) -> bool | None:
-    """Whether two expressions, or two equations, in variables agree where they are evaluated; None where that is open.
+def _with_imaginary_unit(value: Any) -> Any:
+    symbol = Symbol("i", real=True)
+    return value.subs(symbol, I) if isinstance(value, Expr) and _is_imaginary_unit(value) else value
+
+
+def _is_imaginary_unit(*expressions: Any) -> bool:
+    """Whether i, where it occurs, is √-1; beside a j it is a unit vector or an index."""
+    return not {"j", "vec{i}", "hat{i}"} & {symbol.name for one in expressions for symbol in one.free_symbols}
+
+
+def _agree(expected: _Reading, stated: _Reading) -> bool | None:
+    """Whether two constants, two expressions in variables or two equations are equal; None where that is open."""
+    gold, answer = expected.value, stated.value
+    if isinstance(gold, Equality) and isinstance(answer, Equality):
+        return _agree_at_a_solution(gold, answer)
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+        return None
+    tolerance = max(expected.rounding, stated.rounding)
+    try:
+        if _names(gold, answer):
+            return _agree_at_points(gold, answer, tolerance)
+        return _agree_as_constants(gold, answer, tolerance)
+    except _TooLargeError:
+        raise
+    except _NotComputableError:
+        return None
+
+
+def _agree_as_constants(gold: Any, answer: Any, tolerance: float) -> bool:
+    """Whether two numbers are equal, real or complex."""
+    _, rough = _values_of((gold, answer), {}, digits=30)
+    # What vanishes here is smaller than any of the parts by 40 digits; no rounding of the parts reaches as far.
+    (one, other), fine = _values_of((gold, answer), {}, digits=60 + int(0.31 * 3 * rough.reach))
+    if fine.max_bits > rough.max_bits + 8:
+        raise _NotComputableError  # it grows with the digits: a division by what is zero
+    gap = abs(one - other)
+    return bool(gap <= mpmath.ldexp(1, -rough.reach - 130) or gap <= tolerance * max(abs(one), abs(other)))
+
+
+def _agree_at_points(gold: Any, answer: Any, tolerance: float) -> bool | None:
+    """Whether two expressions in variables agree where they are evaluated; None where that is open.
 
     Simplifying may take for ever; numbers take milliseconds. What differs at positive numbers is different. What agrees
-    to 12 digits at numbers of either sign too is equal; what agrees at positive ones alone, such as √(ab) and √a√b, is
+    to 18 digits at numbers of either sign too is equal; what agrees at positive ones alone, such as √(ab) and √a√b, is
     left to math-verify.
     """
-    if isinstance(gold, Equality) and isinstance(answer, Equality):
-        return _agree_at_a_solution(_difference(gold), _difference(answer))
-    if not (isinstance(gold, Expr) and isinstance(answer, Expr)) or not _names(gold, answer):
-        return None
     is_equal = True
     for index in range(4):
         point = _point(index, _names(gold, answer), both_signs=index >= 2)
-        values = _value(gold, point), _value(answer, point)
-        if values[0] is None or values[1] is None:
-            return None
-        gap = abs(values[0] - values[1]) / max(abs(values[0]), abs(values[1]), 1e-300)
-        if index < 2 and gap > 2 * _RELATIVE_TOLERANCE:
+        (one, other), values = _values_of((gold, answer), point, digits=60)
+        gap, size = abs(one - other), max(abs(one), abs(other))
+        is_near = gap <= max(tolerance, 1e-18) * size or gap <= mpmath.ldexp(1, values.max_bits - 170)
+        if index < 2 and not is_near:
             return False
-        is_equal = is_equal and gap < 1e-12
+        is_equal = is_equal and is_near
     return True if is_equal else None
 
 
-def _difference(equation: Any) -> Any:
-    return equation.lhs - equation.rhs
-
-
 def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
-    """False where numbers that make one side zero do not make the other; else None."""
+    """False where numbers that make the sides of one equation equal do not make the other's; else None."""
     names = _names(gold, answer)
 
-    def values(expression: Any, name: str, *numbers: float | complex) -> list[complex]:
-        found = (_value(expression, _point(0, names) | {name: number}) for number in numbers)
-        return [value for value in found if value is not None]
+    def differences(equation: Any, name: str, *numbers: Any) -> list[complex]:
+        found = []
+        for number in numbers:
+            point = _point(0, names) | {name: number}
+            try:
+                (left, right), _ = _values_of((equation.lhs, equation.rhs), point, digits=30)
+            except _NotComputableError:
+                continue
+            found.append(complex(left - right))
+        return found
 
     for name in sorted(names):
-        at = values(gold, name, 0.0, 1.0, 2.0)
+        at = differences(gold, name, 0.0, 1.0, 2.0)
         # Only where this variable enters linearly is the solution at hand.
         if (
             len(at) == 3
@@ -126,52 +223,134 @@ def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
             and abs(at[2] - 2 * at[1] + at[0]) < 1e-9 * abs(at[1])
         ):
             solution = at[0] / (at[0] - at[1])
-            zero = values(answer, name, solution, 2 * solution or 1.0)
+            zero = differences(answer, name, solution, 2 * solution or 1.0)
             return False if len(zero) == 2 and abs(zero[0]) > 1e-4 * abs(zero[1]) else None
     return None
 
 
 def _names(*expressions: Any) -> frozenset[str]:
-    return frozenset(symbol.name for expression in expressions for symbol in expression.free_symbols) - {"i"}
+    names = frozenset(symbol.name for expression in expressions for symbol in expression.free_symbols)
+    return names - {"i"} if _is_imaginary_unit(*expressions) else names
 
 
-def _point(index: int, names: frozenset[str], both_signs: bool = False) -> dict[str, float | complex]:
-    """A number for each variable, the same in every run; `i` is the imaginary unit."""
+def _point(index: int, names: frozenset[str], both_signs: bool = False) -> dict[str, Any]:
+    """A number for each variable, the same in every run."""
     numbers = {name: random.Random(f"{index} {name}") for name in names}
-    return {"i": 1j} | {
+    return {
         name: number.uniform(0.5, 2.0) * (number.choice((-1, 1)) if both_signs else 1)
         for name, number in numbers.items()
     }
 
 
-def _value(expression: Any, point: dict[str, float | complex]) -> complex | None:
-    """The finite value at a point, functions and derivatives being some fixed ones; None where there is none."""
+def _values_of(expressions: tuple[Any, ...], point: dict[str, Any], digits: int) -> tuple[list[Any], "_Values"]:
+    """Their values at a point, computed with so many digits.
 
-    def function(part: Any) -> Any:
-        shift = random.Random(part.func.__name__).uniform(0.5, 2.0)
-        return cos(sum((rank + shift) * argument for rank, argument in enumerate(part.args)) + shift)
-
-    def derivative(part: Any) -> Any:
-        return Float(random.Random(str(part)).uniform(0.5, 2.0))
-
-    numbers = {symbol: point[symbol.name] for symbol in expression.free_symbols}
+    Raises:
+        _NotComputableError: one has none, or a function of it is not known here.
+    """
+    is_real = not any(symbol.name == "i" for expression in expressions for symbol in expression.free_symbols)
+    values = _Values({"i": mpmath.j} | point, is_real)
     try:
-        expression = expression.replace(lambda part: isinstance(part, Derivative), derivative)
-        expression = expression.replace(lambda part: isinstance(part, AppliedUndef), function)
-        value = complex(expression.evalf(subs=numbers))
-    except MemoryError:
-        raise
-    except Exception:
-        return None
-    return value if cmath.isfinite(value) else None
+        with mpmath.workdps(digits):
+            return [values.of(expression) for expression in expressions], values
+    except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _NotComputableError from error
 
 
-def _agrees_by_rounding_only(gold: Any, answer: Any) -> bool:
-    if not (isinstance(gold, Expr) and isinstance(answer, Expr) and gold.is_number and answer.is_number):
-        return False
-    difference = Abs(gold - answer).evalf()
-    # No Float: an exact 0, or the nan of two infinities, which cannot be ordered.
-    return isinstance(difference, Float) and bool(_RELATIVE_TOLERANCE * Abs(gold) < difference <= 1e-6)
+def _floor(number: Any) -> Any:
+    # A whole number that was computed may lie a rounding below itself.
+    nearest = mpmath.nint(number)
+    return nearest if abs(number - nearest) < mpmath.mpf(10) ** (-mpmath.mp.dps // 2) else mpmath.floor(number)
+
+
+_CONSTANTS = {"Pi": mpmath.pi, "Exp1": mpmath.e, "ImaginaryUnit": mpmath.j}
+_FUNCTIONS = {
+    name: getattr(mpmath, name)
+    for name in (
+        *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "asec", "acsc"),
+        *("sinh", "cosh", "tanh", "coth", "asinh", "acosh", "atanh", "erf"),
+        *("factorial", "binomial", "gamma", "re", "im", "arg", "sign"),
+    )
+} | {
+    "Abs": mpmath.fabs,
+    "conjugate": mpmath.conj,
+    "log": lambda number, base=mpmath.e: mpmath.log(number) / mpmath.log(base),
+    "floor": _floor,
+    "ceiling": lambda number: -_floor(-number),
+    "Mod": lambda number, modulus: number - modulus * _floor(number / modulus),
+    "Max": max,
+    "Min": min,
+    "UnevaluatedExpr": lambda number: number,
+}
+_GROWING = frozenset({"sinh", "cosh", "factorial", "binomial", "gamma"})
+_MAX_ARGUMENT = 4000
+"""Of a growing function: 4000! has 12674 digits."""
+
+
+@dataclass
+class _Values:
+    """Computes values with mpmath's precision, and keeps how large and how small what it met was."""
+
+    point: dict[str, Any]
+    is_real: bool
+    """True where no i occurs: the third root of -8 is then -2."""
+    max_bits: int = field(default=0, init=False)
+    min_bits: int = field(default=0, init=False)
+
+    @property
+    def reach(self) -> int:
+        """Bits between 1 and the farthest of all values."""
+        return max(self.max_bits, -self.min_bits)
+
+    def of(self, expression: Any) -> Any:
+        value = self._compute(expression)
+        if not mpmath.isfinite(value):
+            raise _NotComputableError
+        if value != 0:
+            bits = int(mpmath.mag(value))
+            if abs(bits) > _MAX_BITS:
+                raise _TooLargeError
+            self.max_bits, self.min_bits = max(self.max_bits, bits), min(self.min_bits, bits)
+        return value
+
+    def _compute(self, expression: Any) -> Any:
+        kind = type(expression).__name__
+        if expression.is_Rational or isinstance(expression, Float):
+            # A decimal is what was written, not the nearest binary fraction.
+            number = Fraction(str(expression)) if isinstance(expression, Float) else expression
+            return mpmath.mpf(int(number.numerator)) / int(number.denominator)
+        if isinstance(expression, Symbol):
+            return mpmath.mpmathify(self.point[expression.name])
+        if kind in _CONSTANTS:
+            return +_CONSTANTS[kind]
+        if isinstance(expression, Derivative):
+            # Some fixed number: the same derivative is the same on both sides.
+            return mpmath.mpf(random.Random(str(expression)).uniform(0.5, 2.0))
+        arguments = [self.of(argument) for argument in expression.args]
+        if expression.is_Add:
+            return mpmath.fsum(arguments)
+        if expression.is_Mul:
+            return mpmath.fprod(arguments)
+        if isinstance(expression, Pow):
+            return self._power(arguments[0], arguments[1], expression.exp)
+        if kind == "exp":
+            return self._power(mpmath.e, arguments[0])
+        if isinstance(expression, AppliedUndef):
+            shift = random.Random(expression.func.__name__).uniform(0.5, 2.0)
+            return mpmath.cos(sum((rank + shift) * argument for rank, argument in enumerate(arguments)) + shift)
+        if kind in _GROWING and any(abs(argument) > _MAX_ARGUMENT for argument in arguments):
+            raise _TooLargeError
+        if kind not in _FUNCTIONS:
+            raise _NotComputableError
+        return _FUNCTIONS[kind](*arguments)
+
+    def _power(self, base: Any, exponent: Any, written: Any = None) -> Any:
+        if base != 0 and abs(exponent * mpmath.log(abs(base), 2)) > _MAX_BITS:
+            raise _TooLargeError
+        is_negative = mpmath.im(base) == 0 and mpmath.re(base) < 0
+        if self.is_real and is_negative and isinstance(written, Rational) and written.q > 1 and written.q % 2:
+            return (-1) ** int(written.p) * mpmath.power(-base, exponent)
+        return mpmath.power(base, exponent)
 
 
 def main(timeout_s: float, memory_limit_bytes: int) -> None:

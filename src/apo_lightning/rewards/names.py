@@ -1,0 +1,75 @@
+r"""Equals signs in an answer: `x = 5` names a five, `n + 1 = 13` states something of which 13 is a part."""
+
+import re
+from dataclasses import dataclass
+
+from apo_lightning.rewards.structure import sides_of_equals
+
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon"
+    "|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Upsilon|Phi|Psi|Omega|ell|hbar"
+)
+_ACCENTS = "hat|bar|tilde|vec|dot|ddot|overline|overrightarrow|widehat|mathcal|mathbb|mathbf|boldsymbol|text"
+_LETTER = rf"(?:[A-Za-z]|\\(?:{_GREEK})(?![A-Za-z]))"
+_INDEX = r"_\s*(?:\{[^{}=]*\}|[A-Za-z0-9]|\\[A-Za-z]+)"
+_MARKS = rf"(?:\s*(?:{_INDEX}|'+|\^\s*\{{\s*(?:\\prime\s*)+\}}|\^\s*(?:\\prime|\*)))*"
+_ANGLE = r"(?:m\s*)?\\angle\s*(?:\{\s*)?[A-Z]{1,3}(?:\s*\})?"
+# A product is no name: neither ab nor n(n + 1). Letters of points are (AB, a segment), and so are words.
+_WORD = r"[A-Z]{2,4}|[A-Z][a-z]{2,}(?:\s+[A-Za-z]+)*|(?!abcd|wxyz)[a-z]{4,}(?:\s+[a-z]+)*|[\u4e00-\u9fff]+"
+_FUNCTION = rf"[fghFGHPE]{_MARKS}(?:\^\s*\{{\s*-1\s*\}})?\s*\([^()=]*(?:=[^()=]*)?\)"
+_APPLIED = rf"{_LETTER}{_MARKS}\s*\(\s*-?[A-Za-z0-9]+\s*(?:,\s*-?[A-Za-z0-9]+\s*)*\)"
+_SINGLE = rf"(?:\\(?:{_ACCENTS})\s*\{{[^{{}}=]*\}}|{_LETTER}|{_WORD}){_MARKS}|{_ANGLE}|{_FUNCTION}|{_APPLIED}"
+_LENGTHS = r"\|\s*[A-Z]{2}\s*\||\\frac\s*\{\s*[A-Z]{2}\s*\}\s*\{\s*[A-Z]{2}\s*\}"
+_NAME = re.compile(
+    rf"(?:{_SINGLE})|{_LENGTHS}|\(\s*{_LETTER}{_MARKS}(?:\s*,\s*{_LETTER}{_MARKS})+\s*\)|\[[A-Z]{{3,6}}\]"
+)
+_MAX_SIDES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An answer with its equals signs read."""
+
+    names: tuple[str, ...]
+    """What it calls its value; none where it is an expression, or an equation without a lone name."""
+    value: str
+    """The first of what is said to be equal, names left out."""
+    others: tuple[str, ...] = ()
+    """The other sides that are no names."""
+
+    @property
+    def is_equation(self) -> bool:
+        """True where an equals sign is left."""
+        return bool(self.others)
+
+
+def read_names(answer: str) -> Named:
+    r"""The answer without the lone names that it puts before its value, or after it.
+
+    A lone name is a letter or a word with indices and accents, a function of something, an angle, a segment, or a point
+    of letters. A sum, a multiple or a power is none.
+
+    Example:
+        >>> read_names("x = 2 + 3 = 5")
+        Named(names=('x',), value='2 + 3', others=('5',))
+        >>> read_names("2x = 5").names, read_names("n + 1 = 13").names, read_names("5 = x").names
+        ((), (), ('x',))
+    """
+    if "=" not in answer and r"\in" not in answer:
+        return Named((), answer)
+    sides = sides_of_equals(answer)
+    if not 1 < len(sides) <= _MAX_SIDES or not all(sides):
+        return Named((), answer)
+    values = [side for side in sides if not is_name(side)] or sides[-1:]
+    names = ["".join(side.split()) for side in sides if side not in values]
+    return Named(tuple(names), values[0], tuple(values[1:]))
+
+
+def is_name(text: str) -> bool:
+    r"""True for what can only be called a name.
+
+    Example:
+        >>> [is_name(text) for text in ("I_{max}", "f(x)", "AB", r"\angle ABC", "x^2", "ab", r"\sin x")]
+        [True, True, True, True, False, False, False]
+    """
+    return len(text) <= 64 and _NAME.fullmatch(text.strip()) is not None
