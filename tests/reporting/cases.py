@@ -28,9 +28,13 @@ def measured(
     settings: Mapping[str, str] | None = None,
     half_width: float = 0.0,
     solved: Sequence[int] = (),
+    seed: str = "",
+    weights: str = "",
+    sampling: Mapping[str, str] | None = None,
+    sampling_seed: str = "1",
     **others: float,
 ) -> Measurement:
-    """`pass_at` is the curve; `solved` how often each problem was."""
+    """`pass_at` is the curve; `solved` how often each problem was. Other metrics score the same on every problem."""
     n = len(pass_at)
     curve = tuple(estimate(value, half_width) for value in pass_at)
     metrics = {f"pass@{k}": curve[k - 1] for k in (1, n)} | {name: estimate(x) for name, x in others.items()}
@@ -38,11 +42,16 @@ def measured(
         model=model,
         method=method,
         settings=settings or {},
+        seed=seed,
+        weights=weights,
+        sampling=sampling or {},
+        sampling_seeds=(sampling_seed,),
         benchmark=benchmark,
         num_samples=n,
         metrics=metrics,
         pass_at_k=curve,
         problems=tuple(ProblemCount(prompt_id=f"p{i}", num_samples=n, num_correct=c) for i, c in enumerate(solved)),
+        by_problem={name: (value,) * len(solved) for name, value in others.items()} if solved else {},
     )
 
 
@@ -72,17 +81,40 @@ def write_run(
     loss: Mapping[str, float] | None = None,
     before: float = 0.25,
     after: float = 0.5,
+    config: Mapping[str, object] | None = None,
+    solved: Sequence[tuple[int, int]] = (),
+    num_samples: int = 1,
+    weights: str | None = None,
 ) -> Path:
-    """A training run's folder as Hydra and the callbacks leave it."""
+    """A training run's folder as Hydra and the callbacks leave it.
+
+    `solved`: correct samples of each held-out problem, before and after; without it the summary is one that does not
+    count them. `config` is laid over the composed one, and shows in nobody's overrides.
+    """
     hydra = folder / ".hydra"
     hydra.mkdir(parents=True)
-    config = {"seed": seed, "model": {"name": "tiny"}, "algo": {"loss": {"pull_coef": 0.1} | dict(loss or {})}}
+    composed = {"seed": seed, "model": {"name": "tiny"}, "algo": {"loss": {"pull_coef": 0.1} | dict(loss or {})}}
     # JSON is YAML.
-    (hydra / "config.yaml").write_text(json.dumps(config))
+    (hydra / "config.yaml").write_text(json.dumps(composed | dict(config or {})))
     (hydra / "overrides.yaml").write_text(json.dumps(list(overrides)))
     (hydra / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"choices": {"algo": algo}}}}))
-    (folder / "metrics.csv").write_text("step,train/entropy,val/x/pass@1\n0,,0.25\n1,2.5,\n2,nan,\n1,2.0,\n")
-    look = {"samples_per_problem": 1, "step_before": 0, "pass@1_before": before, "pass@1_after": after}
-    look["change"] = {"mean": after - before, "low": 0.0, "high": 0.5}
-    (folder / "summary.json").write_text(json.dumps({"held_out": {"arithmetic": look}}))
+    (folder / "metrics.csv").write_text("step,train/entropy,val/arithmetic/pass@1\n0,,0.25\n1,2.5,\n2,nan,\n1,2.0,\n")
+    if solved:
+        before, after = (sum(counts) / (len(solved) * num_samples) for counts in zip(*solved, strict=True))
+    look: dict[str, object] = {
+        "samples_per_problem": num_samples,
+        "step_before": 0,
+        "step_after": 2,
+        "pass@1_before": before,
+        "pass@1_after": after,
+        "change": {"mean": after - before, "low": 0.0, "high": 0.5},
+    }
+    for when, place, share in (("before", 0, before), ("after", 1, after)):
+        any_solved = sum(pair[place] > 0 for pair in solved) / len(solved) if solved else share
+        logged = {"pass@1": share, f"pass@{num_samples}": any_solved, "truncated_fraction": 0.0}
+        look[f"metrics_{when}"] = {f"val/arithmetic/{key}": value for key, value in logged.items()}
+    if solved:
+        look["num_correct"] = {f"p{place}": pair for place, pair in enumerate(solved)}
+    summary = {"held_out": {"arithmetic": look}, "weights_sha256": weights or f"weights of {folder}"}
+    (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -156,11 +156,11 @@ def test_a_model_with_fewer_benchmarks_does_not_narrow_the_averages_of_another()
     both = measured(("apo",), ("aime2024", "math500"), num_problems=8)
     alone = pareto_points(both)
     beside = pareto_points([*both, make_measurement("apo", model="llama3b", benchmark="amc2023", **SMALL)])
-    assert [point for point in beside if point.model == "Qwen2.5-Math-7B"] == alone
+    assert [point for point in beside if point.block == "Qwen2.5-Math-7B"] == alone
 
 
 def test_published_pareto_points_are_the_papers_averages():
-    points = {(p.model, p.method): p for p in pareto_points(as_measurements(published("main_results")))}
+    points = {(p.block, p.method): p for p in pareto_points(as_measurements(published("main_results")))}
     # The paper prints 27.70 and 76.95 for Qwen2.5-Math-7B: (13.66 + 7.02 + 45.62 + 57.70 + 14.50)/5 = 27.70.
     base = points["Qwen2.5-Math-7B", "Base"]
     assert 100 * base.pass_at_1.value == pytest.approx(27.70)
@@ -208,7 +208,7 @@ def sweep():
 
 
 def test_a_sensitivity_panel_holds_the_default_among_the_values_in_order():
-    (panel,) = sensitivity_panels(sweep(), model="Qwen2.5-Math-7B", method="APO", defaults=DEFAULTS["apo"])
+    (panel,) = sensitivity_panels(sweep(), block="Qwen2.5-Math-7B", method="APO", defaults=DEFAULTS["apo"])
     assert [(point.value, point.is_default) for point in panel.points] == [("0", False), ("0.02", False), ("0.1", True)]
     values = [point.estimate.value for point in panel.points]
     assert np.diff(values).tolist() == pytest.approx([0.1, 0.1])
@@ -217,7 +217,7 @@ def test_a_sensitivity_panel_holds_the_default_among_the_values_in_order():
 def test_the_default_is_a_star_and_published_values_are_hollow():
     panels = sensitivity_panels(
         sweep(),
-        model="Qwen2.5-Math-7B",
+        block="Qwen2.5-Math-7B",
         method="APO",
         defaults=DEFAULTS["apo"],
         published=as_measurements(published("sensitivity")),

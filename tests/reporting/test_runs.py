@@ -23,7 +23,7 @@ def test_a_run_is_read_with_its_method_model_and_series(tmp_path: Path) -> None:
     assert run.overrides == {"algo": "apo", "seed": "3"}
     # Step 1 stands there twice, as after a resume; step 2 is NaN; step 0 has no entropy.
     assert run.metrics["train/entropy"] == ((1.0,), (2.0,))
-    assert run.metrics["val/x/pass@1"] == ((0.0,), (0.25,))
+    assert run.metrics["val/arithmetic/pass@1"] == ((0.0,), (0.25,))
 
 
 def test_a_run_is_found_once_through_two_folders_and_belongs_to_its_sweep(tmp_path: Path) -> None:
@@ -109,6 +109,8 @@ def test_the_defaults_are_those_that_training_composes() -> None:
     expected = {"algo.loss.pull_coef": "0.1", "group_size": "8", "optimizer.lr": "1e-05", "data.max_operand": "99"}
     assert {key: defaults["apo"][key] for key in expected} == expected
     assert "algo.loss.pull_coef" not in defaults["grpo"]
+    assert defaults["apo"]["aggregation"] == "token_mean"
+    assert defaults["dr_grpo"]["aggregation"] == "sequence_mean_token_sum_norm"
     keys = ["algo.loss.pull_coef", "group_size"]
     assert settings(run(), keys, defaults) == {}
     assert settings(run("0.02"), keys, defaults) == {"algo.loss.pull_coef": "0.02"}

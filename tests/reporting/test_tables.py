@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.evaluation.records import CoverageResult, Estimate
-from apo_lightning.reporting.averages import mean_over_benchmarks, mean_over_seeds
+from apo_lightning.reporting.averages import mean_over_benchmarks
 from apo_lightning.reporting.evaluations import measurements, read_evaluations
 from apo_lightning.reporting.names import METHODS
 from apo_lightning.reporting.records import Covered, Evaluations, Row, Table
@@ -52,14 +52,14 @@ def test_the_best_of_a_model_is_bold_and_ties_as_printed_are_bold_together() -> 
     items = [measured("Base", (0.1, 0.9)), measured("GRPO", (0.30004, 0.8)), measured("APO", (0.3, 0.9))]
     items.append(measured("APO", (0.01, 0.02), model="other"))
     table = main_results(items)
-    bold = [[cell.bold for cell in row.cells[1:]] for row in table.rows]
+    bold = [[cell.bold for cell in row.cells[2:]] for row in table.rows]
     # 30.004 and 30.000 both print as 30.00; a model with a single method has no best.
     assert bold == [[False, True], [True, False], [True, True], [False, False]]
 
 
 def test_k_is_the_largest_budget_that_all_evaluations_of_a_benchmark_have() -> None:
     table = main_results([measured("Base", (0.1, 0.2, 0.3, 0.4)), measured("APO", (0.5, 0.6))])
-    assert [c.name for c in table.columns[1:]] == ["Pass@1", "Pass@2"]
+    assert [c.name for c in table.columns[2:]] == ["Pass@1", "Pass@2"]
     assert column(table, "MATH-500", "Pass@2") == ["20.00", "60.00"]
     assert any("2 to 4 samples" in note for note in table.notes)
 
@@ -88,15 +88,6 @@ def test_averaged_intervals_hold_the_mean_and_shrink_with_the_root_of_benchmarks
     assert mean.high - mean.value == pytest.approx(half_width / math.sqrt(len(values)))
 
 
-def test_seeds_are_averaged_with_intervals_as_wide_as_each_and_counts_pooled() -> None:
-    one = measured("APO", (0.2, 0.4), half_width=0.1, solved=(0, 1))
-    two = measured("APO", (0.4, 0.6), half_width=0.1, solved=(2, 1))
-    (mean,) = mean_over_seeds([one, two])
-    assert mean.metrics["pass@1"].value == pytest.approx(0.3)
-    assert mean.metrics["pass@1"].high == pytest.approx(0.4)
-    assert [(p.num_samples, p.num_correct) for p in mean.problems] == [(4, 2), (4, 2)]
-
-
 def test_the_main_table_leaves_variants_to_the_sensitivity_table_unless_there_is_nothing_else() -> None:
     default, variant = measured("APO"), measured("APO", settings={PULL: "0.02"})
     assert [row.cells[0].text for row in main_results([default, variant]).rows] == ["APO"]
@@ -108,7 +99,7 @@ def test_a_sweep_makes_a_row_a_value_in_order_with_the_default_marked() -> None:
     items += [measured("APO", (0.4, 0.7), settings={PULL: value}) for value in ("0.02", "10", "0", "2")]
     items += [measured("APO", (0.3, 0.7), settings={PUSH: "1"}), measured("APO", settings={PULL: "0", PUSH: "1"})]
     assert swept_methods(items) == [("tiny", "APO")]
-    table = sensitivity_table(items, model="tiny", method="APO", defaults=DEFAULTS)
+    table = sensitivity_table(items, block="tiny", method="APO", defaults=DEFAULTS)
     assert [(row.section, row.cells[0].text, row.highlight) for row in table.rows] == [
         ("Varying β", "β = 0", False),
         ("Varying β", "β = 0.02", False),
@@ -127,8 +118,8 @@ def test_health_calls_more_spread_better() -> None:
     spread = {"diversity": 0.283, "semantic_similarity": 0.297, "entropy": 0.485, "max_prob": 0.849}
     peaked = {"diversity": 0.267, "semantic_similarity": 0.314, "entropy": 0.405, "max_prob": 0.878}
     table = health_table([measured("GRPO", **peaked), measured("APO", **spread)])
-    assert texts(table.rows[1]) == ["APO", "50.00", "0.283", "0.297", "0.485", "0.849"]
-    assert [cell.bold for cell in table.rows[1].cells] == [False, False, True, True, True, True]
+    assert texts(table.rows[1]) == ["APO", "1", "50.00", "0.283", "0.297", "0.485", "0.849"]
+    assert [cell.bold for cell in table.rows[1].cells] == [False, False, False, True, True, True, True]
     assert not any(cell.bold for cell in table.rows[0].cells)  # Pass@K is the same in both: neither is best
 
 
@@ -141,9 +132,9 @@ def test_lost_and_gained_problems_are_counted_from_base_and_from_grpo() -> None:
     table = lost_gained_table(items)
     assert [texts(row) for row in table.rows] == [
         # At K = n = 2 a problem counts when it was solved at all: 3/4 → 2/4, 3/4 → 4/4, 2/4 → 4/4.
-        ["Base", "GRPO", "MATH-500", "4", "1", "0", "2", "-25.00"],
-        ["Base", "APO", "MATH-500", "4", "0", "1", "2", "+25.00"],
-        ["GRPO", "APO", "MATH-500", "4", "0", "2", "2", "+50.00"],
+        ["Base", "GRPO", "MATH-500", "–, 1", "4", "1", "0", "2", "-25.00", "these two checkpoints"],
+        ["Base", "APO", "MATH-500", "–, 1", "4", "0", "1", "2", "+25.00", "these two checkpoints"],
+        ["GRPO", "APO", "MATH-500", "1, 1", "4", "0", "2", "2", "+50.00", "these two checkpoints"],
     ]
 
 
@@ -176,17 +167,17 @@ def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None
     ours = measured("NSR", [0.45] + [0.7] * 15, model="Qwen2.5-Math-7B", benchmark="minerva_math")
     table = beside_published([ours, measured("NSR", [0.5] * 16, benchmark="minerva_math")])
     assert [texts(row) for row in table.rows] == [
-        ["NSR", "Minerva", "Pass@1", "45.00", "44.93", "+0.07"],
-        ["NSR", "Minerva", "Pass@16", "70.00", "66.12", "+3.88"],
+        ["NSR", "1", "Minerva", "Pass@1", "45.00", "44.93", "+0.07"],
+        ["NSR", "1", "Minerva", "Pass@16", "70.00", "66.12", "+3.88"],
     ]
-    assert [row.cells[4].marked for row in table.rows] == [True, True]
+    assert [row.cells[5].marked for row in table.rows] == [True, True]
 
 
 def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_nothing() -> None:
     where = {"model": "Qwen2.5-Math-7B", "benchmark": "math500", "settings": {PUSH: "1"}}
     table = beside_published([measured("APO", (0.8, 0.9), **where)])
     # Pass@2 is not published; λ = 1.0 has 83.5.
-    assert [texts(row)[2:5] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
+    assert [texts(row)[3:6] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
 
 
 def test_a_training_sweep_alone_makes_main_sensitivity_and_held_out_tables(tmp_path: Path) -> None:
@@ -196,10 +187,11 @@ def test_a_training_sweep_alone_makes_main_sensitivity_and_held_out_tables(tmp_p
     runs = read_runs([tmp_path])
     found = measurements(runs, read_evaluations([tmp_path]), DEFAULTS)
     main = main_results(found)
-    assert [texts(row) for row in main.rows] == [["Base", "25.00", "–"], ["APO", "60.00", "+35.00"]]
-    table = sensitivity_table(found, model="tiny", method="APO", defaults=DEFAULTS)
-    assert [texts(row)[:2] for row in table.rows] == [["β = 0.02", "40.00"], ["β = 0.1 (default)", "60.00"]]
-    assert texts(held_out_table(found).rows[0]) == ["APO", "arithmetic", "25.00", "60.00", "+35.00"]
+    # The base model has random weights, drawn with each run's seed.
+    assert [texts(row) for row in main.rows] == [["Base", "3", "25.00", "–"], ["APO", "2", "60.00", "+35.00"]]
+    table = sensitivity_table(found, block="tiny", method="APO", defaults=DEFAULTS)
+    assert [texts(row)[:3] for row in table.rows] == [["β = 0.02", "1", "40.00"], ["β = 0.1 (default)", "2", "60.00"]]
+    assert texts(held_out_table(found).rows[0]) == ["APO", "2", "arithmetic", "25.00", "60.00", "+35.00"]
     names = [table.name for table in report_tables(runs, Evaluations(), DEFAULTS)]
     assert names == ["main_results", "held_out", "sensitivity_tiny_apo", "hyperparameters", "published_check"]
 
@@ -215,4 +207,4 @@ def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) 
 
 def test_tables_of_nothing_are_empty() -> None:
     assert [table.name for table in report_tables((), Evaluations())] == ["published_check"]
-    assert main_results([]).rows == sensitivity_table([], model="x", method="APO").rows == ()
+    assert main_results([]).rows == sensitivity_table([], block="x", method="APO").rows == ()

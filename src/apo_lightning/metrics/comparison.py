@@ -1,4 +1,4 @@
-"""Two policies on the same problems: by how much they differ, and which problems only one of them solves."""
+"""Two methods on the same problems: by how much they differ, and how many problems only one of them solves."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.functional import pass_at_k
 from apo_lightning.metrics.intervals import Interval, paired_interval
+from apo_lightning.metrics.seeds import seed_difference_intervals
 
 NUM_NAMED = 5
 """Problem ids in an error line."""
@@ -39,53 +40,71 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Policy B against policy A on the same problems."""
+    """Method B against method A on the same problems."""
 
     k: int
     num_problems: int
+    num_seeds_a: int
+    num_seeds_b: int
+    """With one seed an arm stands for that checkpoint alone, and `difference` says nothing of its method."""
     pass_at_k_a: float
-    """Mean over problems."""
+    """Mean over seeds and problems."""
     pass_at_k_b: float
     difference: Interval
-    """B − A of pass@k, with its 95 % interval, paired by problem."""
-    lost: tuple[str, ...]
-    """Problems that A solved at least once and B never; in A's order."""
-    gained: tuple[str, ...]
-    """Problems that B solved at least once and A never."""
+    """B − A of pass@k, its 95 % interval paired by problem; the ends are NaN where all seeds and problems agree."""
+    num_lost: float
+    """Problems that k samples of A solve at least once and k of B never, as expected of a seed of each."""
+    num_gained: float
+    """The other way round."""
 
 
-def compare(counts_a: Sequence[Counts], counts_b: Sequence[Counts], k: int) -> Comparison:
-    """What changes from policy A to policy B; problems are matched by their ids, not by their places.
+def compare(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Counts]], k: int) -> Comparison:
+    """What changes from method A to method B; problems are matched by their ids, not by their places.
 
-    Whether a problem is lost or gained depends on n: a policy given more samples solves more problems at least once.
+    With p the pass@k of a problem, mean over seeds, num_lost = Σ_i p_A,i·(1 − p_B,i): with one seed each and k = n the
+    number of problems that A solved and B did not. Counts over all seeds' samples together would depend on how many
+    seeds there are.
+
+    The interval is `seeds.seed_difference_intervals`; with one seed each `intervals.paired_intervals`, whose scope is
+    these two checkpoints.
 
     Args:
-        counts_a: the problems of A.
-        counts_b: those of B: the same ids, in any order.
+        seeds_a: the problems of A, for each of its training seeds.
+        seeds_b: those of B: the same ids, in any order.
         k: of pass@k, at most the samples of any problem of either.
 
     Raises:
-        ConfigError: the ids differ or repeat, there are no problems, or k or a count is out of range.
+        ConfigError: the ids differ or repeat, there are no seeds or problems, or k or a count is out of range.
 
     Example:
         >>> from collections import namedtuple
         >>> Problem = namedtuple("Problem", ["prompt_id", "num_samples", "num_correct"])
         >>> a, b = [Problem("x", 2, 1), Problem("y", 2, 0)], [Problem("y", 2, 2), Problem("x", 2, 0)]
-        >>> result = compare(a, b, k=1)
-        >>> result.difference.mean, result.lost, result.gained
-        (0.25, ('x',), ('y',))
+        >>> result = compare([a], [b], k=1)
+        >>> result.difference.mean, result.num_lost, result.num_gained
+        (0.25, 0.5, 1.0)
     """
-    of_b = _matched(counts_a, counts_b)
-    scores_a, scores_b = _scores(counts_a, k), _scores(of_b, k)
-    pairs = list(zip(counts_a, of_b, strict=True))
+    if not seeds_a or not seeds_b:
+        raise ConfigError("a comparison needs at least one seed of either method")
+    first = seeds_a[0]
+    scores_a, scores_b = (
+        torch.stack([_scores(_matched(first, counts), k) for counts in seeds]) for seeds in (seeds_a, seeds_b)
+    )
+    if len(seeds_a) == len(seeds_b) == 1:
+        difference = paired_interval(scores_a[0], scores_b[0])
+    else:
+        (difference,) = seed_difference_intervals(scores_a[:, :, None], scores_b[:, :, None])
+    mean_a, mean_b = scores_a.mean(0), scores_b.mean(0)
     return Comparison(
         k=k,
-        num_problems=len(pairs),
-        difference=paired_interval(scores_a, scores_b),
-        pass_at_k_a=scores_a.mean().item(),
-        pass_at_k_b=scores_b.mean().item(),
-        lost=tuple(a.prompt_id for a, b in pairs if a.num_correct > 0 and b.num_correct == 0),
-        gained=tuple(a.prompt_id for a, b in pairs if a.num_correct == 0 and b.num_correct > 0),
+        num_problems=len(first),
+        num_seeds_a=len(seeds_a),
+        num_seeds_b=len(seeds_b),
+        pass_at_k_a=mean_a.mean().item(),
+        pass_at_k_b=mean_b.mean().item(),
+        difference=difference,
+        num_lost=(mean_a * (1 - mean_b)).sum().item(),
+        num_gained=(mean_b * (1 - mean_a)).sum().item(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from apo_lightning.reporting.names import axis_place
 from apo_lightning.reporting.records import RunCard
@@ -11,12 +12,16 @@ Defaults = Mapping[str, Mapping[str, str]]
 
 NO_AXIS = frozenset({"algo", "model", "seed", "experiment"})
 """Method and model have columns of their own, seeds are averaged over, an experiment is a bundle of other keys."""
+NO_CAUSE = frozenset({"callbacks", "logger", "checkpoint", "resume", "preflight", "hydra"})
+"""First parts of config keys that what is learned does not depend on."""
 
 
 def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str, ...]:
     """The overridden keys whose values differ among the runs of one method and model, the paper's first.
 
-    An overridden `experiment=` stands for every config key in which runs of one method and model differ.
+    An overridden `experiment=` stands for every config key in which runs of one method and model differ. Where runs
+    are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
+    which they do: seeds are averaged of one configuration alone.
 
     Example:
         >>> from pathlib import Path
@@ -32,7 +37,22 @@ def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str
     for group in groups.values():
         keys = {key for run in group for key in _candidates(run)}
         found |= {key for key in keys if len({value_of(run, key, defaults) for run in group}) > 1}
+    for group in groups.values():
+        found |= _unnamed(group, found, defaults)
     return tuple(sorted(found, key=axis_place))
+
+
+def _unnamed(group: Sequence[RunCard], named: AbstractSet[str], defaults: Defaults | None) -> set[str]:
+    """Config keys in which runs differ that have the same value of all named ones."""
+    alike: dict[tuple[str | None, ...], list[RunCard]] = defaultdict(list)
+    for run in group:
+        if run.config:
+            alike[tuple(value_of(run, key, defaults) for key in sorted(named))].append(run)
+    found: set[str] = set()
+    for runs in alike.values():
+        keys = {key for run in runs for key in run.config if _may_matter(key)}
+        found |= {key for key in keys if len({plain(run.config.get(key, "none")) for run in runs}) > 1}
+    return found
 
 
 def settings(run: RunCard, keys: Sequence[str], defaults: Defaults | None = None) -> dict[str, str]:
@@ -102,7 +122,11 @@ def value_place(value: str) -> tuple[bool, float, str]:
 
 
 def _candidates(run: RunCard) -> Iterator[str]:
-    yield from (key for key in run.overrides if key not in NO_AXIS and not key.startswith("hydra"))
+    yield from (key for key in run.overrides if _may_matter(key))
     if "experiment" in run.overrides:
         # Without the composed config the bundle is all there is to tell two runs apart.
-        yield from (key for key in run.config if key != "seed") if run.config else ("experiment",)
+        yield from (key for key in run.config if _may_matter(key)) if run.config else ("experiment",)
+
+
+def _may_matter(key: str) -> bool:
+    return key not in NO_AXIS and key.partition(".")[0] not in NO_CAUSE

@@ -1,15 +1,13 @@
 """Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_coverage, read_result
-from apo_lightning.evaluation.records import Estimate, ModelCard
+from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 from apo_lightning.reporting.axes import Defaults, axes, settings
-from apo_lightning.reporting.names import BASE, model_name
+from apo_lightning.reporting.held_out import held_out_measurements
+from apo_lightning.reporting.identity import HASH_LETTERS, resolved, short_hash
 from apo_lightning.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
 from apo_lightning.reporting.runs import find_files, parse_overrides
 
@@ -41,6 +39,8 @@ def measurements(
 ) -> tuple[Measurement, ...]:
     """Everything that was measured: the evaluations first, then what the runs' summaries say of held-out problems.
 
+    Told apart as in `identity.resolved`.
+
     Args:
         runs: the training runs.
         evaluations: of these runs and of untrained models.
@@ -53,7 +53,8 @@ def measurements(
     trained = [card for card in cards.values() if card is not None]
     keys = axes([*runs, *(card for card in trained if card.folder not in {run.folder for run in runs})], defaults)
     evaluated = (_evaluated(item, cards[item.path], keys, defaults) for item in evaluations.results)
-    return (*evaluated, *(found for run in runs for found in _held_out(run, settings(run, keys, defaults))))
+    held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
+    return resolved([*evaluated, *held_out])
 
 
 def _evaluated(item: Evaluated, card: RunCard | None, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
@@ -62,53 +63,49 @@ def _evaluated(item: Evaluated, card: RunCard | None, keys: Sequence[str], defau
         model=item.model,
         method=item.method,
         settings=settings(card, keys, defaults) if card else {},
-        seed=card.seed if card else "",
+        seed=card.seed if card else _text(result.model.seed),
+        weights=result.model.weights_sha256,
+        sampling=_sampling(result),
+        sampling_seeds=(str(result.settings.seed),),
         benchmark=result.benchmark,
         num_samples=result.settings.num_samples,
         data_sha256=result.data.sha256,
         metrics=result.metrics,
         pass_at_k=result.pass_at_k,
         problems=result.problems,
+        by_problem=result.by_problem,
     )
 
 
-def _held_out(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
-    for name, look in run.summary.get("held_out", {}).items():
-        try:
-            yield from _looks(run, departures, name, look)
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
+def _sampling(result: EvaluationResult) -> dict[str, str]:
+    """All that may decide a number but n, the sampling seed, and what floating-point sums alone depend on."""
+    how, data = result.settings, result.data
+    found = {
+        "temperature": f"{how.temperature:g}",
+        "top-p": f"{how.top_p:g}",
+        "token limit": str(how.max_completion_tokens),
+        "engine": how.engine,
+        "precision": result.model.dtype,
+        "prompt": short_hash(how.prompt),
+        "reward": how.reward,
+        "problems": f"{data.num_problems} of {data.num_available} ({data.sha256[:HASH_LETTERS]})",
+        "stop tokens": None if how.stop_tokens is None else " ".join(how.stop_tokens) or "none",
+        "support K": None if how.support_anchor_size is None else str(how.support_anchor_size),
+        "encoder": how.encoder,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _looks(run: RunCard, departures: Mapping[str, str], name: str, look: Mapping[str, Any]) -> Iterator[Measurement]:
-    def measured(method: str, metrics: Mapping[str, Estimate], where: Mapping[str, str]) -> Measurement:
-        return Measurement(
-            model=model_name(run.model),
-            method=method,
-            settings=where,
-            seed=run.seed,
-            benchmark=name,
-            num_samples=look["samples_per_problem"],
-            metrics=metrics,
-            held_out=True,
-        )
-
-    if look["step_before"] == 0:
-        yield measured(BASE, {"pass@1": _bare(look["pass@1_before"])}, {})
-    change = look["change"]
-    gain = Estimate(value=change["mean"], low=change["low"], high=change["high"])
-    yield measured(run.label, {"pass@1": _bare(look["pass@1_after"]), "gain": gain}, departures)
-
-
-def _bare(value: float) -> Estimate:
-    return Estimate(value=value, low=math.nan, high=math.nan)
+def _text(seed: int | None) -> str:
+    return "" if seed is None else str(seed)
 
 
 def _card(model: ModelCard) -> RunCard | None:
     """What a model card tells of a training run that is not among those read."""
     if model.algo is None:
         return None
-    overrides = parse_overrides(model.overrides)
+    # The seed may be the config's default, which nobody typed.
+    overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
     return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
 
 

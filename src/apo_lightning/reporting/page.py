@@ -86,16 +86,17 @@ def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
 
 def settings_table(evaluations: Sequence[Evaluated]) -> Table:
     """How each evaluation was made: one row an evaluation."""
-    settings = ("Problems", "Samples", "Temperature", "Top-p", "Token limit", "Seed", "Engine", "Precision")
+    settings = ("Problems", "Samples", "Temperature", "Top-p", "Token limit", "Engine", "Precision")
     return Table(
         name="settings",
         title="Settings of the evaluations",
         columns=(
             *_WHAT,
             *(Column(name=name) for name in settings),
+            *(Column(name=name, group="Seed") for name in ("Training", "Sampling")),
             *(Column(name=name, group="SHA-256") for name in ("Data", "Weights")),
         ),
-        rows=tuple(_row(evaluated, _settings(evaluated.result)) for evaluated in evaluations),
+        rows=tuple(_row(evaluated, _settings(evaluated)) for evaluated in evaluations),
         notes=(
             "Problems: measured of available. Samples: completions a problem. "
             f"Hashes: the first {HASH_LETTERS} digits; equal ones mean the same problems, the same weights.",
@@ -139,17 +140,19 @@ def _row(evaluated: Evaluated, texts: Sequence[str]) -> Row:
     return Row(cells=tuple(Cell(text=text) for text in (*what, *texts)))
 
 
-def _settings(result: EvaluationResult) -> list[str]:
-    settings = result.settings
+def _settings(evaluated: Evaluated) -> list[str]:
+    result, settings = evaluated.result, evaluated.result.settings
+    training_seed = evaluated.run.seed if evaluated.run else result.model.seed
     return [
         f"{result.data.num_problems:,} of {result.data.num_available:,}",
         f"{settings.num_samples}",
         f"{settings.temperature:g}",
         f"{settings.top_p:g}",
         f"{settings.max_completion_tokens:,}",
-        f"{settings.seed}",
         settings.engine,
         result.model.dtype,
+        "–" if training_seed is None else f"{training_seed}",
+        f"{settings.seed}",
         result.data.sha256[:HASH_LETTERS],
         result.model.weights_sha256[:HASH_LETTERS],
     ]

@@ -97,6 +97,19 @@ class Measurement:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Where the run left the others of its method: axis key → value, in the order of the axes."""
     seed: str = ""
+    """Of the training run; empty where there is none or it is not known."""
+    weights: str = ""
+    """SHA-256, or what else tells one policy from another; empty where it is not known."""
+    which: str = ""
+    """What tells its policy from others of this name that are no other seeds of it: `weights 3f9a1c2b`."""
+    sampling: Mapping[str, str] = field(default_factory=dict)
+    """How it was measured: printed name → value, of all that may decide a number but n and the sampling seed."""
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """Of `sampling` what is not the same in all measurements of its model and benchmark, so that it is named."""
+    sampling_seeds: tuple[str, ...] = ()
+    """More than one where samples of one policy were pooled."""
+    num_repeats: int = 0
+    """Further evaluations of the same weights, settings and seed, which add nothing."""
     benchmark: str
     """Config stem: `aime2024`."""
     num_samples: int
@@ -109,9 +122,30 @@ class Measurement:
     pass_at_k: tuple[Estimate, ...] = ()
     """Entry k − 1 is pass@k; empty for a held-out set."""
     problems: tuple[ProblemCount, ...] = ()
-    """Each problem's counts, of all seeds together; empty for a held-out set."""
+    """Each problem's counts; empty for a mean over seeds, and where they are not known."""
+    by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Each problem's value of other metrics, in the order of `problems`, as far as they are known."""
     held_out: bool = False
     """True: from a training run's summary, not from an evaluation."""
+    seeds: tuple["Measurement", ...] = ()
+    """What a mean over training seeds is the mean of, by seed; empty for a single policy."""
+
+    @property
+    def policies(self) -> tuple["Measurement", ...]:
+        """The seeds, or itself."""
+        return self.seeds or (self,)
+
+    @property
+    def block(self) -> str:
+        """Model, and how it was measured where that differs: numbers of one block compare.
+
+        Example:
+            >>> item = Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={},
+            ...                    apart={"temperature": "0.6"})
+            >>> item.block
+            'tiny, temperature = 0.6'
+        """
+        return ", ".join([self.model, *(f"{name} = {value}" for name, value in self.apart.items())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from apo_lightning.reporting.figures.canvas import (
     say_empty,
     styled,
 )
-from apo_lightning.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order, in_model_order
+from apo_lightning.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
 from apo_lightning.reporting.records import Measurement
 from apo_lightning.reporting.style import COLLAPSE, COLUMN_INCHES, PAGE_INCHES, Style
 from apo_lightning.reporting.tables.main_results import without_variants
@@ -31,7 +31,8 @@ from apo_lightning.reporting.tables.series import average, budgets, common_bench
 class ParetoPoint:
     """One method of one model, averaged over benchmarks."""
 
-    model: str
+    block: str
+    """Its model, and how it was measured where that differs."""
     method: str
     pass_at_1: Estimate
     pass_at_k: Estimate
@@ -50,12 +51,11 @@ def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
     shown, budget = without_variants(series(evaluated)), budgets(evaluated)
     points = []
     for item in shown:
-        names = common_benchmarks([other for other in shown if other.model == item.model])
+        names = common_benchmarks([other for other in shown if other.block == item.block])
         first = average(item, names, dict.fromkeys(names, "pass@1"))
         every = average(item, names, {name: f"pass@{budget[name]}" for name in names})
         if first is not None and every is not None:
-            name = series_name(next(iter(item.by_benchmark.values())))
-            points.append(ParetoPoint(model=item.model, method=name, pass_at_1=first, pass_at_k=every))
+            points.append(ParetoPoint(block=item.block, method=item.name, pass_at_1=first, pass_at_k=every))
     return points
 
 
@@ -67,19 +67,19 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
     one does.
     """
     curves = [item for item in shown_methods(measurements) if item.pass_at_k]
-    models = in_model_order(item.model for item in curves)
+    blocks = list(dict.fromkeys(item.block for item in curves))
     benchmarks = in_benchmark_order(item.benchmark for item in curves)
-    present = {(item.model, item.benchmark) for item in curves}
-    wanted = [(model, name) for model in models for name in benchmarks if (model, name) in present]
+    present = {(item.block, item.benchmark) for item in curves}
+    wanted = [(block, name) for block in blocks for name in benchmarks if (block, name) in present]
     if not wanted:
         figure = Figure(figsize=(PAGE_INCHES, 1.2))
         say_empty(figure.subplots(), "no evaluation has a pass@k curve")
         return figure
     figure, grid = panels(len(wanted), height=1.9)
-    for axes, (model, benchmark) in zip(grid, wanted, strict=True):
-        shown = [item for item in curves if (item.model, item.benchmark) == (model, benchmark)]
+    for axes, (block, benchmark) in zip(grid, wanted, strict=True):
+        shown = [item for item in curves if (item.block, item.benchmark) == (block, benchmark)]
         ends = [_curve(axes, item, styles[series_name(item)]) for item in shown]
-        suffix = f"\n{model}" if len(models) > 1 else ""
+        suffix = f"\n{block}" if len(blocks) > 1 else ""
         axes.set_title(benchmark_name(benchmark) + suffix)
         log2_axis(axes, "k")
         axes.set_ylabel("pass@k [%]")
@@ -97,7 +97,7 @@ def pareto_figure(
     *,
     published: Sequence[Measurement] = (),
 ) -> Figure:
-    """Pass@1 (efficiency) against Pass@K (coverage), a point a method, averaged over benchmarks; a panel a model.
+    """Pass@1 (efficiency) against Pass@K (coverage), a point a method, averaged over benchmarks; a panel a block.
 
     Faint crosses are 95 % intervals. The dashed arrow from the base model to GRPO is the collapse of diversity,
     drawn where GRPO gains Pass@1 *and* loses Pass@K. Hollow markers are published numbers.
@@ -113,19 +113,24 @@ def pareto_figure(
     ours = pareto_points(measurements)
     measured = {item.benchmark for item in measurements if not item.held_out}
     theirs = pareto_points([item for item in published if not ours or item.benchmark in measured])
-    models = in_model_order(point.model for point in ours or theirs)
-    if not models:
+    blocks = list(dict.fromkeys(point.block for point in ours or theirs))
+    if not blocks:
         figure = Figure(figsize=(COLUMN_INCHES, 1.2))
         say_empty(figure.subplots(), "nothing was evaluated")
         return figure
-    figure, grid = panels(len(models), height=2.7, most_columns=2)
+    figure, grid = panels(len(blocks), height=2.7, most_columns=2)
+    # The paper's points have no block but their model.
+    models = {item.block: item.model for item in measurements}
     shown = [
-        ([point for point in ours if point.model == model], [point for point in theirs if point.model == model])
-        for model in models
+        (
+            [point for point in ours if point.block == block],
+            [point for point in theirs if point.block == models.get(block, block)],
+        )
+        for block in blocks
     ]
-    for axes, model, (mine, paper) in zip(grid, models, shown, strict=True):
+    for axes, block, (mine, paper) in zip(grid, blocks, shown, strict=True):
         _pareto_panel(axes, mine, paper, styles)
-        axes.set_title(model)
+        axes.set_title(block)
     if any(mine and paper for mine, paper in shown):
         figure.legend(handles=filled_and_hollow(), loc="outside lower center", ncols=2)
     figure.draw_without_rendering()

@@ -13,6 +13,7 @@ from apo_lightning.reporting.figures.pass_at_k import pareto_figure, pareto_poin
 from apo_lightning.reporting.figures.sensitivity import sensitivity_figure, sensitivity_panels
 from apo_lightning.reporting.figures.training import (
     ENTROPY,
+    RunsByMethod,
     entropy_figure,
     method_curves,
     runs_by_method,
@@ -23,11 +24,13 @@ from apo_lightning.reporting.names import METHODS
 from apo_lightning.reporting.published import published
 from apo_lightning.reporting.records import Covered, Measurement, RunCard
 from apo_lightning.reporting.style import Style, styles_of
+from apo_lightning.reporting.tables.main_results import without_variants
 from apo_lightning.reporting.tables.sensitivity import swept_methods
+from apo_lightning.reporting.tables.series import Series, evaluated_or_held_out, interval_note, num_seeds, series
 
 SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
-    "faint lines: runs as logged."
+    "faint lines: runs as logged. Training seeds: "
 )
 
 
@@ -65,10 +68,12 @@ def report_figures(
         suffix = f"_{_stem(model)}" if len(by_model) > 1 else ""
         if method_curves(methods, ENTROPY):
             figure = entropy_figure(methods, styles)
-            figures.append(_named(f"entropy{suffix}", f"Token entropy, {model}", SMOOTHING, figure))
+            caption = SMOOTHING + _runs(methods)
+            figures.append(_named(f"entropy{suffix}", f"Token entropy, {model}", caption, figure))
         if training_panels(methods):
             figure = training_figure(methods, styles)
-            figures.append(_named(f"training{suffix}", f"Training, {model}", SMOOTHING, figure))
+            caption = SMOOTHING + _runs(methods)
+            figures.append(_named(f"training{suffix}", f"Training, {model}", caption, figure))
     if covered:
         caption = (
             "Share of the tokens of worked solutions that are among the K most likely ones of the model, the solution "
@@ -82,33 +87,51 @@ def report_figures(
 def _evaluated(
     measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
 ) -> Iterator[NamedFigure]:
+    items = without_variants(series([item for item in measurements if not item.held_out]))
     if pareto_points(measurements):
         caption = (
-            "Pass@1 against Pass@K, means over the benchmarks that all methods of a model have; crosses: 95 % "
-            "intervals. Hollow: published. The dashed arrow marks a gain of Pass@1 that is paid for with Pass@K."
+            "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: "
+            f"{interval_note(items)}. {_seeds(items)} "
+            "Hollow: published. The dashed arrow marks a gain of Pass@1 that is paid for with Pass@K."
         )
         figure = pareto_figure(measurements, styles, published=paper)
         yield _named("pareto", "Efficiency against coverage", caption, figure)
     if any(item.pass_at_k for item in shown_methods(measurements)):
-        caption = "pass@k against k, unbiased; bands: 95 % intervals over problems."
+        caption = f"pass@k against k, unbiased; bands: {interval_note(items)}. {_seeds(items)}"
         yield _named("pass_at_k", "What more samples buy", caption, pass_at_k_figure(measurements, styles))
 
 
 def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[NamedFigure]:
     paper = as_measurements(published("sensitivity"))
     swept = swept_methods(measurements)
-    for model, method in swept:
+    for block, method in swept:
         usual = next((defaults[algo] for algo, name in METHODS.items() if name == method and algo in defaults), {})
         theirs = [item for item in paper if item.benchmark in {ours.benchmark for ours in measurements}]
-        panels = sensitivity_panels(measurements, model=model, method=method, defaults=usual, published=theirs)
+        panels = sensitivity_panels(measurements, block=block, method=method, defaults=usual, published=theirs)
         if panels:
-            suffix = f"_{_stem(model)}_{_stem(method)}" if len(swept) > 1 else ""
+            suffix = f"_{_stem(block)}_{_stem(method)}" if len(swept) > 1 else ""
+            chosen = evaluated_or_held_out(measurements)
+            items = series([item for item in chosen if (item.block, item.method) == (block, method)])
             caption = (
-                "Mean over benchmarks with 95 % intervals, one setting varied at a time; star: the default. "
-                "Hollow: published."
+                f"Mean over benchmarks, one setting varied at a time; vertical lines: {interval_note(items)}. "
+                f"{_seeds(items)} Star: the default. Hollow: published."
             )
             figure = sensitivity_figure(panels)
-            yield _named(f"sensitivity{suffix}", f"Sensitivity of {method} on {model}", caption, figure)
+            yield _named(f"sensitivity{suffix}", f"Sensitivity of {method} on {block}", caption, figure)
+
+
+def _runs(methods: RunsByMethod) -> str:
+    return ", ".join(f"{method} {len(runs)}" for method, runs in methods.items()) + "."
+
+
+def _seeds(items: Sequence[Series]) -> str:
+    """How many training seeds are behind each line or point."""
+    measured: dict[str, list[Measurement]] = {}
+    for item in items:
+        measured.setdefault(item.name, []).extend(item.by_benchmark.values())
+    counts = {name: num_seeds(of_name) for name, of_name in measured.items()}
+    trained = [f"{name} {count}" for name, count in counts.items() if count.strip("–")]
+    return f"Training seeds: {', '.join(trained)}." if trained else ""
 
 
 def _named(name: str, title: str, caption: str, figure: Figure) -> NamedFigure:

@@ -41,7 +41,7 @@ class SensitivityPanel:
 def sensitivity_panels(
     measurements: Sequence[Measurement],
     *,
-    model: str,
+    block: str,
     method: str,
     metric: str = "pass@1",
     defaults: Mapping[str, str] | None = None,
@@ -50,14 +50,16 @@ def sensitivity_panels(
     """A panel for every setting along which runs of a method depart from its defaults in nothing else.
 
     Args:
-        measurements: of which those of this model and method are taken.
-        model: as tables print it.
+        measurements: of which those of this block and method are taken.
+        block: a model, and how it was measured where that differs.
         method: as tables print it.
         metric: name in `Measurement.metrics`; `pass@K` stands for each benchmark's sample budget.
         defaults: value of each setting where nothing is overridden; one that is missing is called "default".
         published: drawn beside, where the model and method match.
     """
-    ours, theirs = (_along_axes(found, model, method, metric, defaults or {}) for found in (measurements, published))
+    model = next((item.model for item in measurements if item.block == block), block)
+    ours = _along_axes(measurements, block, method, metric, defaults or {})
+    theirs = _along_axes(published, model, method, metric, defaults or {})
     return [SensitivityPanel(axis=axis, points=points, published=theirs.get(axis, ())) for axis, points in ours.items()]
 
 
@@ -91,9 +93,9 @@ def sensitivity_figure(shown: Sequence[SensitivityPanel], metric: str = "Pass@1"
 
 
 def _along_axes(
-    measurements: Sequence[Measurement], model: str, method: str, metric: str, defaults: Mapping[str, str]
+    measurements: Sequence[Measurement], block: str, method: str, metric: str, defaults: Mapping[str, str]
 ) -> dict[str, tuple[SensitivityPoint, ...]]:
-    chosen = [item for item in evaluated_or_held_out(measurements) if (item.model, item.method) == (model, method)]
+    chosen = [item for item in evaluated_or_held_out(measurements) if (item.block, item.method) == (block, method)]
     items = series(chosen)
     names, budget = common_benchmarks(items), budgets(chosen)
     metric_of = {name: f"pass@{budget[name]}" if metric == "pass@K" else metric for name in names}
@@ -101,7 +103,8 @@ def _along_axes(
     for axis in sorted({key for item in items for key in item.settings if len(item.settings) == 1}, key=axis_place):
         for item in items:
             estimate = average(item, names, metric_of)
-            if estimate is not None and set(item.settings) <= {axis}:
+            # Several weights under one name would be several points at one value.
+            if estimate is not None and set(item.settings) <= {axis} and not item.which:
                 value = item.settings.get(axis, plain(defaults.get(axis, "default")))
                 point = SensitivityPoint(value=plain(value), estimate=estimate, is_default=not item.settings)
                 points.setdefault(axis, []).append(point)

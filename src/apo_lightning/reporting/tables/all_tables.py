@@ -32,7 +32,7 @@ def report_tables(
     tables = (
         main_results(measured),
         held_out_table(measured),
-        *(sensitivity_table(measured, model=m, method=a, defaults=defaults) for m, a in swept_methods(measured)),
+        *(sensitivity_table(measured, block=b, method=a, defaults=defaults) for b, a in swept_methods(measured)),
         health_table(measured),
         lost_gained_table(measured),
         coverage_table(evaluations),

@@ -7,8 +7,9 @@ from apo_lightning.reporting.names import benchmark_name, in_benchmark_order
 from apo_lightning.reporting.published import AVERAGE, NUM_SAMPLES, Name, PublishedCell, published_cell
 from apo_lightning.reporting.records import Cell, Column, Measurement, Row, Table
 from apo_lightning.reporting.tables.cells import PER_CENT, share_cell
+from apo_lightning.reporting.tables.columns import SEEDS, seeds_cell
 from apo_lightning.reporting.tables.main_results import label
-from apo_lightning.reporting.tables.series import Series, average, evaluated_or_held_out, series
+from apo_lightning.reporting.tables.series import Series, average, evaluated_or_held_out, interval_note, series
 
 
 def beside_published(measurements: Sequence[Measurement]) -> Table:
@@ -17,19 +18,22 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
     Marked: a published number that does not add up. Averages only where all five benchmarks were evaluated with the
     paper's K.
     """
+    items = series([item for item in evaluated_or_held_out(measurements) if not item.held_out])
     rows = [
         _row(item, name, metric, ours, theirs)
-        for item in series([item for item in evaluated_or_held_out(measurements) if not item.held_out])
+        for item in items
         for name, metric, ours in _numbers(item)
         if (theirs := _published(item, name, metric)) is not None
     ]
     marks = any(cell.marked for row in rows for cell in row.cells)
-    notes = ["Per cent. In brackets: 95 % confidence interval over problems, of our number."] if rows else []
+    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if rows else []
     return Table(
         name="beside_published",
         title="Measured here and published",
         columns=(
-            *(Column(name=name, align="left") for name in ("Method", "Benchmark", "Metric")),
+            Column(name="Method", align="left"),
+            SEEDS,
+            *(Column(name=name, align="left") for name in ("Benchmark", "Metric")),
             *(Column(name=name) for name in ("Here", "Published", "Difference")),
         ),
         rows=tuple(rows),
@@ -62,10 +66,11 @@ def _row(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: Publ
     difference = ours.value * PER_CENT - theirs.value
     cells = (
         label(item),
+        seeds_cell(item, None if benchmark == AVERAGE else [benchmark]),
         Cell(text="Average" if benchmark == AVERAGE else benchmark_name(benchmark)),
         Cell(text=metric.replace("p", "P", 1)),
         share_cell(ours),
         Cell(text=theirs.text, value=theirs.value, marked=bool(theirs.mark)),
         Cell(text=f"{difference:+.2f}", value=difference),
     )
-    return Row(cells=cells, section=item.model)
+    return Row(cells=cells, section=item.block)

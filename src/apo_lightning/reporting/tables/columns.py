@@ -6,7 +6,15 @@ from apo_lightning.evaluation.records import Estimate
 from apo_lightning.reporting.names import benchmark_name
 from apo_lightning.reporting.records import Cell, Column, Measurement, Row
 from apo_lightning.reporting.tables.cells import PER_CENT, number_cell, share_cell
-from apo_lightning.reporting.tables.series import Series, average
+from apo_lightning.reporting.tables.series import Series, average, interval_note, missing_note, num_seeds
+
+SEEDS = Column(name="Seeds")
+
+
+def seeds_cell(item: Series, names: Iterable[str] | None = None) -> Cell:
+    """Training seeds behind a row; of all its benchmarks, or of some."""
+    chosen = item.by_benchmark if names is None else [name for name in names if name in item.by_benchmark]
+    return Cell(text=num_seeds(item.by_benchmark[name] for name in chosen))
 
 
 def accuracy_columns(benchmark: str, k: int) -> list[Column]:
@@ -45,12 +53,12 @@ def gain_cells(item: Series, names: Iterable[str]) -> list[Cell]:
     return [number_cell(gain, scale=PER_CENT, decimals=2, signed=True) for gain in gains]
 
 
-def reading_notes(rows: Sequence[Row], *, held_out: bool) -> list[str]:
+def reading_notes(rows: Sequence[Row], items: Sequence[Series], *, held_out: bool) -> list[str]:
     """How to read the numbers of a table of accuracies; nothing for an empty one."""
     cells = [cell for row in rows for cell in row.cells]
-    bracket = " In brackets: 95 % confidence interval over problems." if any(cell.interval for cell in cells) else ""
+    bracket = f" In brackets: {interval_note(items)}." if any(cell.interval for cell in cells) else ""
     bold = " Bold: best of its block." if any(cell.bold for cell in cells) else ""
-    notes = [f"Per cent.{bracket}{bold}"] if rows else []
+    notes = [f"Per cent.{bracket}{bold}", *missing_note(items)] if rows else []
     if rows and held_out:
         notes.append(
             "No evaluations were found: the training runs' own held-out problems; gain over the untrained model."

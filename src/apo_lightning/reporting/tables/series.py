@@ -1,22 +1,30 @@
 """Measurements grouped for tables: seeds averaged, one sample budget a benchmark, in the paper's order."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apo_lightning.evaluation.records import Estimate
-from apo_lightning.reporting.averages import mean_over_benchmarks, mean_over_seeds
-from apo_lightning.reporting.names import in_method_order, in_model_order
+from apo_lightning.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds, series_name
+from apo_lightning.reporting.identity import blocks_in_order, depends_on_n
+from apo_lightning.reporting.names import BASE, in_method_order
 from apo_lightning.reporting.records import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One method of one model with one setting: everything measured of it, by benchmark."""
+    """One method of one model with one setting, measured in one way: everything measured of it, by benchmark."""
 
+    block: str
+    """Its model, and how it was measured where that differs; numbers of one block compare."""
     model: str
     method: str
     settings: Mapping[str, str]
+    which: str
+    """What tells its policy from others of this name; empty where nothing needs to."""
+    name: str
+    """As printed: the method, where its runs depart from the defaults, which weights."""
     by_benchmark: Mapping[str, Measurement]
 
 
@@ -35,26 +43,45 @@ def budgets(measurements: Iterable[Measurement]) -> dict[str, int]:
 
 
 def at_budget(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Every measurement with `pass@K` at the common K of its benchmark, so that a column compares equals."""
+    """Every measurement with `pass@K` at the common K of its benchmark, so that a column compares equals.
+
+    What means something else with more samples than that, such as the diversity of a problem's samples, is left out.
+    """
     common = budgets(measurements)
     cut = []
     for item in measurements:
         k = common[item.benchmark]
-        # Without a curve, as for a held-out set, there is pass@1 alone.
+        kept = {
+            name: estimate for name, estimate in item.metrics.items() if item.num_samples == k or not depends_on_n(name)
+        }
+        # Without counts a problem, as of an old held-out set, there are the few that were logged.
         at_k = {f"pass@{k}": item.pass_at_k[k - 1]} if item.pass_at_k else {}
-        cut.append(replace(item, num_samples=k, metrics={**item.metrics, **at_k}, pass_at_k=item.pass_at_k[:k]))
+        cut.append(replace(item, num_samples=k, metrics={**kept, **at_k}, pass_at_k=item.pass_at_k[:k]))
     return cut
 
 
 def series(measurements: Sequence[Measurement]) -> list[Series]:
-    """Measurements by model, method and setting, seeds averaged, models and methods in the paper's order."""
-    groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, Measurement]] = defaultdict(dict)
+    """Measurements by block, method and setting, seeds averaged, models and methods in the paper's order."""
+    groups: dict[tuple[str, str, tuple[tuple[str, str], ...], str], dict[str, Measurement]] = defaultdict(dict)
     for item in mean_over_seeds(at_budget(measurements)):
-        groups[item.model, item.method, tuple(item.settings.items())][item.benchmark] = item
-    models = in_model_order(model for model, _, _ in groups)
-    methods = in_method_order(method for _, method, _ in groups)
-    order = sorted(groups, key=lambda key: (models.index(key[0]), methods.index(key[1]), key[2]))
-    return [Series(model=key[0], method=key[1], settings=dict(key[2]), by_benchmark=groups[key]) for key in order]
+        groups[item.block, item.method, tuple(item.settings.items()), item.which][item.benchmark] = item
+    blocks = blocks_in_order(measurements)
+    methods = in_method_order(method for _, method, _, _ in groups)
+    order = sorted(groups, key=lambda key: (blocks.index(key[0]), methods.index(key[1]), *key[2:]))
+    return [_series(groups[key]) for key in order]
+
+
+def _series(by_benchmark: Mapping[str, Measurement]) -> Series:
+    first = next(iter(by_benchmark.values()))
+    return Series(
+        block=first.block,
+        model=first.model,
+        method=first.method,
+        settings=first.settings,
+        which=first.which,
+        name=series_name(first),
+        by_benchmark=by_benchmark,
+    )
 
 
 def common_benchmarks(items: Sequence[Series]) -> set[str]:
@@ -63,14 +90,55 @@ def common_benchmarks(items: Sequence[Series]) -> set[str]:
 
 
 def average(item: Series, benchmarks: Iterable[str], metric_of: Mapping[str, str]) -> Estimate | None:
-    """Macro-average over the benchmarks; None where one lacks the metric. Half-widths add in quadrature."""
-    estimates = [item.by_benchmark[name].metrics.get(metric_of[name]) for name in sorted(benchmarks)]
-    known = [estimate for estimate in estimates if estimate is not None]
-    return mean_over_benchmarks(known) if known and len(known) == len(estimates) else None
+    """Macro-average over the benchmarks; None where one lacks the metric.
+
+    Half-widths of single policies add in quadrature. A training seed counts on all benchmarks at once.
+    """
+    chosen = [(item.by_benchmark[name], metric_of[name]) for name in sorted(benchmarks)]
+    if not chosen or any(metric not in measured.metrics for measured, metric in chosen):
+        return None
+    if any(measured.seeds for measured, _ in chosen):
+        return mean_over_both(chosen)
+    return mean_over_benchmarks([measured.metrics[metric] for measured, metric in chosen])
+
+
+def num_seeds(items: Iterable[Measurement]) -> str:
+    """Training seeds as printed: `3`; `2 to 3` where benchmarks differ; a dash for a policy that nobody trained.
+
+    Example:
+        >>> num_seeds([Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={})])
+        '1'
+    """
+    counts = sorted({len(item.policies) for item in items if item.method != BASE or item.seeds})
+    return " to ".join(dict.fromkeys(str(count) for count in (*counts[:1], *counts[-1:]))) or "–"
+
+
+def interval_note(items: Iterable[Series]) -> str:
+    """Over what the intervals in some rows are: of one policy, other seeds of its method are not in it."""
+    several = any(measured.seeds for item in items for measured in item.by_benchmark.values())
+    over = "training seeds and problems; of a single seed, problems alone" if several else "problems"
+    return f"95 % confidence interval over {over}"
+
+
+def missing_note(items: Iterable[Series], shown: tuple[str, ...] = ("pass@", "gain")) -> tuple[str, ...]:
+    """Why some means over seeds have no interval; nothing where all have one.
+
+    Args:
+        items: the rows.
+        shown: how the names of the metrics begin that stand in them.
+    """
+    means = [measured for item in items for measured in item.by_benchmark.values() if measured.seeds]
+    estimates = [e for measured in means for name, e in measured.metrics.items() if name.startswith(shown)]
+    if all(math.isfinite(estimate.low) for estimate in estimates):
+        return ()
+    return (
+        "Means over seeds without an interval: the scores of each problem were not recorded, or the problems are not "
+        "the same; evaluate or train again.",
+    )
 
 
 def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """What makes numbers of one benchmark harder to compare: other problems, other numbers of samples, seeds."""
+    """What makes numbers of one benchmark harder to compare, and what was counted once or pooled."""
     notes = []
     for benchmark, k in sorted(budgets(measurements).items()):
         group = [item for item in measurements if item.benchmark == benchmark]
@@ -79,13 +147,15 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
         if len({item.data_sha256 for item in group if item.data_sha256}) > 1:
             notes.append(f"{benchmark}: NOT the same problems in every evaluation; its numbers do not compare.")
-    counts: dict[tuple[object, ...], int] = defaultdict(int)
-    for item in measurements:
-        counts[item.model, item.method, tuple(item.settings.items()), item.benchmark] += 1
-    if max(counts.values(), default=1) > 1:
-        low, high = min(counts.values()), max(counts.values())
-        span = f"{low}" if low == high else f"{low} to {high}"
+    if repeats := sum(item.num_repeats for item in measurements):
         notes.append(
-            f"Means over {span} evaluations or seeds; their intervals are averaged, which is on the safe side."
+            f"Counted once: measurements of the same weights with the same settings and seed ({repeats} left out)."
+        )
+    if pooled := {series_name(item) for item in measurements if len(item.sampling_seeds) > 1}:
+        notes.append(f"Samples drawn with several seeds from the same weights are pooled: {', '.join(sorted(pooled))}.")
+    if unclear := sorted({series_name(item) for item in measurements if item.which}):
+        notes.append(
+            f"Not averaged: {', '.join(unclear)}. One name stands for several weights that are not different training "
+            "seeds; name the folders of one in runs=, or give each a model.name of its own."
         )
     return tuple(notes)

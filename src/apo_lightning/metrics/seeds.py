@@ -1,0 +1,230 @@
+"""How sure a mean over training seeds *and* problems is: both vary, and an interval over one of them is too short.
+
+scores of S seeds on I problems → variance of the mean by seeds, by problems, and what is counted in both → Interval
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from scipy.special import stdtrit
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.metrics.intervals import Interval, mean_intervals
+
+MIN_STANDARD_ERROR = 1e-9
+"""Below it, seeds and problems agree but for rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One estimated variance of the mean, and the degrees of freedom it was estimated with."""
+
+    variance: Float[Tensor, "columns"]
+    freedom: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A mean over seeds and problems, and where its variance comes from."""
+
+    mean: Float[Tensor, "columns"]
+    seeds: list[_Part]
+    problems: list[_Part]
+    both: Float[Tensor, "columns"]
+    """V_E: what `seeds` and `problems` each hold of the residual, so that their sum holds it twice."""
+
+
+def seed_mean_intervals(
+    scores: Sequence[Float[Tensor, "seeds _ columns"]],
+    *,
+    lowest: float = 0.0,
+    highest: float = 1.0,
+    confidence: float = 0.95,
+) -> list[Interval]:
+    """Interval of each column's mean over seeds and problems: where it would lie with other seeds *and* problems.
+
+    With y_si the score of seed s on problem i, ȳ_s and ȳ_i its means, and MS the residual mean square of the table,
+
+        V_S = var_s(ȳ_s)/S,   V_P = var_i(ȳ_i)/I,   V_E = MS/(S·I)
+        V   = max(V_S + V_P − V_E, V_S, V_P)
+        ȳ ± t_{(1+confidence)/2, df}·√V,   df = max(1, (V_S + V_P)²/(V_S²/(S−1) + V_P²/(I−1)))
+
+    and neither end nearer to ȳ than that of `intervals.mean_intervals` over the problems' means ȳ_i: t knows nothing of
+    a problem that no seed solves on a set where nearly all are solved. V_S + V_P − V_E is unbiased where
+    y_si = μ + seed_s + problem_i + residual_si. The ends are cut at `lowest` and `highest`.
+
+    Of several benchmarks b = 1..B it is the interval of the mean over benchmarks: V_S is that of y_s = mean_b ȳ_bs,
+    since a lucky seed is lucky on all of them; V_P and V_E are Σ_b V_b/B², each V_P with its own I − 1.
+
+    `benchmarks/intervals.py` measures how often such intervals hold the truth. Where two seeds differ by much more
+    than their problems explain it is about 0.87: two that came out close by chance look like no spread at all.
+
+    Source: the crossed random effects of Cornfield and Tukey 1956; V_S + V_P − V_E as in Cameron, Gelbach and Miller
+        2011, "Robust inference with multiway clustering"; df of Satterthwaite 1946.
+    Departure: V is never below what seeds or problems alone give, df never below 1, and the ends as said.
+
+    Args:
+        scores: one table a benchmark, of its own problems and of the same seeds in the same order; S ≥ 2 seeds. With
+            one seed `intervals.mean_intervals` says how sure that checkpoint's mean is.
+        lowest: the least a problem can score; −inf where there is none.
+        highest: the most; +inf where there is none.
+        confidence: in (0, 1).
+
+    Returns:
+        One a column, within [lowest, highest].
+
+    Raises:
+        ConfigError: there are fewer than two seeds, they differ in number, or as in `mean_intervals`.
+
+    Example:
+        Seeds at 0.2 and 0.6 that agree on all problems: V = V_S = 0.08/2, df = 1, so 0.4 ± 12.7·0.2.
+
+        >>> table = torch.tensor([0.2, 0.6])[:, None, None].expand(2, 10, 1)
+        >>> (interval,) = seed_mean_intervals([table], lowest=-3.0, highest=3.0)
+        >>> round(interval.mean, 6), round(interval.low, 2), round(interval.high, 2)
+        (0.4, -2.14, 2.94)
+    """
+    tables = [_checked(table) for table in scores]
+    if min((len(table) for table in tables), default=0) < 2 or len({len(table) for table in tables}) > 1:
+        raise ConfigError(
+            f"an interval over {[len(table) for table in tables]} training seeds: it needs two or more, the same "
+            "for every benchmark"
+        )
+    found, count = [_parts(table) for table in tables], len(tables)
+    by_seed = torch.stack([table.mean(1) for table in tables]).mean(0)
+    parts = _Parts(
+        mean=by_seed.mean(0),
+        seeds=[_variance_of_mean(by_seed)],
+        problems=[_scaled(part, count) for each in found for part in each.problems],
+        both=torch.stack([each.both for each in found]).sum(0) / count**2,
+    )
+    alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest, confidence=confidence) for t in tables]
+    over_problems = [_mean_of(intervals) for intervals in zip(*alone, strict=True)]
+    return [
+        Interval(
+            mean=over_both.mean,
+            # Also where V = 0 and the first is NaN.
+            low=max(lowest, _least(over_both.low, over_problem.low)),
+            high=min(highest, -_least(-over_both.high, -over_problem.high)),
+        )
+        for over_both, over_problem in zip(_intervals(parts, confidence), over_problems, strict=True)
+    ]
+
+
+def seed_difference_intervals(
+    before: Float[Tensor, "seeds_a problems_a columns"],
+    after: Float[Tensor, "seeds_b problems_b columns"],
+    *,
+    confidence: float = 0.95,
+) -> list[Interval]:
+    """By how much method B beats method A on the same problems, each with seeds of its own; paired by problem.
+
+    With d_i = ȳ_B,i − ȳ_A,i and the variances of `seed_mean_intervals`,
+
+        V_P = var_i(d_i)/I,   V_E = Σ_m MS_m/(S_m·I)
+        V   = max(V_A + V_B + V_P − V_E, V_A + V_B, V_P)
+        Δ ± t_{(1+confidence)/2, df}·√V
+        df  = max(1, (V_A + V_B + V_P)²/(V_A²/(S_A−1) + V_B²/(S_B−1) + V_P²/(I−1)))
+
+    An arm with one seed adds no V of its own: it stands for that checkpoint and for no other. With one seed in each
+    use `intervals.paired_intervals`, whose scope is these two checkpoints.
+
+    Source, departure: as `seed_mean_intervals`.
+
+    Args:
+        before: scores in [0, 1] of A.
+        after: of B, on the same problems in the same order.
+        confidence: in (0, 1).
+
+    Returns:
+        Of mean(B) − mean(A), one a column, within [−1, 1]; the ends are NaN where V = 0 or there is one problem.
+
+    Raises:
+        ConfigError: neither has two seeds, the problems differ in number, or a score is not finite.
+
+    Example:
+        >>> before, after = torch.zeros(1, 4, 1), torch.tensor([[0.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.5, 0.5]])[:, :, None]
+        >>> (interval,) = seed_difference_intervals(before, after)
+        >>> interval.mean, round(interval.low, 2), round(interval.high, 2)
+        (0.5, 0.18, 0.82)
+    """
+    tables = [_checked(before), _checked(after)]
+    if max(len(table) for table in tables) < 2:
+        raise ConfigError("one seed each: take paired_intervals, which is about these two checkpoints")
+    if tables[0].shape[1] != tables[1].shape[1]:
+        raise ConfigError(
+            f"{tables[0].shape[1]} problems before and {tables[1].shape[1]} after: a paired interval needs the same"
+        )
+    found = [_parts(table) for table in tables if len(table) > 1]
+    difference = tables[1].mean(0) - tables[0].mean(0)
+    parts = _Parts(
+        mean=difference.mean(0),
+        seeds=[part for each in found for part in each.seeds],
+        problems=[_variance_of_mean(difference)],
+        both=torch.stack([each.both for each in found]).sum(0),
+    )
+    # Written with the NaN of V = 0 first: `max` and `min` keep it there and lose it in the second place.
+    return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in _intervals(parts, confidence)]
+
+
+def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
+    table = table.detach().double().cpu()
+    if table.numel() == 0 or not bool(table.isfinite().all()):
+        raise ConfigError("an interval over seeds and problems needs a finite score of every seed on every problem")
+    return table
+
+
+def _parts(table: Float[Tensor, "seeds problems columns"]) -> _Parts:
+    num_seeds, num_problems = table.shape[:2]
+    by_seed, by_problem, mean = table.mean(1), table.mean(0), table.mean((0, 1))
+    residual = table - by_seed[:, None] - by_problem[None] + mean
+    freedom = (num_seeds - 1) * (num_problems - 1)
+    mean_square = residual.square().sum((0, 1)) / max(1, freedom)
+    return _Parts(
+        mean=mean,
+        seeds=[_variance_of_mean(by_seed)],
+        problems=[_variance_of_mean(by_problem)],
+        both=mean_square / (num_seeds * num_problems),
+    )
+
+
+def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
+    """NaN of a single unit: nothing is known of its spread."""
+    count = len(values)
+    variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
+    return _Part(variance=variance, freedom=float(max(1, count - 1)))
+
+
+def _scaled(part: _Part, count: int) -> _Part:
+    return _Part(variance=part.variance / count**2, freedom=part.freedom)
+
+
+def _intervals(parts: _Parts, confidence: float) -> list[Interval]:
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence is {confidence}: give a value between 0 and 1, such as 0.95")
+    seeds, problems = (torch.stack([part.variance for part in of]).sum(0) for of in (parts.seeds, parts.problems))
+    variance = torch.maximum(seeds + problems - parts.both, torch.maximum(seeds, problems))
+    spread = torch.stack([part.variance**2 / part.freedom for part in (*parts.seeds, *parts.problems)]).sum(0)
+    freedom = ((seeds + problems) ** 2 / spread).clamp(min=1)
+    quantile = torch.from_numpy(stdtrit(freedom.numpy(), (1 + confidence) / 2))
+    half = quantile * variance.sqrt()
+    half = torch.where(variance.sqrt() > MIN_STANDARD_ERROR, half, math.nan)
+    rows = torch.stack([parts.mean, parts.mean - half, parts.mean + half], dim=1).tolist()
+    return [Interval(mean=mean, low=low, high=high) for mean, low, high in rows]
+
+
+def _mean_of(intervals: Sequence[Interval]) -> Interval:
+    """Of benchmarks that share no problem: distances of the ends add in quadrature."""
+    count = len(intervals)
+    mean = math.fsum(i.mean for i in intervals) / count
+    below, above = math.hypot(*(i.mean - i.low for i in intervals)), math.hypot(*(i.high - i.mean for i in intervals))
+    return Interval(mean=mean, low=mean - below / count, high=mean + above / count)
+
+
+def _least(first: float, second: float) -> float:
+    """The smaller; the second where the first is NaN."""
+    return second if math.isnan(first) else min(first, second)

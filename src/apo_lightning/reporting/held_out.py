@@ -1,0 +1,225 @@
+"""What a training run says of its own held-out problems, as measurements of the policy before and after it."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import Estimate, ProblemCount
+from apo_lightning.evaluation.results import estimate_of
+from apo_lightning.metrics.functional import pass_at_k_curve
+from apo_lightning.metrics.intervals import mean_intervals
+from apo_lightning.reporting.axes import plain
+from apo_lightning.reporting.identity import short_hash
+from apo_lightning.reporting.names import BASE, model_name
+from apo_lightning.reporting.records import Measurement, RunCard
+
+STEPS = "steps"
+"""The setting in which a run departs that ended before its last step."""
+NO_JUDGE = "reward.num_workers"
+"""A key of a reward that no verdict depends on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """One look at one held-out set."""
+
+    num_samples: int
+    metrics: Mapping[str, Estimate]
+    pass_at_k: tuple[Estimate, ...] = ()
+    problems: tuple[ProblemCount, ...] = ()
+
+
+def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
+    """The untrained policy, where the run looked at step 0, and the trained one, on each held-out set.
+
+    From `summary.json`; from `metrics.csv`, and then without intervals, what that does not have.
+
+    Args:
+        run: a training run.
+        departures: where it left its method's defaults.
+
+    Raises:
+        ConfigError: a summary lacks what every summary has.
+    """
+    for name, change in run.summary.get("held_out", {}).items():
+        try:
+            yield from _before_and_after(run, departures, name, change)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
+    for name in sorted(set(_logged(run)) - set(run.summary.get("held_out", {}))):
+        yield from _from_metrics(run, departures, name)
+
+
+def _before_and_after(
+    run: RunCard, departures: Mapping[str, str], name: str, change: Mapping[str, Any]
+) -> Iterator[Measurement]:
+    before, after = (_look(name, change, which) for which in ("before", "after"))
+    gain = Estimate(
+        **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
+    )
+    gains = {
+        "gain": tuple(
+            last.num_correct / last.num_samples - first.num_correct / first.num_samples
+            for first, last in zip(before.problems, after.problems, strict=True)
+        )
+    }
+    if change["step_before"] == 0:
+        yield _measured(run, name, before, method=BASE, weights=_untrained(run), seed=_untrained_seed(run))
+    yield _measured(
+        run,
+        name,
+        after,
+        method=run.label,
+        weights=run.summary.get("weights_sha256") or str(run.folder),
+        seed=run.seed,
+        departures={**departures, **_stopped(run, change["step_after"])},
+        gain=gain,
+        gains=gains if after.problems else {},
+    )
+
+
+def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
+    """With the whole pass@k curve where the summary counts the correct samples of each problem."""
+    num_samples = change.get(f"samples_per_problem_{which}", change["samples_per_problem"])
+    logged = {key.removeprefix(f"val/{name}/"): value for key, value in change.get(f"metrics_{which}", {}).items()}
+    metrics = {key: _bare(value) for key, value in logged.items() if _k_of(key)}
+    metrics = {"pass@1": _bare(change[f"pass@1_{which}"])} | metrics
+    place = ("before", "after").index(which)
+    counts = {problem: pair[place] for problem, pair in change.get("num_correct", {}).items()}
+    if not counts:
+        return _Look(num_samples=num_samples, metrics=metrics)
+    correct = torch.tensor(list(counts.values()))
+    curve = pass_at_k_curve(torch.full_like(correct, num_samples), correct, range(1, num_samples + 1))
+    estimates = tuple(estimate_of(interval) for interval in mean_intervals(curve))
+    return _Look(
+        num_samples=num_samples,
+        metrics={key: estimates[_k_of(key) - 1] for key in metrics},
+        pass_at_k=estimates,
+        problems=tuple(
+            ProblemCount(prompt_id=problem, num_samples=num_samples, num_correct=count)
+            for problem, count in counts.items()
+        ),
+    )
+
+
+def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Iterator[Measurement]:
+    """The first and the last look that was logged; how many samples it took is the largest k."""
+    series = {key: dict(zip(*run.metrics[f"val/{name}/{key}"], strict=True)) for key in _logged(run)[name]}
+    if "pass@1" not in series:
+        return
+    first, last = min(series["pass@1"]), max(series["pass@1"])
+    num_samples = max((k for key in series if (k := _k_of(key))), default=1)
+    before, after = (
+        _Look(
+            num_samples=num_samples, metrics={k: _bare(values[step]) for k, values in series.items() if step in values}
+        )
+        for step in (first, last)
+    )
+    if first == 0:
+        yield _measured(run, name, before, method=BASE, weights=_untrained(run), seed=_untrained_seed(run))
+    if last > first:
+        yield _measured(
+            run,
+            name,
+            after,
+            method=run.label,
+            weights=run.summary.get("weights_sha256") or str(run.folder),
+            seed=run.seed,
+            departures={**departures, **_stopped(run, int(last))},
+            gain=_bare(after.metrics["pass@1"].value - before.metrics["pass@1"].value),
+        )
+
+
+def _measured(
+    run: RunCard,
+    name: str,
+    look: _Look,
+    *,
+    method: str,
+    weights: str,
+    seed: str,
+    departures: Mapping[str, str] | None = None,
+    gain: Estimate | None = None,
+    gains: Mapping[str, tuple[float, ...]] | None = None,
+) -> Measurement:
+    return Measurement(
+        model=model_name(run.model),
+        method=method,
+        settings=departures or {},
+        seed=seed,
+        weights=weights,
+        sampling=_sampling(run, look.problems),
+        sampling_seeds=(run.seed,),
+        benchmark=name,
+        num_samples=look.num_samples,
+        metrics={**look.metrics, **({"gain": gain} if gain else {})},
+        pass_at_k=look.pass_at_k,
+        problems=look.problems,
+        by_problem=gains or {},
+        held_out=True,
+    )
+
+
+def _sampling(run: RunCard, problems: Sequence[ProblemCount]) -> dict[str, str]:
+    """As of an evaluation, from the run's config."""
+    config = run.config
+    prompt = [f"{key}={value}" for key, value in sorted(config.items()) if _is_prompt(key)]
+    reward = [
+        f"{key}={value}" for key, value in sorted(config.items()) if key.startswith("reward.") and key != NO_JUDGE
+    ]
+    ids = sorted(problem.prompt_id for problem in problems)
+    found = {
+        "temperature": plain(config["temperature"]) if "temperature" in config else None,
+        "token limit": config.get("data.max_completion_tokens"),
+        "engine": config.get("engine._target_", "").rpartition(".")[2] or None,
+        "precision": config.get("model.compute_dtype"),
+        "stop tokens": config.get("model.stop_tokens"),
+        "prompt": short_hash("\n".join(prompt)) if prompt else None,
+        "reward": short_hash("\n".join(reward)) if reward else None,
+        "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})" if ids else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _is_prompt(key: str) -> bool:
+    return key == "model.prompt_template" or (key.startswith("data.") and key.endswith(("instruction", "system")))
+
+
+def _untrained(run: RunCard) -> str:
+    """What tells the policy before training from another of that name: where it was read, or drawn."""
+    path = run.config.get("model.path", "null")
+    return f"of {path}" if path != "null" else f"of seed {run.seed}"
+
+
+def _untrained_seed(run: RunCard) -> str:
+    """Random weights are drawn with the run's seed; weights that were read have none."""
+    return run.seed if run.config.get("model.path", "null") == "null" else ""
+
+
+def _stopped(run: RunCard, step: int) -> dict[str, str]:
+    last = run.config.get("trainer.max_steps", str(step))
+    return {} if last == str(step) else {STEPS: str(step)}
+
+
+def _logged(run: RunCard) -> dict[str, list[str]]:
+    """What was logged of each held-out set: name → keys without `val/<name>/`."""
+    found: dict[str, list[str]] = {}
+    for key in run.metrics:
+        if match := re.fullmatch(r"val/(.+)/([^/]+)", key):
+            found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def _k_of(key: str) -> int:
+    """K of `pass@K`; 0 for another metric."""
+    match = re.fullmatch(r"pass@(\d+)", key)
+    return int(match[1]) if match else 0
+
+
+def _bare(value: float) -> Estimate:
+    return Estimate(value=value, low=math.nan, high=math.nan)
