@@ -67,17 +67,17 @@ def reference_logprobs(model, request, token_ids):
 
 
 class Bench:
-    def __init__(self, engine_name, tied, folder):
+    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
         from rollout.contract import recording_changes
 
-        self.tied = tied
+        self.tied, self.dtype = tied, dtype
         self.model = tiny_llama(tied)
         self.model.config.save_pretrained(folder)
         self.engine = make_engine(engine_name)
         self.changed_by_setup = []
         with recording_changes(self.changed_by_setup):
             self.engine.check(torch.device("cpu"))
-            self.engine.setup(context(folder))
+            self.engine.setup(context(folder, dtype=dtype))
 
     def fresh(self):
         """The policy's weights, at version 1."""
@@ -112,10 +112,10 @@ class Bench:
         self.engine.close()
 
 
-def context(folder, **ranks):
+def context(folder, dtype=torch.float32, **ranks):
     return EngineContext(
         model_dir=Path(folder),
-        dtype=torch.float32,
+        dtype=dtype,
         max_model_len=128,
         device=torch.device("cpu"),
         seed=0,
@@ -126,10 +126,10 @@ def context(folder, **ranks):
 class RemoteBench:
     """The same, in a process of its own: vLLM replaces parts of torch for as long as a process lives."""
 
-    def __init__(self, engine_name, tied, folder):
+    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, engine_name, tied, str(folder)), daemon=True)
+        self._process = spawn.Process(target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True)
         self._process.start()
         theirs.close()
         self._receive()
@@ -149,10 +149,10 @@ class RemoteBench:
             raise AssertionError(f"in the engine's process:\n{failure}")
 
 
-def _serve(pipe, engine_name, tied, folder):
+def _serve(pipe, engine_name, tied, folder, dtype):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder))
+    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder, dtype))
     while bench is not None:
         contract_name = pipe.recv()
         if contract_name is None:

@@ -10,6 +10,8 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from apo_lightning.errors import StaleWeightsError
+from apo_lightning.rollout.tensor_parallel import SharedRequests
 from apo_lightning.rollout.weight_sync import logprob_gap, publish
 from rollout.bench import context, make_engine, reference_logprobs, tiny_llama
 from rollout.contract import request
@@ -48,12 +50,70 @@ def work(rank, engine_name, folder):
         assert len(completion.token_ids) <= asked.max_new_tokens
         expected = reference_logprobs(whole, asked, completion.token_ids)
         assert logprob_gap(torch.tensor(completion.logprobs), expected) < 1e-3
+    if engine_name == "vllm together":
+        with pytest.raises(OSError, match="rank 1 has enough"):
+            engine.generate(requests, lambda *_: stop_on_the_second_rank(rank))
+        assert engine.generate(requests) == completions
+    plant_stale_tensors(engine, policy)
     engine.close()
     total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
     assert total.item() == 3.0
     dist.barrier()  # a rank that leaves first can abort the other's last transfer
     dist.destroy_process_group()
+
+
+def stop_on_the_second_rank(rank):
+    if rank == 1:
+        raise OSError("rank 1 has enough")
+
+
+class UnsendableError(Exception):
+    """Cannot be copied: it is made from two parts, and remembers one."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def listen(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    group = dist.new_group(backend="gloo")
+    shared = SharedRequests.gather([request(seed=10 * rank + i) for i in range(4)], group)
+    for error, on_the_other in ((OSError("one and two"), OSError), (UnsendableError("one", "two"), RuntimeError)):
+        told, forwards = [], []
+
+        def on_finished(index, completion, error=error, told=told):
+            told.append(index)
+            if rank == 1 and len(told) == 2:
+                raise error
+
+        with pytest.raises(type(error) if rank == 1 else on_the_other, match="one and two"):
+            sample_together(shared.listener(on_finished, group), group, forwards)
+        assert (forwards, told) == ([0, 4, 1, 5], [0, 1])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def sample_together(listener, group, forwards):
+    for index in (0, 4, 1, 5, 2, 6, 3, 7):
+        dist.barrier(group)
+        forwards.append(index)
+        listener(index, None)
+
+
+def test_ranks_that_share_an_engine_leave_it_together_when_one_must(tmp_path):
+    mp.spawn(listen, args=(str(tmp_path),), nprocs=2)
+
+
+def plant_stale_tensors(engine, policy):
+    """Every rank sees it in its own slice."""
+    sound = engine._load
+    for version, kind in enumerate(("q_proj", "k_proj", "o_proj", "up_proj", "down_proj", "norm", "lm_head"), start=2):
+        engine._load = lambda stream, kind=kind: sound((n, w + 1e-3 if kind in n else w) for n, w in stream)
+        with pytest.raises(StaleWeightsError, match=kind):
+            publish(policy, engine, version)
+    engine._load = sound
+    publish(policy, engine, version=99)
 
 
 @pytest.mark.parametrize("engine_name", ["transformers", pytest.param("vllm together", marks=VLLM)])

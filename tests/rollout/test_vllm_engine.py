@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.auto import auto_engine
@@ -61,6 +62,26 @@ def test_auto_takes_vllm_where_it_is_installed(bare_environment):
     install(bare_environment, "vllm", "0.33.0")
     importlib.invalidate_caches()
     assert auto_engine(vllm, transformers) is vllm
+
+
+@needs_vllm
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_head_sizes_are_those_of_the_installed_cpu_backend():
+    run_script("""
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from apo_lightning.rollout.vllm_engine import CPU_HEAD_SIZES
+assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES
+""")
+
+
+def test_a_model_that_the_cpu_build_cannot_run_is_refused_on_the_cpu_alone():
+    config = LlamaConfig(hidden_size=96, num_attention_heads=2, head_dim=None)
+    with pytest.raises(ConfigError, match=r"llama model has attention heads of 48.*64, 80.*engine=transformers"):
+        make_engine("vllm").check_model(config, CPU)
+    make_engine("vllm").check_model(config, CUDA)
+    make_engine("vllm").check_model(LlamaConfig(hidden_size=96, num_attention_heads=2, head_dim=80), CPU)
+    make_engine("transformers").check_model(config, CPU)
 
 
 def run_script(body):

@@ -6,15 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.weight_audit import WeightAudit, parameter_shapes
 from apo_lightning.rollout.weight_sync import (
-    MAX_LOGPROB_GAP,
     check_logprob_gap,
+    check_policy_version,
+    gap_tolerance,
     logprob_gap,
     named_weights,
     unwrapped_name,
 )
+from apo_lightning.types import Completion
 from rollout.bench import tiny_llama
 
 names = st.sampled_from(["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"])
@@ -70,23 +72,34 @@ def test_the_gap_is_a_mean_absolute_difference(pairs):
     assert logprob_gap(ours, theirs) == logprob_gap(theirs, ours)
 
 
-@pytest.mark.parametrize("dtype", MAX_LOGPROB_GAP)
-def test_the_tolerance_is_the_edge(dtype):
-    check_logprob_gap(MAX_LOGPROB_GAP[dtype], dtype, version=1)
-    check_logprob_gap(0.0, dtype, version=1)
-    for bad in (MAX_LOGPROB_GAP[dtype] * 1.01, math.nan, math.inf):
-        with pytest.raises(StaleWeightsError, match="policy version 7"):
-            check_logprob_gap(bad, dtype, version=7)
+def test_the_tolerance_is_the_edge():
+    tolerance = gap_tolerance(0.04, 900)
+    check_logprob_gap(tolerance, tolerance, version=1)
+    check_logprob_gap(0.0, tolerance, version=1)
+    for bad in (tolerance * 1.01, math.nan, math.inf):
+        with pytest.raises(StaleWeightsError, match=r"policy version 7 .* rounding explains 0\.133"):
+            check_logprob_gap(bad, tolerance, version=7)
+
+
+def test_few_tokens_are_allowed_more_scatter_and_float32_none():
+    assert gap_tolerance(0.04, 4) == pytest.approx(0.001 + 3 * 0.04 * 2.5)
+    assert gap_tolerance(0.04, 10**9) == pytest.approx(0.121, abs=1e-4)
+    assert gap_tolerance(0.0, 1) == gap_tolerance(0.0, 10**9) == 0.001
 
 
 def test_the_gap_of_no_tokens_does_not_pass():
     with pytest.raises(StaleWeightsError):
-        check_logprob_gap(logprob_gap(torch.zeros(0), torch.zeros(0)), torch.float32, version=1)
+        check_logprob_gap(logprob_gap(torch.zeros(0), torch.zeros(0)), gap_tolerance(0.0, 0), version=1)
 
 
-def test_an_unknown_dtype_has_no_tolerance():
-    with pytest.raises(ConfigError, match="float64"):
-        check_logprob_gap(0.0, torch.float64, version=1)
+def test_one_completion_of_another_version_is_one_too_many():
+    completions = [
+        Completion(token_ids=(3,), logprobs=(-1.0,), finish_reason="length", policy_version=version)
+        for version in (5, 5, 4)
+    ]
+    check_policy_version(completions[:2], 5)
+    with pytest.raises(StaleWeightsError, match="of policy version 4, and the policy is at version 5"):
+        check_policy_version(completions, 5)
 
 
 def test_the_audit_names_every_problem_and_reads_to_the_end():

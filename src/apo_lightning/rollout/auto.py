@@ -12,6 +12,9 @@ LOGGER = logging.getLogger(__name__)
 def auto_engine(vllm: VLLMEngine, transformers: TransformersEngine) -> RolloutEngine:
     """vLLM where it is installed, else transformers; the log says which.
 
+    A model that vLLM cannot run here is refused (`RolloutEngine.check_model`), and not sampled by the other: a run's
+    speed and its last bits would depend on a choice that nobody made.
+
     Args:
         vllm: Taken when vLLM can be imported (nothing is imported here).
         transformers: Taken otherwise.

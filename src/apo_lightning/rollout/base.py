@@ -1,17 +1,21 @@
 """What all engines share: the order of calls, the checks before any work, the audit of every sync."""
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
-from apo_lightning.rollout.weight_audit import WeightAudit, parameter_shapes
+from apo_lightning.rollout.weight_audit import WeightAudit, first, parameter_shapes
+from apo_lightning.rollout.weight_sample import HeldPart, WeightSample, not_as_sent
 from apo_lightning.types import Completion, GenerationRequest
+
+_logger = logging.getLogger(__name__)
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM moves what is below silently, and refuses what is above
 
@@ -35,6 +39,7 @@ class SyncedEngine(ABC):
     def __init__(self):
         self._state = _State.NEW
         self._version = -1
+        self._has_synced = False
         self._shapes: dict[str, torch.Size] = {}
         self._vocab_size = 0
         self._dtype = torch.float32
@@ -48,14 +53,20 @@ class SyncedEngine(ABC):
     def check(self, device: torch.device) -> None:
         """See `RolloutEngine.check`."""
 
+    def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
+        """See `RolloutEngine.check_model`. An engine that does not say otherwise runs any."""
+        return
+
     def setup(self, context: EngineContext) -> None:
         """See `RolloutEngine.setup`."""
         self._require(_State.NEW)
         self.check(context.device)
         if not (context.model_dir / "config.json").is_file():
             raise ConfigError(f"{context.model_dir} has no config.json: the engine needs a Hugging Face model folder")
+        config = AutoConfig.from_pretrained(context.model_dir)
+        self.check_model(config, context.device)
         self._shapes = parameter_shapes(context.model_dir)
-        self._vocab_size = AutoConfig.from_pretrained(context.model_dir).get_text_config().vocab_size
+        self._vocab_size = config.get_text_config().vocab_size
         self.context = context
         self._dtype = context.dtype
         self._start(context)
@@ -65,13 +76,28 @@ class SyncedEngine(ABC):
         """See `RolloutEngine.sync_weights`."""
         self._require(_State.UNSYNCED, _State.DIRTY, _State.READY)
         self._state = _State.DIRTY
-        audit = WeightAudit(self._shapes)
+        audit = WeightAudit(self._shapes, version)
         left_out = self._load(audit.watch(named_weights))
         audit.verify()
         if left_out:
             raise StaleWeightsError(f"the {self.name} engine did not take all weights: {'; '.join(left_out)}")
+        self._compare(audit.samples, version)
         self._version = version
         self._state = _State.READY
+
+    def _compare(self, samples: Mapping[str, WeightSample], version: int) -> None:
+        """Hold what the backend shows of its weights against what it was sent."""
+        shown = list(self._held(samples))
+        unseen = samples.keys() - {part.name for part in shown}
+        if unseen and not self._has_synced:
+            counts = self.name, len(unseen), len(samples)
+            _logger.warning("the %s engine does not show %d of %d parameters (%s)", *counts, first(sorted(unseen)))
+        if stale := not_as_sent(samples, shown):
+            raise StaleWeightsError(
+                f"stale weights in the engine: after the sync to policy version {version} the {self.name} engine holds "
+                f"{len(stale)} of {len(samples)} parameters otherwise than they were sent ({first(stale)})"
+            )
+        self._has_synced = True
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
@@ -126,6 +152,10 @@ class SyncedEngine(ABC):
     @abstractmethod
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         """Read the stream to its end; what the backend says it did not load."""
+
+    def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
+        """What the backend holds of what it was sent, read from where it computes; a backend that cannot tell: none."""
+        return ()
 
     @abstractmethod
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from apo_lightning.types import Completion, GenerationRequest
 
@@ -37,7 +38,7 @@ class EngineContext:
 class RolloutEngine(Protocol):
     """Samples completions from a copy of the policy that lives next to the trainer.
 
-        check → setup → (sync_weights → generate* → [sleep → wake])* → close
+        check, check_model → setup → (sync_weights → generate* → [sleep → wake])* → close
 
     An engine starts without weights, and loses them in `sleep`: it generates only after a complete
     `sync_weights`. Log-probs are those of softmax(logits / temperature), the distribution sampled from;
@@ -61,6 +62,10 @@ class RolloutEngine(Protocol):
 
     def check(self, device: torch.device) -> None:
         """Raise `ConfigError` when this engine cannot run here; loads nothing."""
+        ...
+
+    def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
+        """Raise `ConfigError` when it can run here, but not this model; loads nothing."""
         ...
 
     def setup(self, context: EngineContext) -> None:
@@ -87,8 +92,8 @@ class RolloutEngine(Protocol):
         Args:
             requests: all of a step in one call, so that no sequence waits for another call's slowest one.
             on_finished: called once a request, in the order in which they finish, from the thread of this call and
-                between two forwards: what it does delays them. What it raises ends the call, and is raised; the
-                engine is then ready for the next one.
+                between two forwards: what it does delays them. What it raises ends the call, and is raised, on all
+                ranks that share the engine; it is then ready for the next one.
 
         Raises:
             ConfigError: A request that can never be served (too long, empty, a temperature out of range).

@@ -1,5 +1,6 @@
 """Ranks that share one engine ask it the same, together, and each takes its own completions out."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,23 +45,49 @@ class SharedRequests:
         torch.distributed.all_gather_object(parts, list(requests), group=group)
         return cls.of(parts, torch.distributed.get_rank(group))
 
-    def listener(self, on_finished: FinishedListener | None) -> FinishedListener | None:
-        """Tells `on_finished` of this rank's completions alone, by the indices of its own requests."""
-        if on_finished is None:
-            return None
+    def listener(self, on_finished: FinishedListener | None, group: Any) -> FinishedListener:
+        """Tells `on_finished` of this rank's completions alone, by the indices of its own requests; collective.
+
+        What it raises on one rank is raised on all, at the same completion: they meet in every forward, and one that
+        left alone would let the others wait for it.
+        """
+        tell = on_finished or (lambda index, completion: None)
         own: dict[int, list[int]] = {}
         for index, shared in enumerate(self.mine):
             own.setdefault(shared, []).append(index)
 
         def listen(shared: int, completion: Completion) -> None:
-            for index in own.get(shared, ()):
-                on_finished(index, completion)
+            raised = None
+            try:
+                for index in own.get(shared, ()):
+                    tell(index, completion)
+            except Exception as error:
+                raised = error
+            raise_together(raised, group)
 
         return listen
 
     def take(self, completions: Sequence[Completion]) -> list[Completion]:
         """This rank's own, in the order of its requests."""
         return [completions[index] for index in self.mine]
+
+
+def raise_together(error: Exception | None, group: Any) -> None:
+    """Raise this rank's error, or else another's; where no rank of the process group has one, go on. Collective."""
+    is_raised = torch.tensor(int(error is not None))
+    torch.distributed.all_reduce(is_raised, torch.distributed.ReduceOp.MAX, group=group)
+    if not is_raised:
+        return
+    errors: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(errors, _sendable(error), group=group)
+    raise error or next(other for other in errors if other is not None)
+
+
+def _sendable(error: Exception | None) -> Exception | None:
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever its class does in being copied: the others must hear of it all the same
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def check_tensor_parallel(tensor_parallel_size: int, world_size: int) -> None:

@@ -1,6 +1,6 @@
 """Sampling with plain transformers: slow, exact and without a further dependency."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.decoding import GrowingLayer, attend_with_unrepeated_keys, growing_cache
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.sampling import sample_tokens, uniforms
+from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
 
@@ -49,6 +50,13 @@ class TransformersEngine(SyncedEngine):
             for name, weight in named_weights:
                 self._parameters[name].copy_(weight)
         return ()
+
+    def _held(self, samples: Mapping[str, WeightSample]) -> Iterator[HeldPart]:
+        for name, sample in samples.items():
+            weight = self._parameters[name]
+            columns = sample.columns
+            values = weight.reshape(len(weight), -1)[:, columns.start :: columns.step]
+            yield HeldPart(name, 0, slice(None), values)
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # By length alone: the sort is stable, so completions of one prompt stay side by side and share its prefill.

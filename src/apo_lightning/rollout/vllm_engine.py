@@ -3,13 +3,14 @@
 import importlib.metadata
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.base import SyncedEngine
@@ -21,10 +22,14 @@ from apo_lightning.rollout.process_guard import (
     stderr_to_log,
 )
 from apo_lightning.rollout.tensor_parallel import SharedRequests, check_tensor_parallel
+from apo_lightning.rollout.vllm_weights import held_parts
+from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
 GIB = 2**30
 BLOCK_SIZE = 32  # the least the CPU kernels take; with their default of 128, short prompts are never shared
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""What its CPU attention kernels are compiled for. Other models it loads all the same, and dies in a first forward."""
 SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
 LOGGER = logging.getLogger("vllm")
 
@@ -98,6 +103,16 @@ class VLLMEngine(SyncedEngine):
         if self.kv_cache_gib <= 0:
             raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: it must be above 0")
 
+    def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
+        """See `RolloutEngine.check_model`."""
+        text = config.get_text_config()
+        head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        if device.type == "cpu" and head_size not in CPU_HEAD_SIZES:
+            raise ConfigError(
+                f"this {config.model_type} model has attention heads of {head_size}, and vLLM on the CPU has those "
+                f"of {', '.join(map(str, CPU_HEAD_SIZES))}: choose engine=transformers"
+            )
+
     def generate(
         self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
     ) -> list[Completion]:
@@ -105,7 +120,7 @@ class VLLMEngine(SyncedEngine):
         if self._group is None:
             return super().generate(requests, on_finished)
         shared = SharedRequests.gather(requests, self._group)
-        return shared.take(super().generate(shared.everyone, shared.listener(on_finished)))
+        return shared.take(super().generate(shared.everyone, shared.listener(on_finished, self._group)))
 
     def _start(self, context: EngineContext) -> None:
         is_distributed = torch.distributed.is_initialized()
@@ -173,6 +188,11 @@ class VLLMEngine(SyncedEngine):
                 self._is_kv_cache_asleep = False
             [with_parameters] = self._llm.collective_rpc(_layers_with_parameters)
         return [message for message in left_out if message.partition(":")[0] in with_parameters]
+
+    def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
+        with process_unchanged(), torch.no_grad():
+            [parts] = self._llm.collective_rpc(lambda worker: list(held_parts(worker, samples)))
+        return parts
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # Blocks of an earlier call hold old weights' keys; with the same weights they would still change last bits,

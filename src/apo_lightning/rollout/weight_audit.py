@@ -1,6 +1,6 @@
 """A weight sync is complete, or it is an error: a partly synced engine samples from a policy nobody trains."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import StaleWeightsError
+from apo_lightning.rollout.weight_sample import WeightSample
 
 MAX_NAMES_SHOWN = 5
 
@@ -19,12 +20,26 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
+def first(names: Sequence[str]) -> str:
+    """The first few of them.
+
+    Example:
+        >>> first(["a", "b", "c", "d", "e", "f"])
+        'a, b, c, d, e, …'
+    """
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + ", …" * (len(names) > MAX_NAMES_SHOWN)
+
+
 class WeightAudit:
     """Watches a stream of weights go by.
 
     Nothing is raised while the stream runs: the receiving model would be left half rebuilt, and the other ranks
     waiting in a collective. Bad items are held back, an exception of the source ends the stream, and `verify`
     reports them all afterwards.
+
+    Args:
+        expected: Shape of every parameter.
+        version: Of the policy; says which columns are kept in `samples`.
 
     Example:
         >>> audit = WeightAudit({"a": torch.Size([2]), "b": torch.Size([1])})
@@ -35,8 +50,11 @@ class WeightAudit:
         apo_lightning.errors.StaleWeightsError: incomplete weight sync: 1 missing (b); 1 unknown (c)
     """
 
-    def __init__(self, expected: Mapping[str, torch.Size]):
+    def __init__(self, expected: Mapping[str, torch.Size], version: int = 0):
         self._expected = expected
+        self._version = version
+        self.samples: dict[str, WeightSample] = {}
+        """Of what has gone by, to be held against what the receiver has made of it."""
         self._seen: set[str] = set()
         self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
         self._source_error: Exception | None = None
@@ -56,6 +74,7 @@ class WeightAudit:
                 self._problems[problem].append(name)
             else:
                 self._seen.add(name)
+                self.samples[name] = WeightSample.of(weight, self._version)
                 yield name, weight
 
     def verify(self) -> None:
@@ -64,11 +83,7 @@ class WeightAudit:
             raise self._source_error
         known = self._seen.union(self._problems["of another shape"])
         self._problems["missing"] = [name for name in self._expected if name not in known]
-        found = [
-            f"{len(names)} {problem} ({', '.join(names[:MAX_NAMES_SHOWN])}{', …' * (len(names) > MAX_NAMES_SHOWN)})"
-            for problem, names in self._problems.items()
-            if names
-        ]
+        found = [f"{len(names)} {problem} ({first(names)})" for problem, names in self._problems.items() if names]
         if found:
             raise StaleWeightsError(f"incomplete weight sync: {'; '.join(found)}")
 

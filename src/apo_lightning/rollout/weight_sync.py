@@ -1,20 +1,22 @@
 """From the policy being trained to the engine that samples from it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.errors import StaleWeightsError
 from apo_lightning.lora import merged_parameters, whole
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.types import Completion
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
-MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""[nats] Rounding in other kernels stays below these; the head of another step does not."""
+KERNEL_NOISE = 1e-3
+"""[nats a token] Float32 kernels that sum in another order stay below it by far."""
+NOISE_MULTIPLE = 3
 
 
 def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -72,33 +74,63 @@ def logprob_gap(rollout_logprobs: Float[Tensor, "tokens"], logprobs: Float[Tenso
     return (rollout_logprobs.double() - logprobs.double()).abs().mean().item()
 
 
-def check_logprob_gap(gap: float, dtype: torch.dtype, version: int, tolerance: float | None = None) -> None:
-    """Stop a run whose completions come from other weights than the policy's.
+def gap_tolerance(noise: float, num_tokens: int) -> float:
+    """How large a gap rounding explains: 0.001 + 3 · noise · (1 + 3/√n) [nats a token].
+
+    The noise explains the gap of engines to within a third, so that three times as much is another policy. Single
+    tokens scatter: a mean over n of them is off by some 1.5/√n of itself, and so is the noise that it is held against.
+
+    Args:
+        noise: How far rounding takes the policy's log-probs [mean nats a token]; 0 in float32.
+        num_tokens: n > 0, of the gap or of the noise, whichever has fewer.
+
+    Example:
+        >>> round(gap_tolerance(0.04, 900), 3), gap_tolerance(0.0, 4)
+        (0.133, 0.001)
+    """
+    return KERNEL_NOISE + NOISE_MULTIPLE * noise * (1 + 3 / math.sqrt(max(num_tokens, 1)))
+
+
+def check_logprob_gap(gap: float, tolerance: float, version: int) -> None:
+    """Stop a run whose completions come from another policy than the trainer's.
 
     Args:
         gap: From `logprob_gap` [nats].
-        dtype: The lower precision of the two, engine or trainer.
-        version: The policy version the completions carry.
-        tolerance: Of a model whose own rounding noise is larger than usual [nats]; None: that of the dtype.
+        tolerance: From `gap_tolerance` [nats].
+        version: The policy version that the completions carry.
 
     Raises:
         StaleWeightsError: The gap is above the tolerance, or not finite.
 
     Example:
-        >>> check_logprob_gap(0.2, torch.float32, version=3)
+        >>> check_logprob_gap(0.2, 0.001, version=3)
         Traceback (most recent call last):
         apo_lightning.errors.StaleWeightsError: stale weights in the engine? At policy version 3 its log-probs are \
-0.2 nats a token away from the trainer's, tolerance 0.001 for float32: look at the last weight sync (every parameter, \
+0.2 nats a token away from the trainer's, and rounding explains 0.001: look at the last weight sync (every parameter, \
 the tied head too), the prefix cache, the temperature and the tokenisation
     """
-    if dtype not in MAX_LOGPROB_GAP:
-        known = ", ".join(str(known).removeprefix("torch.") for known in MAX_LOGPROB_GAP)
-        raise ConfigError(f"no log-prob tolerance for {dtype}: use one of {known}")
-    tolerance = MAX_LOGPROB_GAP[dtype] if tolerance is None else tolerance
     if math.isfinite(gap) and gap <= tolerance:
         return
     raise StaleWeightsError(
         f"stale weights in the engine? At policy version {version} its log-probs are {gap:.3g} nats a token away from "
-        f"the trainer's, tolerance {tolerance:g} for {str(dtype).removeprefix('torch.')}: look at the last weight sync "
-        "(every parameter, the tied head too), the prefix cache, the temperature and the tokenisation"
+        f"the trainer's, and rounding explains {tolerance:.3g}: look at the last weight sync (every parameter, the "
+        "tied head too), the prefix cache, the temperature and the tokenisation"
     )
+
+
+def check_policy_version(completions: Sequence[Completion], version: int) -> None:
+    """Stop a run whose engine has missed a sync, however little the policy has moved since.
+
+    Args:
+        completions: As the engine gave them.
+        version: Of the policy.
+
+    Raises:
+        StaleWeightsError: One of them was sampled at another version.
+    """
+    others = sorted({completion.policy_version for completion in completions} - {version})
+    if others:
+        raise StaleWeightsError(
+            f"stale weights in the engine: its completions are of policy version {', '.join(map(str, others))}, and "
+            f"the policy is at version {version}: a weight sync was left out, or went to another engine"
+        )
