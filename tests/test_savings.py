@@ -12,6 +12,7 @@ import torch
 import apo_lightning.module
 import apo_lightning.run.training
 import apo_lightning.scoring
+from apo_lightning.engine_check import EngineCheck
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 from apo_lightning.metrics.step_metrics import StepMetrics
 from apo_lightning.module import RLVRModule
@@ -116,7 +117,7 @@ def test_what_is_skipped_changes_no_gradient_and_no_weight(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("prompts_per_minibatch", [4, 2])
 @pytest.mark.parametrize("algo", ["algo=apo", "algo=grpo", "algo=grpo_kl algo.loss.kl_coef=0"])
-def test_groups_that_teach_nothing_cost_one_look_at_the_engine(tmp_path, calls, algo, prompts_per_minibatch):
+def test_groups_that_teach_nothing_cost_one_small_forward_a_step(tmp_path, calls, algo, prompts_per_minibatch):
     sizes = (f"prompts_per_minibatch={prompts_per_minibatch}", "tokens_per_microbatch=100000")
     _, rows = run(tmp_path, *NO_SIGNAL, *algo.split(), *sizes)
     assert (calls.with_gradient, calls.without_gradient, len(calls.reference)) == (0, 3, 0)
@@ -124,9 +125,21 @@ def test_groups_that_teach_nothing_cost_one_look_at_the_engine(tmp_path, calls, 
         assert row["train/skipped_fraction"] == 1
         assert row["sync/logprob_gap"] < 1e-3
         assert row["train/grad_norm"] == row["train/num_empty_minibatches"] == row["train/num_skipped_steps"] == 0
-        # Of the tokens of the engine check.
+        # From two of eight completions, which the engine is held against too.
         assert 0 < row["train/entropy"] < math.log(97)
-        assert row["perf/update_tokens_per_second"] == row["time/old_logprobs"] == 0
+        assert row["train/entropy_se"] > 0
+        assert math.isnan(row["train/entropy_updated"])
+        assert row["perf/update_tokens_per_second"] == 0
+
+
+def test_without_a_subset_a_step_that_teaches_nothing_still_looks_at_the_engine_and_has_no_entropy(tmp_path, calls):
+    _, rows = run(tmp_path, *NO_SIGNAL, "algo=grpo", "scored_fraction=0", "tokens_per_microbatch=100000")
+    assert (calls.with_gradient, calls.without_gradient) == (0, 3)
+    for row in rows:
+        assert row["sync/logprob_gap"] < 1e-3
+        assert math.isnan(row["train/entropy"])
+        assert math.isnan(row["train/max_prob_se"])
+        assert row["time/old_logprobs"] == row["train/num_nonfinite"] == 0
 
 
 def test_an_optimizer_step_without_a_gradient_still_decays_the_weights(tmp_path):
@@ -154,13 +167,13 @@ def test_the_reference_runs_the_wrong_completions_of_apo_alone(tmp_path, calls):
 
 
 def test_dropped_completions_are_not_run_and_are_counted(tmp_path, calls):
-    _, rows = run(tmp_path, *SIGNAL, "algo=nsr", "tokens_per_microbatch=100000")
+    _, rows = run(tmp_path, *SIGNAL, "algo=nsr", "tokens_per_microbatch=100000", "scored_fraction=0")
     assert (calls.with_gradient, calls.without_gradient) == (3, 0)
     for row, step in zip(rows, calls.steps, strict=True):
         right = step.rollouts.is_correct.flatten()[step.tokens.sequence_ids]
         assert row["train/skipped_fraction"] == pytest.approx(float(right.float().mean()))
         assert step.tokens.entropy[right].isnan().all()
-        assert row["train/entropy"] == pytest.approx(float(step.tokens.entropy[~right].mean()))
+        assert row["train/entropy_updated"] == pytest.approx(float(step.tokens.entropy[~right].mean()))
 
 
 @pytest.mark.parametrize("prompts_per_minibatch", [4, 2])
@@ -176,13 +189,81 @@ def test_a_diagnostic_sees_all_tokens_and_moves_no_other_number(tmp_path, calls,
     assert watched_rows[1]["support/num_tokens"] == len(due.tokens.entropy)
     assert all(torch.equal(alone[name], watched[name]) for name in alone)
     for row, other in zip(rows, watched_rows, strict=True):
-        for name in ("train/entropy", "train/max_prob", "train/skipped_fraction", "train/loss", "train/ratio"):
-            assert row[name] == other[name], name
+        for name in ("surprisal", "entropy_updated", "max_prob_updated", "skipped_fraction", "loss", "ratio_updated"):
+            assert row[f"train/{name}"] == other[f"train/{name}"], name
+        for name in ("train/entropy", "train/max_prob"):
+            assert abs(row[name] - other[name]) <= 6 * row[f"{name}_se"] + 1e-6, name
+    assert watched_rows[1]["train/entropy_se"] == watched_rows[1]["train/max_prob_se"] == 0
+    assert watched_rows[1]["train/entropy"] == pytest.approx(float(due.tokens.entropy.mean()))
+
+
+@pytest.mark.parametrize("prompts_per_minibatch", [4, 2])
+def test_what_is_drawn_enters_no_weight(tmp_path, prompts_per_minibatch):
+    arguments = (*SIGNAL, "algo=apo", f"prompts_per_minibatch={prompts_per_minibatch}", "trainer.max_steps=2")
+    none, *others = (run(tmp_path / share, *arguments, f"scored_fraction={share}") for share in ("0", "0.015625", "1"))
+    for weights, rows in others:
+        assert all(torch.equal(none[0][name], weights[name]) for name in weights)
+        assert any(row["train/skipped_fraction"] > 0 for row in rows)
+
+
+EVERYTHING = ("apo", "grpo", "grpo_kl", "grpo_kl_error_only", "nsr", "psr", "w_reinforce", "rloo")
+
+
+@pytest.fixture(scope="module")
+def first_steps(tmp_path_factory):
+    """What algorithms log of one and the same rollout at one and the same policy, by share scored and algorithm."""
+    sizes = (*SIGNAL, "trainer.max_steps=1", "prompts_per_step=16", "prompts_per_minibatch=16")
+    folder = tmp_path_factory.mktemp("algorithms")
+    return {
+        share: {
+            algo: run(folder / f"{algo}_{share}", *sizes, f"algo={algo}", f"scored_fraction={share}")[1][0]
+            for algo in EVERYTHING
+        }
+        for share in (1, 0.3)
+    }
+
+
+def test_with_everything_scored_every_algorithm_logs_the_same_entropy_and_max_prob(first_steps):
+    full = first_steps[1]
+    for name in ("train/entropy", "train/max_prob"):
+        assert {row[f"{name}_se"] for row in full.values()} == {0}
+        for algo, row in full.items():
+            assert row[name] == pytest.approx(full["grpo_kl"][name], rel=1e-6), algo
+    # What the update ran is another set each time, and its mean another number.
+    assert len({row["train/entropy_updated"] for row in full.values()}) > 3
+
+
+def test_a_subset_gives_the_same_within_its_error(first_steps):
+    exact = first_steps[1]["grpo_kl"]
+    for name in ("train/entropy", "train/max_prob"):
+        for algo, row in first_steps[0.3].items():
+            error = row[f"{name}_se"]
+            assert (error > 0) == (row["train/skipped_fraction"] > 0), algo
+            assert error < 0.05
+            # Ten completions are drawn: an error of nine degrees of freedom.
+            assert abs(row[name] - exact[name]) < 6 * error + 1e-6, (algo, name)
+    assert min(row["train/skipped_fraction"] for row in first_steps[0.3].values()) == 0
+    assert max(row["train/skipped_fraction"] for row in first_steps[0.3].values()) > 0.4
+
+
+def test_the_surprisal_is_the_same_to_the_last_bit_whatever_the_algorithm(first_steps):
+    rows = [row for rows in first_steps.values() for row in rows.values()]
+    assert len({row["train/surprisal"] for row in rows}) == 1
+    assert 4 < rows[0]["train/surprisal"] < 5
+
+
+def test_the_triggered_fraction_is_of_all_tokens(tmp_path, calls):
+    _, rows = run(tmp_path / "apo", *SIGNAL, "algo=apo", "trainer.max_steps=2")
+    assert any(row["train/skipped_fraction"] > 0 for row in rows)
+    for row, step in zip(rows, calls.steps, strict=True):
+        assert row["apo/triggered_fraction"] == pytest.approx(float((step.tokens.advantages < 0).float().mean()))
+    _, rows = run(tmp_path / "nothing", *NO_SIGNAL, "algo=apo", "trainer.max_steps=1")
+    assert rows[0]["apo/triggered_fraction"] == 0
 
 
 def test_the_rollout_file_says_null_of_a_completion_that_was_not_run(tmp_path):
     writer = "+callbacks.rollout_writer._target_=apo_lightning.callbacks.RolloutWriter"
-    run(tmp_path, *SIGNAL, "algo=nsr", writer, "trainer.max_steps=1")
+    run(tmp_path, *SIGNAL, "algo=nsr", writer, "trainer.max_steps=1", "scored_fraction=0")
     lines = [json.loads(line) for line in (tmp_path / "rollouts/step_000001.jsonl").read_text().splitlines()]
     assert {line["status"]: line["mean_entropy"] is None for line in lines} == {"correct": True, "incorrect": False}
 
@@ -218,9 +299,9 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
         "score_reference",
         "score_policy",
         "score_for_check",
-        "engine_gap",
     ):
         slow(apo_lightning.scoring, name)
+    slow(EngineCheck, "run")
     for name in ("compute", "speed"):
         slow(StepMetrics, name)
     for name in ("hidden_states", "as_reference"):
@@ -239,7 +320,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_ranks_of_which_some_have_nothing_to_run_make_the_run_that_one_process_makes(tmp_path):
     # A prompt a rank: where one group is mixed and the other is not, one rank has nothing to run.
-    sizes = ("engine=transformers", "callbacks=none", "trainer.max_steps=4", "prompts_per_step=2", "group_size=2")
+    sizes = ("engine=transformers", "callbacks=none", "trainer.max_steps=4", "prompts_per_step=4", "group_size=2")
     optimizer = ("optimizer.eps=1", "optimizer.weight_decay=0.5")
     for reward, trainers in (("even_start", ("ddp_cpu2", "fsdp_cpu2")), ("never", ("fsdp_cpu2",))):
         function = f"reward.function._target_=rewarding.{reward}"
@@ -253,3 +334,8 @@ def test_ranks_of_which_some_have_nothing_to_run_make_the_run_that_one_process_m
             for one, two in zip(alone, together, strict=True):
                 for name in ("train/reward", "train/loss", "train/grad_norm", "train/skipped_fraction"):
                     assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
+                # The same completions are drawn, whichever rank they are on.
+                for name in ("surprisal", "entropy", "entropy_se", "max_prob", "max_prob_se"):
+                    assert float(two[f"train/{name}"]) == pytest.approx(float(one[f"train/{name}"]), rel=1e-3), name
+        if reward == "never":
+            assert all(float(row["train/entropy_se"]) > 0 for row in alone)

@@ -13,9 +13,9 @@ from apo_lightning.packing import Microbatch
 from apo_lightning.plan import Minibatch, Ranks, even_microbatches
 from apo_lightning.policy import Policy
 from apo_lightning.reference import Reference
-from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap
 from apo_lightning.settings import StepSettings
 from apo_lightning.step import StepTable
+from apo_lightning.subset import draw_subset
 from apo_lightning.types import Advantages, Needs, Rollouts
 
 
@@ -71,24 +71,44 @@ def watched_by(callbacks: Iterable[Any], step: int) -> Needs:
 
 
 def unscored_parts(
-    table: StepTable, plan: Sequence[Minibatch], watched: Needs, settings: StepSettings, ranks: Ranks
+    table: StepTable, plan: Sequence[Minibatch], watched: Needs, settings: StepSettings, ranks: Ranks, seed: int
 ) -> list[Microbatch]:
     """What the sampling policy must be run on before the update, because it will have moved or someone asks for more.
 
     The update's first mini-batch is run by the sampling policy itself: there π_old is the policy's own log-prob,
-    detached, and costs no forward. With one mini-batch nothing is left, and the list is empty. A diagnostic reads all
-    tokens, those too that the update does not run.
+    detached, and costs no forward. A diagnostic reads all tokens, those too that the update does not run; without one,
+    some of these are drawn by lot.
+
+    Args:
+        table: of the step; `required` and `drawn` are filled in.
+        plan: of the update.
+        watched: what this step's diagnostics read.
+        settings: sizes of a step.
+        ranks: all of them run equally many micro-batches.
+        seed: the run's, of the draw.
     """
     if watched == Needs():
         later = plan[1:] if settings.old_logprobs == "trainer" else []
-        return [microbatch for minibatch in later for microbatch in minibatch.microbatches]
+        table.required = _completions_run(table, [*plan[:1], *later])
+        table.drawn = draw_subset(table, settings.scored_fraction, seed)
+        # First, since padding may run a completion again that the update will run with others.
+        drawn, _ = even_microbatches(table, table.drawn.nonzero().flatten().tolist(), settings, ranks)
+        return drawn + [microbatch for minibatch in later for microbatch in minibatch.microbatches]
+    table.required = torch.ones_like(table.required)
     microbatches: list[Microbatch] = []
     for minibatch in plan:
-        run = {b for part in minibatch.real_microbatches for b in table.sequence_ids[part.token_index].tolist()}
-        rest = [b for b in minibatch.completions if b not in run]
+        is_run = _completions_run(table, [minibatch])
+        rest = [b for b in minibatch.completions if not is_run[b]]
         # As the update splits them: π_old must be the same to the last bit whether or not a diagnostic looks.
         microbatches += [*even_microbatches(table, rest, settings, ranks)[0], *minibatch.microbatches]
     return microbatches
+
+
+def _completions_run(table: StepTable, plan: Sequence[Minibatch]) -> Bool[Tensor, "sequences"]:
+    is_run = torch.zeros_like(table.required)
+    for part in (part for minibatch in plan for part in minibatch.real_microbatches):
+        is_run[table.sequence_ids[part.token_index].cpu()] = True
+    return is_run
 
 
 @torch.no_grad()
@@ -102,39 +122,22 @@ def score_policy(
 
 
 @torch.no_grad()
-def score_for_check(table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks) -> Tensor | None:
+def score_for_check(table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks) -> None:
     """See to it that every rank knows a log-prob of the sampling policy, to hold its engine's against.
 
     A rank that knows none runs one micro-batch, and the others with it: under sharding a forward is a collective.
-
-    Returns:
-        Indices of the tokens that were run for this alone; None: there was no need.
     """
     knows_none = bool(table.old_logprobs.isnan().all())
     if not ranks.max(knows_none):
-        return None
+        return
     everything = range(len(table.rollouts.completions))
     microbatch = table.microbatches(everything, settings.tokens_per_microbatch)[0]
     statistics = policy(microbatch, temperature=settings.temperature)
-    if not knows_none:
-        return None
-    table.record_policy(microbatch, statistics)
-    return microbatch.token_index
+    if knows_none:
+        table.record_policy(microbatch, statistics)
 
 
 def table_to_check(rollouts: Rollouts, device: torch.device) -> StepTable:
     """Of completions that nothing is learnt from: for the check of a version that no training step has used."""
     nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
     return StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), device)
-
-
-def engine_gap(table: StepTable, policy: Policy, ranks: Ranks, policy_version: int) -> float:
-    """Mean |engine − trainer| over the tokens whose log-probs are known, of the rank where it is largest [nats].
-
-    Raises:
-        StaleWeightsError: the engine does not sample from the policy's weights.
-    """
-    known = ~table.old_logprobs.isnan()
-    gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
-    check_logprob_gap(gap, policy.compute_dtype, policy_version, policy.max_logprob_gap)
-    return gap

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from apo_lightning.callbacks import ProgressDisplay
-from apo_lightning.callbacks.progress_view import RunState, panel
+from apo_lightning.callbacks.progress_view import RunState, held_out_line, panel
 from apo_lightning.formatting import sparkline
 from factories import make_step, make_validation
 
@@ -38,6 +38,11 @@ def test_without_a_terminal_there_is_one_aligned_line_a_step(scripted_run, capsy
     assert lines[5] == "held-out sums at step 3: pass@1 0.500 (1 problems)"
     assert max(map(len, lines)) <= 81
     assert "".join(lines).isascii()
+
+
+def test_completions_that_could_not_be_judged_stand_beside_the_score_that_they_lower():
+    line = held_out_line(make_validation(("correct", "error", "incorrect", "error")))
+    assert line == "held-out sums at step 0: pass@1 0.250 (2 problems, 2 completions could not be judged)"
 
 
 def test_the_header_comes_back_every_twenty_steps(scripted_run, capsys):

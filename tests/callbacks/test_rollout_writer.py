@@ -11,7 +11,8 @@ from factories import make_step
 LINE = (
     '{"step": 1, "prompt_id": "p0", "sample": 1, "problem": "What is 1 + 1?", "prompt": "Q: What is 1 + 1? A:", '
     '"completion": "¿π? \\n\\"x\\"", "answer": "2", "extracted": null, "status": "incorrect", "reward": 0.0, '
-    '"kept": true, "num_tokens": 2, "finish_reason": "stop", "advantage": -1.0, "mean_entropy": 2.0, '
+    '"kept": true, "num_tokens": 2, "finish_reason": "stop", "scored": "required", "advantage": -1.0, '
+    '"mean_surprisal": 0.5, "mean_entropy": 2.0, '
     '"mean_max_prob": 0.25, "mean_logprob": -0.5}'
 )
 
@@ -70,9 +71,21 @@ def test_what_json_has_no_word_for_is_null_and_a_lone_surrogate_stays_an_escape(
     assert json.loads(to_json("a\ud800b")) == "a\ud800b"
 
 
-def test_a_completion_is_written_as_null_where_its_statistics_are_missing():
-    step = make_step(lengths=[1, 1], entropy=[float("nan"), 1.0])
-    assert json.loads(to_json(completion_lines(step)))[0]["mean_entropy"] is None
+def test_a_line_says_whether_its_completion_was_scored_and_is_null_where_it_was_not():
+    step = make_step(
+        ("correct",) * 3, group_size=3, lengths=[1, 1, 1], entropy=[1.0, 2.0, 3.0], drawn=[False, True, True]
+    )
+    step.tokens.drawn[2] = False
+    lines = json.loads(to_json(completion_lines(step)))
+    assert [line["scored"] for line in lines] == ["required", "drawn", "no"]
+    assert [line["mean_entropy"] for line in lines] == [1.0, 2.0, None]
+    assert [(line["mean_max_prob"], line["mean_logprob"]) for line in lines] == [
+        (0.25, -0.5),
+        (0.25, -0.5),
+        (None, None),
+    ]
+    # The engine has said this of every token.
+    assert [line["mean_surprisal"] for line in lines] == [0.5, 0.5, 0.5]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

@@ -45,6 +45,10 @@ def test_held_out_problems_are_compared_one_by_one(scripted_run):
     assert (sums["step_before"], sums["step_after"], sums["num_problems"]) == (0, 3, 4)
     assert (sums["pass@1_before"], sums["pass@1_after"], sums["change"]["mean"]) == (0.0, 0.75, 0.75)
     assert 0 <= sums["change"]["low"] < 0.75 < sums["change"]["high"] <= 1
+    # Counts of every problem, before and after: what a mean over runs needs for its interval.
+    before, after = zip(*sums["num_correct"].values(), strict=True)
+    num_samples = 4 * sums["samples_per_problem"]
+    assert (sum(before) / num_samples, sum(after) / num_samples) == (0.0, 0.75)
 
 
 def test_the_comparison_follows_the_problem_and_not_its_place():

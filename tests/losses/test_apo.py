@@ -107,7 +107,7 @@ def test_a_golden_token():
     # pull = |A|·β·r_anchor·(1 − Σ_S π) = 2 · 0.1 · 0.5 · 0.75
     assert metrics == {
         "clip_fraction": 0.0,
-        "ratio": 1.0,
+        "ratio_updated": 1.0,
         "apo/triggered_fraction": 1.0,
         "apo/anchor_ratio": 0.5,
         "apo/ref_anchor_mass": 0.5,

@@ -67,14 +67,46 @@ class ThatKnowsBetter(WithSomethingOnTop):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThatTakesItOver(WithSomethingOnTop):
+    gradient_mask = GRPO.gradient_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherDefaultsOfIt(WithSomethingOnTop):
+    clip_eps: float = 0.1
+
+
+class Written(PolicyLoss):
+    def __call__(self, inputs):
+        return LossOutput(per_token=inputs.logprobs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OtherDefaults(GRPO):
     clip_eps: float = 0.1
 
 
-@pytest.mark.parametrize("loss", [WithSomethingOnTop(), Mixed()])
-def test_a_loss_that_is_redefined_without_a_mask_of_its_own_is_run_everywhere(loss):
+@pytest.mark.parametrize("loss", [WithSomethingOnTop(), Mixed(), OtherDefaultsOfIt()])
+def test_a_loss_that_is_redefined_without_a_mask_of_its_own_is_run_everywhere_and_says_so(loss):
     assert isinstance(loss, PolicyLoss)
     assert loss.gradient_mask(ADVANTAGES, IS_CORRECT).tolist() == ALL
+    assert loss.notice is not None
+    assert loss.notice.startswith(f"{type(loss).__name__} redefines __call__ and not gradient_mask")
+    assert "write `gradient_mask = GRPO.gradient_mask`" in loss.notice
+
+
+@pytest.mark.parametrize("loss", [GRPO(), APO(), GRPOKL(), ThatKnowsBetter(), ThatTakesItOver(), OtherDefaults()])
+def test_a_loss_whose_mask_is_its_own_has_nothing_to_say(loss):
+    assert loss.notice is None
+
+
+def test_a_loss_that_never_had_a_narrower_mask_has_lost_none():
+    assert Written().notice is None
+    assert Written().gradient_mask(ADVANTAGES, IS_CORRECT).tolist() == ALL
+
+
+def test_the_mask_of_another_loss_is_taken_over_by_name():
+    assert ThatTakesItOver().gradient_mask(ADVANTAGES, IS_CORRECT).tolist() == MOVED
 
 
 def test_a_mask_of_ones_own_and_an_unchanged_loss_keep_theirs():

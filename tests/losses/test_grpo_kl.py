@@ -86,7 +86,7 @@ def test_error_only_is_grpo_on_good_tokens_and_grpo_kl_on_errors(estimator, seed
         expected, expected_gradient, _ = value_and_gradient(other, case)
         assert torch.equal(value[mask], expected[mask])
         assert torch.equal(gradient[mask], expected_gradient[mask])
-    assert torch.equal(output.metrics["kl"].isnan(), good)
+    assert torch.equal(output.metrics["kl_updated"].isnan(), good)
 
 
 def test_the_exact_kl_runs_no_sampled_estimator():

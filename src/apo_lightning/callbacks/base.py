@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import Needs, StepOutput, ValidationOutput
 
 
@@ -18,8 +19,9 @@ class StepCallback(pl.Callback):
 
     Attributes:
         needs: what the callback reads beyond the log-probs, entropy and max-prob of the tokens that the update is run
-            on; without a need, those of the other tokens are NaN. On the steps that are due, the module computes what
-            is needed for *all* response tokens, in a pass without gradients if the loss does not need it.
+            on; without a need, those of the other tokens are NaN, but for the few completions of `StepTokens.drawn`.
+            On the steps that are due, the module computes what is needed for *all* response tokens, in a pass without
+            gradients if the loss does not need it.
         every_n_steps: the callback is due at the steps that this number divides.
 
     Example:
@@ -40,6 +42,12 @@ class StepCallback(pl.Callback):
 
     needs: Needs = Needs()
     every_n_steps: int = 1
+
+    def prepare(self, loss: PolicyLoss) -> None:
+        """Told of the run's loss once, before `needs` is read and before anything is loaded.
+
+        For a diagnostic whose meaning depends on the algorithm's own settings: read them here instead of copying them.
+        """
 
     def is_due(self, step: int) -> bool:
         """True at the steps that `on_step` sees, and for which `needs` have to be satisfied."""

@@ -11,51 +11,68 @@ from torch import Tensor
 from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
 from apo_lightning.errors import ConfigError
 from apo_lightning.gathering import from_all_ranks
+from apo_lightning.losses import APO, PolicyLoss
+from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set, log_mass
 from apo_lightning.types import Needs, StepOutput, StepTokens
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
-MAX_LOG_RATIO = 20.0
+PAPER_ANCHOR_SIZE = 8
+"""K under a loss without anchors."""
 
 
 class DistributionMonitor(StepCallback):
     """Logs `support/…` at the policy that sampled the tokens.
 
     Over tokens of correct and of incorrect completions separately: support coverage J = Σ_{k∈T_K} π(k), entropy and
-    max-prob. Over tokens of incorrect ones: the p10, p50 and p90 of r_anchor and Z_ref, and the fraction whose push
-    and pull have both vanished. Where the loss reports a `pull`: how it divides over buckets of π_ref(y).
+    max-prob. Over tokens of incorrect ones: the p10, p50 and p90 of r_anchor and Z_ref. Under APO also the share of
+    them that is saturated (r_anchor > κ), and how the pull divides over buckets of π_ref(y).
+
+    The anchor set S (with its K), κ and which tokens are pulled are the loss's own. A loss without anchors is measured
+    with the paper's S; it has no κ, so nothing is said of saturation.
 
     Tokens with a value that is not finite are left out and counted in `support/num_nonfinite`.
 
     Source: *Anchored Policy Optimization*, the definitions of J_support, Z_ref and r_anchor.
 
     Args:
-        anchor_size: K, reference tokens that make the support T_K.
+        anchor_size: K of the coverage J, and of S under a loss without anchors. None: the loss's own, or the paper's 8.
         every_n_steps: measure at the steps that this number divides; each costs a pass of reference and policy.
-        saturated_above: the r_anchor beyond which APO's gradient is zero at r = 1: (λ − (1 − ε))/β, that is 2.5 at
-            the paper's λ = 1.05, β = 0.1, ε = 0.2.
     """
 
-    def __init__(self, anchor_size: int = 8, every_n_steps: int = 5, saturated_above: float = 2.5) -> None:
-        if anchor_size < 1:
+    def __init__(self, anchor_size: int | None = None, every_n_steps: int = 5) -> None:
+        if anchor_size is not None and anchor_size < 1:
             raise ConfigError(f"callbacks.monitor.anchor_size is {anchor_size}: give 1 or more, or ~callbacks.monitor")
         self.every_n_steps = check_every_n_steps("monitor", every_n_steps)
-        self.anchor_size = anchor_size
-        self.saturated_above = saturated_above
-        self.needs = Needs(ref_logprobs=True, anchor_size=anchor_size)
+        self.given_size = anchor_size
+        self.prepare(None)
+
+    def prepare(self, loss: PolicyLoss | None) -> None:
+        """Measure the anchors of this loss; None: the paper's."""
+        own_size = 0 if loss is None else loss.needs.anchor_size
+        self.apo = loss if isinstance(loss, APO) else None
+        self.support_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
+        self.anchor_size = own_size or self.support_size
+        self.needs = Needs(ref_logprobs=True, anchor_size=max(self.support_size, self.anchor_size))
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
         """Measure this step's tokens, those of all ranks together."""
-        facts = join(from_all_ranks(support_facts(step.tokens, self.anchor_size)))
+        own = support_facts(
+            step.tokens,
+            self.anchor_size,
+            support_size=self.support_size,
+            exclude_sampled=self.apo is None or self.apo.exclude_sampled,
+        )
+        facts = join(from_all_ranks(own))
         finite = facts.select(facts.is_finite)
         metrics = {
             "support/num_tokens": float(len(finite.is_finite)),
             "support/num_nonfinite": float((~facts.is_finite).sum()),
         }
-        metrics |= _split_by_verdict(finite)
-        metrics |= _of_incorrect(finite.select(~finite.is_correct), self.saturated_above)
-        if any(name.split("/")[-1] == "pull" for name in step.loss_metrics):
-            metrics |= pull_shares(finite, self.saturated_above)
+        incorrect = finite.select(~finite.is_correct)
+        metrics |= _split_by_verdict(finite) | _quantiles(incorrect)
+        if self.apo is not None:
+            metrics |= saturation(incorrect, self.apo) | pull_shares(finite, self.apo)
         return metrics
 
 
@@ -65,7 +82,7 @@ class SupportFacts:
 
     is_correct: Bool[Tensor, "rows"]
     is_finite: Bool[Tensor, "rows"]
-    """False where any value of the row is NaN or infinite."""
+    """False where any value of the row is NaN or infinite, or any log-prob behind them NaN."""
     coverage: Float[Tensor, "rows"]
     """J = Σ_{k∈T_K} π(k), the sampled token included; in [0, 1]."""
     anchor_ratio: Float[Tensor, "rows"]
@@ -90,52 +107,67 @@ def join(parts: Sequence[SupportFacts]) -> SupportFacts:
     )
 
 
-def support_facts(tokens: StepTokens, anchor_size: int) -> SupportFacts:
+def support_facts(
+    tokens: StepTokens, anchor_size: int, *, support_size: int | None = None, exclude_sampled: bool = True
+) -> SupportFacts:
     """What the step's tokens say of the support; tokens on which the reference was not run are absent.
 
-        S = {k ∈ T_K : k ≠ y, π_ref(k) > 0},   Z_ref = Σ_S π_ref(k),   r_anchor = Σ_S π(k) / Z_ref
+    Args:
+        tokens: of one rank.
+        anchor_size: K of the anchor set.
+        support_size: K of the coverage; None: the same.
+        exclude_sampled: as in `losses.functional.anchor_set`.
 
     Raises:
         ConfigError: the step holds no reference statistics at all.
     """
     if tokens.anchor is None or tokens.ref_logprobs is None:
         raise ConfigError("the distribution monitor found no reference statistics in its step: use ~callbacks.monitor")
-    present = (tokens.anchor.token_ids[:, :anchor_size] >= 0).any(1).cpu()
+    support_size = support_size or anchor_size
+    width = max(support_size, anchor_size)
+    present = (tokens.anchor.token_ids[:, :width] >= 0).any(1).cpu()
 
     def rows(values: Tensor) -> Tensor:
         return values.detach().cpu()[present].double()
 
-    ids = tokens.anchor.token_ids[:, :anchor_size].cpu()[present]
-    logprobs = rows(tokens.anchor.logprobs[:, :anchor_size])
-    ref_logprobs = rows(tokens.anchor.ref_logprobs[:, :anchor_size])
-    in_anchor = (ids >= 0) & (ids != tokens.token_ids.cpu()[present, None]) & (ref_logprobs != -torch.inf)
-    ref_anchor_mass = ref_logprobs.exp().where(in_anchor, 0.0).sum(1)
-    # Through logarithms, and without an epsilon: Z_ref is tiny on tokens that the reference is sure of.
-    log_ratio = torch.logsumexp(logprobs.where(in_anchor, -torch.inf), 1) - torch.logsumexp(
-        ref_logprobs.where(in_anchor, -torch.inf), 1
-    )
+    ids = tokens.anchor.token_ids[:, :width].cpu()[present]
+    logprobs = rows(tokens.anchor.logprobs[:, :width])
+    ref_logprobs = rows(tokens.anchor.ref_logprobs[:, :width])
+    members = anchor_set(ids, ref_logprobs, tokens.token_ids.cpu()[present], exclude_sampled=exclude_sampled)
+    members[:, anchor_size:] = False
     values = {
-        "coverage": logprobs.exp().where(ids >= 0, 0.0).sum(1),
-        "anchor_ratio": log_ratio.clamp(max=MAX_LOG_RATIO).exp().where(in_anchor.any(1), 0.0),
-        "ref_anchor_mass": ref_anchor_mass,
+        "coverage": logprobs.exp().where(ids >= 0, 0.0)[:, :support_size].sum(1),
+        "anchor_ratio": anchor_log_ratio(logprobs, ref_logprobs, members).clamp(max=LOG_RATIO_LIMIT).exp(),
+        "ref_anchor_mass": log_mass(ref_logprobs, members).exp(),
         "ref_prob": rows(tokens.ref_logprobs).exp(),
         "advantages": rows(tokens.advantages),
         "entropy": rows(tokens.entropy),
         "max_prob": rows(tokens.max_prob),
     }
-    is_finite = torch.stack([value.isfinite() for value in values.values()]).all(0)
+    # A log-prob that is NaN belongs to no set, and its row would look sound.
+    is_finite = ~(logprobs.isnan() | ref_logprobs.isnan()).any(1)
+    is_finite &= torch.stack([value.isfinite() for value in values.values()]).all(0)
     return SupportFacts(is_correct=tokens.is_correct.cpu()[present], is_finite=is_finite, **values)
 
 
-def pull_shares(facts: SupportFacts, saturated_above: float) -> dict[str, float]:
+def saturation(incorrect: SupportFacts, apo: APO) -> dict[str, float]:
+    """The share of the tokens of incorrect completions with r_anchor > κ; 0 where β = 0, since κ is then infinite."""
+    if len(incorrect.is_correct) == 0:
+        return {}
+    return {"support/saturated_fraction": float((incorrect.anchor_ratio > apo.saturated_above).double().mean())}
+
+
+def pull_shares(facts: SupportFacts, apo: APO) -> dict[str, float]:
     """How APO's pull divides over buckets of π_ref(y); the shares sum to 1. Empty where nothing is pulled.
 
-        pull(t) ∝ |A|·r_anchor·(1 − Σ_S π)    where A < 0 and r_anchor ≤ `saturated_above`
+        pull(t) ∝ |A|·r_anchor·(1 − Σ_S π)    on triggered tokens of r_anchor ≤ κ, where β > 0
 
     At the sampling policy (r = 1) and for equal token weights, so that β and w cancel.
     """
+    if apo.pull_coef == 0:
+        return {}
     anchor_mass = facts.anchor_ratio * facts.ref_anchor_mass
-    pulled = (facts.advantages < 0) & (facts.anchor_ratio <= saturated_above)
+    pulled = apo.reference_mask(facts.advantages, facts.is_correct) & (facts.anchor_ratio <= apo.saturated_above)
     pull = (facts.advantages.abs() * facts.anchor_ratio * (1 - anchor_mass)).where(pulled, 0.0)
     total = pull.sum()
     if total == 0:
@@ -157,11 +189,11 @@ def _split_by_verdict(facts: SupportFacts) -> dict[str, float]:
     return metrics
 
 
-def _of_incorrect(facts: SupportFacts, saturated_above: float) -> dict[str, float]:
-    if len(facts.is_correct) == 0:
-        return {}
-    metrics = {"support/saturated_fraction": float((facts.anchor_ratio > saturated_above).double().mean())}
-    for name, values in (("anchor_ratio", facts.anchor_ratio), ("ref_anchor_mass", facts.ref_anchor_mass)):
+def _quantiles(incorrect: SupportFacts) -> dict[str, float]:
+    metrics = {}
+    for name, values in (("anchor_ratio", incorrect.anchor_ratio), ("ref_anchor_mass", incorrect.ref_anchor_mass)):
+        if len(values) == 0:
+            continue
         # numpy: torch.quantile refuses more than 2²⁴ values, which a large step has.
         for label, value in zip(QUANTILES, np.quantile(values.numpy(), list(QUANTILES.values())), strict=True):
             metrics[f"support/{name}_{label}"] = float(value)

@@ -107,7 +107,8 @@ def step_line(state: RunState) -> str:
 def held_out_line(output: ValidationOutput) -> str:
     """One look at one held-out set, in plain ASCII.
 
-    Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`.
+    Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`, and where the verifier failed
+    on some, `(256 problems, 2 completions could not be judged)`.
     """
     prefix = f"val/{output.name}/"
     scores = ", ".join(
@@ -115,7 +116,9 @@ def held_out_line(output: ValidationOutput) -> str:
         for key, value in output.metrics.items()
         if key.startswith(prefix + "pass@")
     )
-    return f"held-out {output.name} at step {output.step}: {scores} ({len(output.rollouts.prompts)} problems)"
+    num_errors = sum(verdict.status == "error" for verdict in output.rollouts.verdicts)
+    errors = f", {num_errors} completions could not be judged" if num_errors else ""
+    return f"held-out {output.name} at step {output.step}: {scores} ({len(output.rollouts.prompts)} problems{errors})"
 
 
 def _aligned(cells: Sequence[str]) -> str:

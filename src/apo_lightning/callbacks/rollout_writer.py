@@ -1,5 +1,6 @@
 """Every completion of a step on disk, as a person would want to read it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
 from apo_lightning.files import to_json, write_atomically
 from apo_lightning.gathering import from_all_ranks
 from apo_lightning.types import Prompt, StepOutput
+
+OF_SCORED = ("mean_entropy", "mean_max_prob", "mean_logprob")
 
 
 class RolloutWriter(StepCallback):
@@ -51,18 +54,23 @@ class RolloutWriter(StepCallback):
 def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
     """One dict a completion, keys in the order of the file: the question, the completion, its verdict, its training.
 
-    Entropy, max-prob and log-prob are means over the completion's tokens, at the policy that sampled them; null for a
-    completion that the update did not run and no diagnostic asked for.
+    Numbers named `mean_…` are over the completion's tokens, at the policy that sampled them. `scored` says whether the
+    trainer ran that policy on the completion: `required` by the update or a diagnostic, `drawn` by lot from the others,
+    or `no`; then entropy, max-prob and log-prob are null. The surprisal is the engine's, and always there. A mean over
+    the lines that have an entropy is one over what the algorithm picked: the step's is `train/entropy`.
     """
     rollouts, tokens = step.rollouts, step.tokens
     num_completions = len(rollouts.completions)
     means = {
         "advantage": completion_means(tokens.advantages, tokens.sequence_ids, num_completions),
+        "mean_surprisal": completion_means(-tokens.rollout_logprobs, tokens.sequence_ids, num_completions),
         "mean_entropy": completion_means(tokens.entropy, tokens.sequence_ids, num_completions),
         "mean_max_prob": completion_means(tokens.max_prob, tokens.sequence_ids, num_completions),
         "mean_logprob": completion_means(tokens.old_logprobs, tokens.sequence_ids, num_completions),
     }
     keep = step.advantages.keep.flatten().tolist()
+    chosen = zip(tokens.required.tolist(), tokens.drawn.tolist(), strict=True)
+    scored = ["required" if is_required else "drawn" if is_drawn else "no" for is_required, is_drawn in chosen]
     lines = []
     for index, (completion, text, verdict) in enumerate(
         zip(rollouts.completions, rollouts.texts, rollouts.verdicts, strict=True)
@@ -83,8 +91,12 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
                 "kept": keep[index],
                 "num_tokens": len(completion.token_ids),
                 "finish_reason": completion.finish_reason,
+                "scored": scored[index],
             }
-            | {name: round(values[index], 6) for name, values in means.items()}
+            | {
+                name: math.nan if scored[index] == "no" and name in OF_SCORED else round(values[index], 6)
+                for name, values in means.items()
+            }
         )
     return lines
 

@@ -92,7 +92,10 @@ def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
 
 
 def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
-    """pass@1 at the first and at the last look, and the interval of the difference, paired by problem."""
+    """pass@1 at the first and at the last look, and the interval of the difference, paired by problem.
+
+    The counts a problem are what a mean over several runs needs for its interval.
+    """
     first, last = min(looks), max(looks)
     before, after = looks[first], looks[last]
     ids = [identifier for identifier in before.accuracies if identifier in after.accuracies]
@@ -101,6 +104,7 @@ def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
     return {
         "num_problems": len(ids),
         "samples_per_problem": after.samples_per_problem,
+        "samples_per_problem_before": before.samples_per_problem,
         "step_before": first,
         "step_after": last,
         "pass@1_before": float(paired[0].mean()),
@@ -113,7 +117,12 @@ def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
         },
         "metrics_before": dict(before.metrics),
         "metrics_after": dict(after.metrics),
+        "num_correct": {i: [_num_correct(before, i), _num_correct(after, i)] for i in ids},
     }
+
+
+def _num_correct(look: Look, problem: str) -> int:
+    return round(look.accuracies[problem] * look.samples_per_problem)
 
 
 def verdict_counts(history: RunHistory) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Anchored Policy Optimization: push an error down and, within the same trust region, pull the alternatives up."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float
@@ -31,8 +33,8 @@ class APO(PolicyLoss):
 
         ∂ρ/∂z_v = π(v)·(c_v − ρ),   c_y = λ/π_old(y),   c_k = −β/Z_ref for k ∈ S,   0 otherwise
 
-    *Saturation.* The objective of an error is flat below ρ = 1 − ε. At r = 1 push and pull both vanish once
-    r_anchor > (λ − (1 − ε))/β, 2.5 with the defaults.
+    *Saturation.* The objective of an error is flat below ρ = 1 − ε: at r = 1 push and pull both vanish once
+    r_anchor > κ (`saturated_above`).
 
     Source: Wang et al. 2026, Eqs. 6-9 and 23.
 
@@ -40,7 +42,7 @@ class APO(PolicyLoss):
     Eq. 23 (see `functional.clipped_objective`).
 
     Metrics, NaN outside triggered tokens except for the first two:
-        `ratio`: r. `apo/triggered_fraction`: 1 or 0.
+        `ratio_updated`: r. `apo/triggered_fraction`: 1 or 0.
         `apo/anchor_ratio`: r_anchor. `apo/ref_anchor_mass`: Z_ref. `apo/saturated_fraction`: 1 where ρ < 1 − ε, else 0.
         `apo/pull`: |A|·β·r_anchor·(1 − Σ_S π), the pull's size before token weights; NaN also where it has no gradient.
 
@@ -49,7 +51,7 @@ class APO(PolicyLoss):
         pull_coef: β ≥ 0, on the anchors; λ − β must exceed 1 − ε.
         anchor_size: K ≥ 1, how many of the reference's likeliest tokens form T_K.
         trigger: `negative_advantage`: A < 0. `incorrect`: A < 0 and the answer was judged wrong, for advantages that
-            give correct answers A < 0.
+            give correct answers A < 0 (of shaped rewards, say; `PassAtK` does not).
         exclude_sampled: False keeps y among the anchors, the naive set of appendix C.1: the pull then raises the very
             token that the push lowers.
 
@@ -81,9 +83,28 @@ class APO(PolicyLoss):
             )
 
     @property
+    def saturated_above(self) -> float:
+        """The r_anchor beyond which a triggered token has neither push nor pull, at r = 1.
+
+            κ = (λ − (1 − ε_low))/β,   ∞ where β = 0
+
+        Source: Wang et al. 2026, from Eqs. 9 and 23.
+
+        Example:
+            >>> round(APO().saturated_above, 9), APO(pull_coef=0).saturated_above
+            (2.5, inf)
+        """
+        return math.inf if self.pull_coef == 0 else (self.push_coef - (1 - self.clip_eps)) / self.pull_coef
+
+    @property
     def needs(self) -> Needs:
         """The reference's top-K."""
         return super().needs | Needs(anchor_size=self.anchor_size)
+
+    @property
+    def skipped_values(self) -> Mapping[str, float]:
+        """A triggered token has A ≠ 0, so the update runs it, unless its completion was dropped."""
+        return {"apo/triggered_fraction": 0.0}
 
     def reference_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
@@ -114,7 +135,7 @@ class APO(PolicyLoss):
         pull = inputs.advantages.abs() * self.pull_coef * r_anchor * (1 - mass).clamp(min=0)
         pulls = triggered & ~self._is_flat(rho, inputs.advantages)
         metrics = {
-            "ratio": ratio.detach(),
+            "ratio_updated": ratio.detach(),
             "apo/triggered_fraction": triggered.to(rho.dtype),
             "apo/anchor_ratio": applicable(r_anchor, triggered),
             "apo/ref_anchor_mass": applicable(log_mass(anchor.ref_logprobs, members).exp(), triggered),

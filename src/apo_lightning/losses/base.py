@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +38,8 @@ class PolicyLoss(ABC):
     dual_clip: Number | None = None
     entropy_coef: Number = 0.0
 
+    _mask_given_up: ClassVar[str | None] = None
+
     def __post_init__(self) -> None:
         if not 0 < self.clip_eps < 1:
             raise ConfigError(f"clip_eps is {self.clip_eps}: give a value between 0 and 1, such as 0.2")
@@ -56,6 +58,14 @@ class PolicyLoss(ABC):
         """What it reads beyond the log-probs of the sampled tokens."""
         return Needs(entropy=self.entropy_coef != 0)
 
+    @property
+    def skipped_values(self) -> Mapping[str, float]:
+        """What a metric is on tokens that the update does not run, by name: so it is a mean over all response tokens.
+
+        A metric that is not named here is a mean over the tokens of the update to which it applies.
+        """
+        return {}
+
     def reference_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
@@ -68,23 +78,43 @@ class PolicyLoss(ABC):
         """Tokens whose loss can have a gradient; the update does not run a completion that has none.
 
         Such a completion's tokens stay in every denominator. Here all tokens, which is never wrong; a loss that knows
-        better narrows it. A subclass that redefines `__call__` and not this is back at all tokens.
+        better narrows it. A subclass that redefines `__call__` and not this is back at all tokens, and `notice` says
+        so: what it calls by `super()` cannot be told from what it adds. Where the mask still holds it is taken over by
+        name.
 
         Example:
-            >>> class Cautious(PolicyLoss):
+            >>> class Halved(PolicyLoss):
+            ...     gradient_mask = PolicyLoss.gradient_mask
+            ...
             ...     def __call__(self, inputs):
-            ...         return self._surrogate(inputs, torch.ones(1), torch.zeros(1).bool(), {})
-            >>> Cautious().gradient_mask(torch.zeros(1), torch.tensor([True]))
+            ...         return self._surrogate(inputs, 0.5 * torch.ones(1), torch.zeros(1).bool(), {})
+            >>> Halved().gradient_mask(torch.zeros(1), torch.tensor([True]))
             tensor([True])
         """
         return torch.ones_like(is_correct)
 
+    @property
+    def notice(self) -> str | None:
+        """One line on a `gradient_mask` that a redefined `__call__` has cost; None: there is nothing to say."""
+        if self._mask_given_up is None:
+            return None
+        return (
+            f"{type(self).__name__} redefines __call__ and not gradient_mask: every completion is run, those without a "
+            f"gradient too; if {self._mask_given_up} still holds, write `gradient_mask = {self._mask_given_up}` in it"
+        )
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "gradient_mask" in cls.__dict__:
+            cls._mask_given_up = None
+            return
         # An inherited mask knows nothing of the terms that a newer `__call__` adds: they would go untrained, unnoticed.
         newest = next(base for base in cls.__mro__ if {"__call__", "gradient_mask"} & base.__dict__.keys())
-        if "gradient_mask" not in newest.__dict__:
-            cls.gradient_mask = PolicyLoss.gradient_mask
+        if "gradient_mask" in newest.__dict__:
+            return
+        if cls.gradient_mask is not PolicyLoss.gradient_mask:
+            cls._mask_given_up = cls.gradient_mask.__qualname__
+        cls.gradient_mask = PolicyLoss.gradient_mask
 
     def prepare(self, minibatch: Any) -> "PolicyLoss":
         """The loss for one mini-batch, asked before its split: a place for statistics over the whole of it."""

@@ -18,7 +18,7 @@ class GRPO(PolicyLoss):
 
     Source: Shao et al. 2024 (GRPO), Eq. 3, without its KL term; Wang et al. 2026 (APO), Eq. 1.
 
-    Metrics: `ratio`, r.
+    Metrics: `ratio_updated`, r.
 
     Example:
         A good token that became 1.5 times as likely: the gain is clipped at 1.2.
@@ -40,4 +40,4 @@ class GRPO(PolicyLoss):
         """−objective(r, A)."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         frozen = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() > LOG_RATIO_LIMIT
-        return self._surrogate(inputs, ratio, frozen, {"ratio": ratio.detach()})
+        return self._surrogate(inputs, ratio, frozen, {"ratio_updated": ratio.detach()})

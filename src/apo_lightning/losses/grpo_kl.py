@@ -21,7 +21,7 @@ class GRPOKL(GRPO):
 
     Source: Shao et al. 2024, Eqs. 3 and 4; Wang et al. 2026, section 2 (`full` is the penalty as it is written there).
 
-    Metrics: those of GRPO, and `kl` [nats] on the tokens that are penalised.
+    Metrics: those of GRPO, and `kl_updated` [nats] on the tokens that are penalised.
 
     Attributes:
         kl_coef: weight of the penalty, ≥ 0.
@@ -75,7 +75,7 @@ class GRPOKL(GRPO):
         kl = torch.where(penalised, self._kl(inputs), 0.0)
         return LossOutput(
             per_token=output.per_token + self.kl_coef * kl,
-            metrics={**output.metrics, "kl": applicable(kl, penalised)},
+            metrics={**output.metrics, "kl_updated": applicable(kl, penalised)},
         )
 
     def _kl(self, inputs: LossInputs) -> Tensor:

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
+from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
 from apo_lightning.metrics.pass_at_k import PassAtK
 from apo_lightning.metrics.throughput import ModelSize, Speed, Work, training_flops
 from apo_lightning.metrics.token_mean import TokenMean
 from apo_lightning.types import LossOutput, Rollouts, StepTokens
 
+# By default torchmetrics leaves NaN out of what it sums and gathers.
+KeepingSum = partial(SumMetric, nan_strategy="disable")
+KeepingCat = partial(CatMetric, nan_strategy="disable")
 STATUSES = ("correct", "incorrect", "unparsed", "timeout", "error")
 
 
@@ -34,10 +39,13 @@ class UpdateRecord:
     num_nonfinite: int = 0
     """Gradients that were not finite: no optimizer step."""
     logprob_gap: float = math.nan
+    """Mean |engine − trainer| log-prob [nats a token], of the rank where it is largest."""
+    logprob_gap_tolerance: float = math.nan
+    """What rounding explains of it [nats a token]."""
     parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
     """Token indices and the loss's metrics there, a micro-batch each."""
-    check: Tensor | None = None
-    """Indices of the tokens that were run for the engine check alone; None: it had those of the update."""
+    skipped_values: Mapping[str, float] = field(default_factory=dict)
+    """The loss's: what a metric of its is on every other token, by name."""
     metric_names: frozenset[str] = frozenset()
     """What the loss's metrics are called on any rank. One that ran nothing has none of its own, but a reduction is a
     collective: all must make the same ones."""
@@ -48,6 +56,13 @@ class UpdateRecord:
         """One micro-batch."""
         self.loss += float(scalar.detach())
         self.parts.append((token_index, output.metrics))
+
+    def awaits_check(self, grad_norm: float) -> bool:
+        """Whether the engine is to be held against the policy before this optimizer step.
+
+        Once a step, and not with log-probs that may be no numbers: a broken policy was not lost on the way.
+        """
+        return math.isfinite(grad_norm) and math.isnan(self.logprob_gap)
 
     def count_step(self, grad_norm: float, num_tokens: int) -> bool:
         """Whether the optimizer may step; what it skips is counted."""
@@ -61,39 +76,37 @@ class UpdateRecord:
         return False
 
     @property
+    def mean_loss(self) -> float:
+        """Of the mini-batches that had a kept token, this rank's share; NaN where none had."""
+        num_losses = self.num_minibatches - self.num_empty
+        return self.loss / num_losses if num_losses else math.nan
+
+    @property
     def num_minibatches(self) -> int:
         """That are done, stepped or not."""
         return len(self.grad_norms) + self.num_empty + self.num_nonfinite
 
     def updated(self, device: torch.device) -> Bool[Tensor, "tokens"]:
         """True for the tokens that the update was run on."""
-        return self._marked([index for index, _ in self.parts], device)
-
-    def measured(self, device: torch.device) -> Bool[Tensor, "tokens"]:
-        """Those, and the ones of the engine check.
-
-        Not all whose statistics are known: with a diagnostic due, these are all tokens of the step, and a curve would
-        jump between two kinds of mean.
-        """
-        return self.updated(device) | self._marked([] if self.check is None else [self.check], device)
-
-    def _marked(self, parts: list[Tensor], device: torch.device) -> Tensor:
         mask = torch.zeros(self.num_tokens, dtype=torch.bool, device=device)
-        for index in parts:
+        for index, _ in self.parts:
             mask[index] = True
         return mask
 
     @property
     def own_metric_names(self) -> frozenset[str]:
         """What the loss's metrics are called, as far as this rank has seen any."""
-        return frozenset(name for _, metrics in self.parts for name in metrics)
+        return frozenset(self.skipped_values).union(*(metrics for _, metrics in self.parts))
 
     @property
     def loss_metrics(self) -> dict[str, Tensor]:
-        """The loss's per-token metrics [T]; NaN where they do not apply or the token did not enter the update."""
+        """The loss's per-token metrics [T]; on tokens that did not enter the update, its `skipped_values` or NaN."""
         device = next((values.device for _, metrics in self.parts for values in metrics.values()), torch.device("cpu"))
         names = sorted(self.metric_names | self.own_metric_names)
-        table = {name: torch.full((self.num_tokens,), torch.nan, device=device) for name in names}
+        table = {
+            name: torch.full((self.num_tokens,), self.skipped_values.get(name, torch.nan), device=device)
+            for name in names
+        }
         for token_index, metrics in self.parts:
             for name, values in metrics.items():
                 table[name][token_index] = values.float()
@@ -101,7 +114,10 @@ class UpdateRecord:
 
 
 class StepMetrics(nn.Module):
-    """Reduces one step at a time. Non-finite values are left out of a mean and counted in `train/num_nonfinite`.
+    """Reduces one step at a time; docs/metrics.md says what each number is a mean of.
+
+    Non-finite values are left out of a mean and counted in `train/num_nonfinite`. A sum, or an estimate for all tokens,
+    that one of them enters is NaN.
 
     Args:
         medians: log names that are reported as a median: ratios with a long tail.
@@ -120,7 +136,7 @@ class StepMetrics(nn.Module):
         means |= {name: values for name, values in loss_metrics.items() if name not in self.medians}
         means["train/grad_norm"] = torch.tensor(record.grad_norms)
         sums = {f"reward/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
-        sums["train/loss"] = record.loss
+        sums["train/loss"] = record.mean_loss
 
         result: dict[str, Any] = {name: self._sum(name, value, device) for name, value in sums.items()}
         num_infinite = 0
@@ -128,13 +144,16 @@ class StepMetrics(nn.Module):
             reduced = self._reduce(name, TokenMean, values.to(device))
             result[name] = float(reduced.mean)
             num_infinite += int(reduced.num_infinite)
+        estimates, num_unsound = self._all_token_means(tokens)
+        result |= estimates
         for name in self.medians & loss_metrics.keys():
-            result[name] = _median(self._reduce(name, CatMetric, loss_metrics[name].to(device)))
+            result[name] = _median(self._reduce(name, KeepingCat, loss_metrics[name].to(device)))
         result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
-        result["train/num_nonfinite"] = float(num_infinite)
+        result["train/num_nonfinite"] = float(num_infinite + num_unsound)
         result["train/num_empty_minibatches"] = float(record.num_empty)
         result["train/num_skipped_steps"] = float(record.num_nonfinite)
         result["sync/logprob_gap"] = record.logprob_gap
+        result["sync/logprob_gap_tolerance"] = record.logprob_gap_tolerance
         return {name: float(value) for name, value in result.items()}
 
     def speed(
@@ -163,43 +182,60 @@ class StepMetrics(nn.Module):
 
     def _sum(self, name: str, value: float | int, device: torch.device) -> float:
         # Counts of pairs exceed what float32 holds exactly.
-        return float(self._reduce(name, SumMetric, torch.tensor(value, dtype=torch.float64, device=device)))
+        return float(self._reduce(name, KeepingSum, torch.tensor(value, dtype=torch.float64, device=device)))
 
     def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
-        lengths = rollouts.lengths.flatten().float()
-        first_token = torch.cat([torch.zeros(1), lengths.cumsum(0)[:-1]]).long()
+        """Over all completions of the step."""
+        is_moving = torch.zeros(len(rollouts.completions), dtype=torch.bool)
+        is_moving[tokens.sequence_ids[tokens.advantages != 0].cpu()] = True
         return {
-            "train/reward": rollouts.rewards.flatten(),
-            "train/completion_tokens": lengths,
+            "train/reward": _fault_if_nan(rollouts.rewards.flatten()),
+            "train/completion_tokens": rollouts.lengths.flatten().float(),
             "train/truncated_fraction": torch.tensor(
                 [float(c.finish_reason == "length") for c in rollouts.completions]
             ),
-            "train/zero_advantage_fraction": (tokens.advantages.cpu()[first_token] == 0).float(),
+            "train/zero_advantage_fraction": (~is_moving).float(),
         }
 
     def _token_means(self, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
-        """Over the tokens that the update was run on, at the policy that sampled them.
+        """Over all tokens of the step, and at the sampling policy over those that the update was run on.
 
-        All but `train/skipped_fraction` of them, or with `old_logprobs: rollout` those of the first mini-batch; those
-        of the engine check where the update ran nothing there. A NaN among them is a fault and must be counted, not
-        taken for "not applicable": it becomes an infinity.
+        With `old_logprobs: rollout` nobody asks that policy about the later mini-batches.
         """
-        device = tokens.old_logprobs.device
-        known = ~tokens.old_logprobs.isnan() & record.measured(device)
-        values = {"train/entropy": tokens.entropy[known], "train/max_prob": tokens.max_prob[known]}
-        means = {name: value.nan_to_num(nan=torch.inf) for name, value in values.items()}
-        return means | {"train/skipped_fraction": (~record.updated(device)).float()}
+        updated = record.updated(tokens.old_logprobs.device)
+        asked = updated & tokens.required.to(updated.device)[tokens.sequence_ids]
+        return {
+            "train/surprisal": _fault_if_nan(-tokens.rollout_logprobs),
+            "train/entropy_updated": _fault_if_nan(tokens.entropy[asked]),
+            "train/max_prob_updated": _fault_if_nan(tokens.max_prob[asked]),
+            "train/skipped_fraction": (~updated).float(),
+        }
 
-    def _reduce(self, name: str, kind: type[Metric], values: Tensor) -> Any:
+    def _all_token_means(self, tokens: StepTokens) -> tuple[dict[str, float], int]:
+        """Entropy and max-prob by log name, and how many of their values are no numbers."""
+        device = tokens.old_logprobs.device
+        parts = (completion_totals(tokens), tokens.required, tokens.drawn)
+        found = self._reduce("all_tokens", AllTokenMeans, *(part.to(device) for part in parts))
+        names = ("train/entropy", "train/max_prob")
+        means = dict(zip(names, found.means.tolist(), strict=True))
+        errors = {f"{name}_se": error for name, error in zip(names, found.standard_errors.tolist(), strict=True)}
+        return means | errors, int(found.num_nonfinite)
+
+    def _reduce(self, name: str, kind: Callable[[], Metric], *values: Tensor) -> Any:
         """Over all ranks, by torchmetrics."""
         if name not in self.reducers:
-            self.reducers[name] = kind().to(values.device)
+            self.reducers[name] = kind().to(values[0].device)
         reducer = self.reducers[name]
         assert isinstance(reducer, Metric)
-        reducer.update(values)
+        reducer.update(*values)
         reduced = reducer.compute()
         reducer.reset()
         return reduced
+
+
+def _fault_if_nan(values: Tensor) -> Tensor:
+    """Of a number that applies everywhere: a NaN must be counted, not taken for "not applicable"."""
+    return values.nan_to_num(nan=torch.inf)
 
 
 def _median(values: Tensor | list[Tensor]) -> float:
@@ -235,8 +271,9 @@ def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, f
 
 
 def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> dict[str, float]:
-    """pass@1 and pass@n of one held-out set, by log name."""
+    """pass@1 and pass@n of one held-out set and how its completions were judged, by log name."""
     metrics = {f"val/{name}/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
     num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
     metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
+    metrics |= {f"val/{name}/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
     return metrics

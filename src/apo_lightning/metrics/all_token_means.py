@@ -1,0 +1,136 @@
+"""Means over all response tokens of a step, of numbers that are known of some completions only."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torchmetrics import Metric
+
+from apo_lightning.types import StepTokens
+
+FIT_FROM = 8
+"""Completions from which the three coefficients of a control variate are fitted."""
+UNFITTED = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
+"""Where there are fewer: entropy ≈ surprisal, max-prob ≈ probability of the sampled token."""
+
+
+class AllTokenMeansResult(NamedTuple):
+    """Entropy [nats] and max-prob, in this order."""
+
+    means: Float[Tensor, "2"]
+    """NaN where some completions were left out and none of them drawn, or where a scored value is not finite."""
+    standard_errors: Float[Tensor, "2"]
+    """Of the draw; 0 where every completion was scored, NaN where only one was drawn."""
+    num_nonfinite: Tensor
+    """Totals of scored completions that are NaN or infinite."""
+
+
+class AllTokenMeans(Metric):
+    """Entropy and max-prob of all tokens, from some completions that had to be scored and a random few of the others.
+
+    With U the required completions, t_b the total over a completion's tokens, T the tokens of the step, and m of the M
+    others drawn:
+
+        μ̂ = [Σ_U t_b + Σ_{others} a_b + M/m·Σ_{drawn} (t_b − a_b)] / T
+        se² = M²·(1 − m/M)·s²/(m·T²),   s² the variance of t_b − a_b over the drawn
+
+    The control variate a_b is known of every completion without a forward, and is fixed before the draw, so μ̂ is
+    unbiased whatever it is: a linear function of the completion's length, surprisal −Σ log π_rollout(y) and Σ
+    π_rollout(y), by least squares on U. With all others drawn μ̂ is the mean itself.
+
+    Source: the difference estimator of Särndal, Swensson and Wretman 1992, section 6.3.
+
+    All state is sums, so that it does not matter by which rank a completion was scored.
+
+    Example:
+        One completion is required; of the two others, alike in all that is known of them, the one with an entropy of 1
+        is drawn, not that with 3.
+
+        >>> totals = torch.tensor([[1, 0.5, 0.6, 0.4, 0.7], [1, 0.5, 0.6, 1.0, 0.5], [1, 0.5, 0.6, math.nan, math.nan]])
+        >>> metric = AllTokenMeans()
+        >>> metric.update(totals.double(), torch.tensor([1, 0, 0]).bool(), torch.tensor([0, 1, 0]).bool())
+        >>> round(metric.compute().means[0].item(), 6)  # (0.4 + 2·1.0)/3
+        0.8
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    required: Tensor
+    drawn: Tensor
+    controls: Tensor
+    num_nonfinite: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Second moments of (1, tokens, surprisal, probability, entropy, max-prob) over completions: counts and totals
+        # stand in their first rows.
+        self.add_state("required", torch.zeros(6, 6, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("drawn", torch.zeros(6, 6, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("controls", torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("num_nonfinite", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        totals: Float[Tensor, "completions 5"],
+        required: Bool[Tensor, "completions"],
+        drawn: Bool[Tensor, "completions"],
+    ) -> None:
+        """Take in some completions.
+
+        Args:
+            totals: from `completion_totals`; the last two columns are read of `required` and `drawn` alone.
+            required: scored whatever the draw.
+            drawn: the random sample of the others.
+        """
+        rows = torch.cat([torch.ones_like(totals[:, :1]), totals], dim=1)
+        self.required += rows[required].T @ rows[required]
+        self.drawn += rows[drawn].T @ rows[drawn]
+        self.controls += rows[:, :4].sum(0)
+        self.num_nonfinite += (~totals[required | drawn, 3:].isfinite()).sum()
+
+    def compute(self) -> AllTokenMeansResult:
+        """The estimates so far, over all ranks."""
+        num_tokens = self.controls[1]
+        known = self.required[0, 4:] + self.drawn[0, 4:]
+        num_others, num_drawn = self.controls[0] - self.required[0, 0], self.drawn[0, 0]
+        if num_drawn == num_others:
+            return AllTokenMeansResult(known / num_tokens, 0 * known, self.num_nonfinite)
+        if num_drawn == 0:
+            unknown = torch.full_like(known, math.nan)
+            return AllTokenMeansResult(unknown, unknown, self.num_nonfinite)
+        coefficients = self._coefficients()
+        control = (self.controls - self.required[0, :4])[1:] @ coefficients
+        differences, squares = self._differences(coefficients)
+        total = self.required[0, 4:] + control + num_others / num_drawn * differences
+        freedom = torch.where(num_drawn > 1, num_drawn - 1, math.nan)
+        variance = (squares - differences.square() / num_drawn).clamp(min=0) / freedom
+        error = num_others * ((1 - num_drawn / num_others) * variance / num_drawn).sqrt()
+        return AllTokenMeansResult(total / num_tokens, error / num_tokens, self.num_nonfinite)
+
+    def _coefficients(self) -> Float[Tensor, "3 2"]:
+        """Of the control variates."""
+        if self.required[0, 0] < FIT_FROM or not self.required.isfinite().all():
+            return torch.tensor(UNFITTED, dtype=torch.float64, device=self.required.device)
+        # Completions that are all alike leave some coefficients open: the smallest are taken.
+        return torch.linalg.pinv(self.required[1:4, 1:4], rtol=1e-10, hermitian=True) @ self.required[1:4, 4:]
+
+    def _differences(self, coefficients: Float[Tensor, "3 2"]) -> tuple[Float[Tensor, "2"], Float[Tensor, "2"]]:
+        """Σ d_b and Σ d_b² over the drawn, d_b = t_b − a_b."""
+        weights = torch.cat([-coefficients, torch.eye(2, dtype=torch.float64, device=coefficients.device)])
+        moments = self.drawn[1:, 1:]
+        return self.drawn[0, 1:] @ weights, (weights * (moments @ weights)).sum(0)
+
+
+def completion_totals(tokens: StepTokens) -> Float[Tensor, "completions 5"]:
+    """Tokens, surprisal, sampled probability, entropy and max-prob of each completion, summed over its tokens.
+
+    On the CPU, where sums are taken in one order: the same step gives the same bits.
+    """
+    logprobs = tokens.rollout_logprobs.cpu().double()
+    columns = [torch.ones_like(logprobs), -logprobs, logprobs.exp(), tokens.entropy.cpu(), tokens.max_prob.cpu()]
+    values = torch.stack([column.double() for column in columns], dim=1)
+    totals = torch.zeros(len(tokens.required), len(columns), dtype=torch.float64)
+    return totals.index_add_(0, tokens.sequence_ids.cpu(), values)

@@ -1,0 +1,68 @@
+"""docs/metrics.md and what runs log are the same list, both ways."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from apo_lightning.metrics.throughput import Speed, Work
+from apo_lightning.run import train
+from composing import ROOT, composed
+
+RUN = (
+    *("model=tiny", "engine=transformers", "callbacks=none", "data.num_validation=4", "group_size=2"),
+    *("prompts_per_step=4", "prompts_per_minibatch=2", "trainer.max_steps=1", "scheduler.num_warmup_steps=0"),
+    *("reward=callable", "reward.function._target_=rewarding.even_start"),
+)
+MONITOR = (
+    "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor",
+    "+callbacks.monitor.every_n_steps=1",
+)
+RUNS = {
+    "apo": ("algo=apo", *MONITOR, "validation_samples=2"),
+    "grpo_kl": ("algo=grpo_kl", "policy=lora"),
+    "nsr": ("algo=nsr", "prompts_per_minibatch=4"),
+}
+ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)
+
+
+def rows_of_page() -> dict[str, list[str]]:
+    found = ROW.findall((ROOT / "docs/metrics.md").read_text())
+    assert len({key for key, _ in found}) == len(found), "a key stands twice on the page"
+    return {key: [cell.strip() for cell in re.split(r"(?<!\\)\|", cells)] for key, cells in found}
+
+
+def key_on_page(column: str) -> str:
+    """A column's name without what depends on the run: the set, the k, the percentile, the bucket."""
+    column = re.sub(r"^val/[^/]+/", "val/NAME/", column)
+    column = re.sub(r"pass@\d+$", "pass@K", column)
+    column = re.sub(r"_p\d+$", "_pQ", column)
+    return re.sub(r"_[\d.]+_to_[\d.]+$", "_A_to_B", column)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory) -> set[str]:
+    # Of a GPU's peak nobody here knows; the key comes from where it is made.
+    gpu = Speed(num_sampled=1, update=Work(), peak_flops_per_second=1.0).metrics({"update": 1.0, "step": 1.0})
+    columns = set(gpu)
+    for name, overrides in RUNS.items():
+        folder: Path = tmp_path_factory.mktemp(name)
+        train(composed(*RUN, *overrides), folder)
+        with (folder / "metrics.csv").open() as file:
+            columns |= set(csv.DictReader(file).fieldnames or ())
+    return {key_on_page(column) for column in columns}
+
+
+def test_whatever_is_logged_stands_on_the_page(logged):
+    assert logged - rows_of_page().keys() == set()
+
+
+def test_whatever_stands_on_the_page_is_logged(logged):
+    assert rows_of_page().keys() - logged == set()
+
+
+def test_every_key_has_a_unit_a_range_a_population_and_a_meaning():
+    for key, cells in rows_of_page().items():
+        assert len(cells) == 4, key
+        assert all(cells), key
