@@ -10,7 +10,7 @@ test check: export HF_HUB_OFFLINE := 1
 test check: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format lint types layers examples clean
+.PHONY: help setup train test check format lint types layers extras examples clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ test: export OMP_NUM_THREADS := 1
 test: setup  ## Run the tests, PROCESSES of them at once: ARGS go to pytest
 	@$(python) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
-check: format lint types layers examples  ## Formatting, lint, types, import layers, the examples in docstrings and docs
+check: format lint types layers extras examples  ## Formatting, lint, types, import layers, extras, the examples in docstrings and docs
 
 format: setup
 	.venv/bin/ruff format --check .
@@ -39,6 +39,9 @@ types: setup
 
 layers: setup
 	.venv/bin/lint-imports
+
+extras: setup
+	@PYTHON=$(python) bash scripts/resolve.sh
 
 examples: setup
 	$(python) -m pytest --quiet --doctest-modules --doctest-glob='*.md' -p no:cacheprovider src $(wildcard README.md) docs

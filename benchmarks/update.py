@@ -146,6 +146,7 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
         aggregation="token_mean",
         old_logprobs="trainer",
         importance_cap=None,
+        scored_fraction=0.015625,
         gradient_clip_norm=None,
         max_nonfinite_steps=3,
         validation_samples=1,

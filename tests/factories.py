@@ -69,6 +69,7 @@ def make_step(
     metrics=None,
     entropy=None,
     max_prob=None,
+    drawn=None,
     ref_logprobs=None,
     anchor: Anchor | None = None,
     loss_metrics=None,
@@ -88,6 +89,8 @@ def make_step(
         old_logprobs=torch.full((num_tokens,), -0.5),
         entropy=torch.ones(num_tokens) if entropy is None else torch.tensor(entropy),
         max_prob=torch.full((num_tokens,), 0.25) if max_prob is None else torch.tensor(max_prob),
+        required=torch.ones(len(statuses), dtype=torch.bool) if drawn is None else ~torch.tensor(drawn),
+        drawn=torch.zeros(len(statuses), dtype=torch.bool) if drawn is None else torch.tensor(drawn),
         ref_logprobs=ref_logprobs,
         anchor=anchor,
     )

@@ -3,10 +3,13 @@
 import itertools
 
 import pytest
+import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from apo_lightning.types import AdvantageInputs
 from composing import CONFIGS, composed, names
+from loss_cases import ALGORITHMS
 
 PAPER = {
     *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),
@@ -67,3 +70,26 @@ def test_every_algorithm_instantiates_and_its_advantage_takes_a_group_of_eight(a
     cfg = composed(f"algo={algo}")
     instantiate(cfg.algo.advantage).check(8)
     assert instantiate(cfg.algo.loss).needs is not None
+
+
+@pytest.mark.parametrize("algo", names("algo"))
+def test_an_algorithm_brings_its_own_aggregation(algo):
+    own = "sequence_mean_token_sum_norm" if algo == "dr_grpo" else "token_mean"
+    assert composed(f"algo={algo}").aggregation == own
+
+
+def test_the_command_line_overrules_an_algorithms_aggregation_and_an_experiment_does_not():
+    assert composed("experiment=paper/llama3b_grpo", "algo=dr_grpo").aggregation == "sequence_mean_token_sum_norm"
+    for key in ("aggregation", "algo.aggregation"):
+        assert composed("algo=dr_grpo", f"{key}=token_mean").aggregation == "token_mean"
+
+
+def test_the_trigger_looks_at_the_verdict_only_where_a_correct_answer_can_have_a_negative_advantage():
+    groups = torch.tensor(list(itertools.product([0.0, 1.0], repeat=6)))
+    inputs = AdvantageInputs(rewards=groups, is_correct=groups > 0, lengths=torch.ones_like(groups, dtype=torch.long))
+    for path in ALGORITHMS:
+        node = OmegaConf.load(path)
+        if "trigger" in node.loss:
+            values = instantiate(node.advantage)(inputs).values
+            can_be_negative = bool((values[groups > 0] < 0).any())
+            assert (node.loss.trigger == "incorrect") is can_be_negative, path.stem

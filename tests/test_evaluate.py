@@ -15,7 +15,7 @@ import pytest
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.samples_file import read_samples
-from apo_lightning.run import evaluate, user_message
+from apo_lightning.run import evaluate, evaluate_from_command_line, user_message
 from composing import ROOT, composed, names, run_train
 
 SMALL = ("model=tiny", "engine=transformers", "limit=12", "num_samples=4", "samples_per_batch=8")
@@ -30,10 +30,11 @@ EVEN_START = (
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "evaluate.py", *SMALL, *EVEN_START, f"output_dir={folder}", *overrides],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,6 +84,14 @@ def test_two_ranks_leave_the_files_of_one(uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
+    """One of 52 samples of the second rank, above 1 % of its own, is one of 104 and below 1 % of all."""
+    reward = "benchmark.arithmetic.reward.function._target_=rewarding.failing_once_on_the_second_rank"
+    finish(start(tmp_path, "trainer=ddp_cpu2", "limit=26", "samples_per_batch=52", reward))
+    assert read_result(tmp_path / "arithmetic" / "results.json").verdicts["error"] == 1
+
+
+@pytest.mark.slow
 def test_pass_at_k_is_the_share_of_subsets_of_the_samples_that_hold_a_correct_one(uninterrupted):
     result = read_result(uninterrupted / "results.json")
     problems: dict[str, list[bool]] = {}
@@ -127,12 +136,30 @@ def test_a_trained_run_is_measured_with_its_own_model_and_named_by_its_algorithm
     [result] = evaluate(cfg)
     assert result.model.algo == "nsr"
     assert "trainer.max_steps=1" in result.model.overrides
+    # What a report tells measurements apart by, the defaults that nobody typed included.
+    settings = result.settings
+    assert (result.model.seed, settings.stop_tokens, settings.support_anchor_size) == (1, (), 8)
+    assert settings.reward == "NumericReward(take=first)"
     assert result.model.weights_sha256 == json.loads((run / "summary.json").read_text())["weights_sha256"]
     assert read_result(run / "evaluation" / "arithmetic" / "results.json") == result
     # One step at a small learning rate: nearly the mass that 8 of 97 almost equally likely tokens had before.
     assert 0.08 < result.metrics["support_coverage"].value < 0.4
     with pytest.raises(ConfigError, match="leave model=… out"):
         evaluate(cfg, ["model=tiny"])
+
+
+def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypatch, capsys):
+    command = ["evaluate.py", "-m", *SMALL, f"output_dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
+    for temperatures in ("0.6,1.0", "1.0,0.6"):
+        monkeypatch.setattr(sys, "argv", [*command, f"temperature={temperatures}"])
+        evaluate_from_command_line()
+    settings = "engine=transformers,limit=12,num_samples=4,samples_per_batch=8,temperature="
+    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    assert [folder.name for folder in folders] == [f"{settings}0.6", f"{settings}1.0"]
+    temperatures = [read_result(folder / "arithmetic" / "results.json").settings.temperature for folder in folders]
+    assert temperatures == [0.6, 1.0]
+    # The second time all is there.
+    assert capsys.readouterr().out.count("samples are there already") == 2
 
 
 @pytest.mark.parametrize(
@@ -145,6 +172,8 @@ def test_a_trained_run_is_measured_with_its_own_model_and_named_by_its_algorithm
         (("max_completion_tokens=5000",), "give max_completion_tokens=4000 or less"),
         (("num_samples=0",), "benchmark.arithmetic.num_samples is 0"),
         (("temperature=-1",), "temperature is -1"),
+        (("engine=vllm", "model.config.head_dim=16"), "attention heads of 16"),
+        (("model.stop_tokens=['<|trun|>']",), "'<|trun|>', which is no token of the vocabulary; near it: '<|turn|>'"),
         (("support_anchor_size=8",), "there is no reference without run="),
         (("benchmark.arithmetic.encoder=package://no_such_package/x",), "no_such_package"),
     ],

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apo_lightning.errors import VerifierError
 from apo_lightning.held_out import HeldOut, in_turn
 from factories import make_rollouts
 
@@ -50,3 +52,29 @@ def test_a_look_is_due_at_its_interval_if_there_was_one_before(last, steps, due)
     # Without an interval, after the last step alone.
     assert held_out.is_due(trainer(max_steps=steps, val_check_interval=None), steps) is (last == 0)
     assert not held_out.is_due(trainer(max_steps=9, val_check_interval=None), steps)
+
+
+def looked_at(statuses):
+    """A set of which each problem was sampled once, in two batches."""
+    held_out = HeldOut(["sums"])
+    for part in (statuses[:60], statuses[60:]):
+        rollouts = make_rollouts(part, 1)
+        held_out.add("sums", rollouts.prompts, rollouts)
+    return held_out
+
+
+def test_how_the_completions_of_a_look_were_judged_is_logged():
+    held_out = looked_at(["correct"] * 20 + ["incorrect"] * 69 + ["unparsed"] * 7 + ["timeout"] * 3 + ["error"])
+    [output] = held_out.finish(4, torch.device("cpu"))
+    counts = {"correct": 20, "incorrect": 69, "unparsed": 7, "timeout": 3, "error": 1}
+    logged = {name: value for name, value in output.metrics.items() if "/num_" in name}
+    assert logged == {f"val/sums/num_{status}": count for status, count in counts.items()}
+    assert held_out.last_step == 4
+
+
+def test_a_look_of_which_too_much_could_not_be_judged_ends_the_run_and_is_no_look():
+    # None in the first batch, 2 of 40 in the second: 2 % of the whole.
+    held_out = looked_at(["incorrect"] * 98 + ["error"] * 2)
+    with pytest.raises(VerifierError, match="2 of 100 completions of held-out sums at step 0 could not be judged"):
+        held_out.finish(0, torch.device("cpu"))
+    assert held_out.last_step is None

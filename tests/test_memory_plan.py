@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.lora import LoRA
-from apo_lightning.memory_plan import GIB, activation_bytes, layer_activation_bytes, plan_memory
+from apo_lightning.memory_plan import GIB, LIBRARIES_BYTES, activation_bytes, layer_activation_bytes, plan_memory
 from apo_lightning.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.packing import PackedSequences
 from apo_lightning.policy import Policy
@@ -56,17 +56,23 @@ def test_the_papers_run_on_eight_gpus_by_hand():
     assert (parts["keys and values"].generate, parts["keys and values"].update) == (24 * GIB, 0)
     # The gradients of a step are gone by the time it samples again.
     assert parts["gradients"].generate == 0
-    # Embedding and head, and two layers, float32: 4·(1,089,998,336 + 2·233,057,792) = 6,224,455,680
-    assert parts["gathered by FSDP2"].update == 6_224_455_680
+    # Embedding and head in float32, two layers in bfloat16: 4·1,089,998,336 + 2·2·233,057,792 = 5,292,224,512
+    assert parts["gathered by FSDP2"].update == 5_292_224_512
     # Checkpointing keeps 4·3584 bytes of every layer's input, 28·14336 = 401,408 a token, 3·14336 = 43,008 behind the
     # last, and one layer whole: 16·3584 norms, 5·2·3584 products' inputs, 2·2·(3584 + 512) + 4·28 attention,
     # 8·18944 MLP = 57,344 + 35,840 + 16,496 + 151,552 = 261,232. Together 705,648 · 16384 tokens = 11,561,336,832.
     assert parts["activations"].update == 705_648 * 16384 == 11_561_336_832
-    # The forward has cast all 28 layers when it ends: 2·28·233,057,792
-    assert parts["weights cast by autocast"].update == 13_051_236_352
+    # Gathered in bfloat16, they leave autocast nothing to cast.
+    assert "weights cast by autocast" not in parts
+    # The gradient of one layer, as it comes and as it is summed: (2 + 4)·233,057,792
+    assert parts["a layer's gradient on its way"].update == 1_398_346_752
+    # Three times a tile of 4096 × 16384 logits, and 4 bytes for each weight of the head and each number of ∂L/∂h:
+    # 3·4·4096·16384 + 4·(152064·3584 + 16384·3584) = 805,306,368 + 2,414,870,528
+    head = parts["head: a tile of logits, its gradient"].update
+    assert head == 3_220_176_896
     # Embedding or head in bfloat16, once as gathered and once as handed on: 2·2·152064·3584
     assert parts["whole tensors on their way"].sync == 2_179_989_504
-    assert plan.update == 1 * GIB + 5 * 3_807_808_256 + 6_224_455_680 + 11_561_336_832 + 13_051_236_352
+    assert plan.update == 1 * GIB + 5 * 3_807_808_256 + 5_292_224_512 + 11_561_336_832 + 1_398_346_752 + head
     # 80 GB hold it, and would not without the sleeping engine.
     assert plan.peak < 80e9 < plan.update + parts["engine weights"].generate + parts["keys and values"].generate
 
@@ -84,6 +90,36 @@ def test_sharding_divides_what_fsdp2_shards_and_ddp_holds_everything_twice_over(
     ddp = sizes(replace(PAPER, strategy="ddp"))
     assert ddp["weights"] == sizes(alone)["weights"]
     assert ddp["gradients"] == 2 * sizes(alone)["gradients"]  # the buckets
+
+
+def test_the_first_rank_alone_loads_whole_weights_where_they_are_sharded_by_hand():
+    plan = plan_memory(qwen_math7b(), PAPER)
+    # 4·N on the first; on the others the largest tensor on its way, 4·152064·3584. Shards are on the GPUs.
+    assert plan.loading - LIBRARIES_BYTES == 4 * N == 30_462_466_048
+    assert plan.loading_others - LIBRARIES_BYTES == 2_179_989_504
+    # On CPUs the shards of policy and reference are in the same memory, and what the first has freed stays with it.
+    cpu = plan_memory(qwen_math7b(), replace(PAPER, is_cuda=False))
+    assert cpu.loading == plan.loading + 2 * 3_807_808_256
+    assert cpu.loading_others == plan.loading_others + 2 * 3_807_808_256
+    assert cpu.peak - cpu.peak_others == 30_462_466_048
+    # Whole copies of policy and reference in every process of DDP, in float32 until they are on the device.
+    ddp = plan_memory(qwen_math7b(), replace(PAPER, strategy="ddp"))
+    assert ddp.loading == ddp.loading_others == LIBRARIES_BYTES + 2 * 30_462_466_048
+    # Adapters are drawn on the first rank and handed out like the rest.
+    lora = plan_memory(shape_of(AutoConfig.for_model(**QWEN_MATH_7B), LoRA(rank=16)), PAPER)
+    assert lora.loading == plan.loading + 4 * 40_370_176
+
+
+def test_what_the_strategy_is_told_moves_the_plan_by_hand():
+    model = qwen_math7b()
+    plan, offloaded = plan_memory(model, PAPER), plan_memory(model, replace(PAPER, offloads=True))
+    names = {part.name for part in offloaded.parts}
+    assert not names & {"weights", "reference weights", "gradients", "optimizer moments"}
+    # Weights, gradients, two moments and the reference: 5·4·N/8 bytes leave the GPU for the machine's memory.
+    assert plan.update - offloaded.update == offloaded.beside_gpu - plan.beside_gpu == 5 * 3_807_808_256
+    # All 28 layers stay gathered, and not two: 2·26·233,057,792
+    kept = plan_memory(model, replace(PAPER, keeps_layers_gathered=True))
+    assert kept.update - plan.update == 12_119_005_184
 
 
 def test_without_a_reference_in_float32_nothing_is_kept_for_either():

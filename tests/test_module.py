@@ -144,7 +144,7 @@ def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeyp
         return plain(self, microbatch)
 
     monkeypatch.setattr(Policy, "hidden_states", counted)
-    sizes = ("trainer.max_steps=1", "tokens_per_microbatch=100000", "algo=grpo")
+    sizes = ("trainer.max_steps=1", "tokens_per_microbatch=100000", "algo=grpo", "scored_fraction=0")
     run(tmp_path / "one", *sizes)
     one = forwards.count(True), forwards.count(False)
     forwards.clear()
@@ -187,7 +187,52 @@ class StaleEngine(TransformersEngine):
     _loads = 0
 
 
-def test_a_stale_tensor_in_the_engine_stops_the_run(tmp_path):
-    stale = (f"engine._target_={__name__}.StaleEngine", "optimizer.lr=0.1")
-    with pytest.raises(StaleWeightsError, match="stale"):
-        run(tmp_path, *stale)
+IN_BFLOAT16 = "model.compute_dtype=bfloat16"
+
+
+@pytest.mark.parametrize("options", [("optimizer.lr=1e-6",), (IN_BFLOAT16, "optimizer.lr=1e-4")])
+def test_a_stale_tensor_in_the_engine_stops_the_run(tmp_path, options):
+    with pytest.raises(StaleWeightsError, match=rf"policy version 2 .* \(.*{StaleEngine.KEPT}"):
+        run(tmp_path, f"engine._target_={__name__}.StaleEngine", *options)
+
+
+class DeafEngine(TransformersEngine):
+    """Hears of the first sync alone, and never sleeps."""
+
+    def sync_weights(self, named_weights, version):
+        if version == 1:
+            super().sync_weights(named_weights, version)
+
+    def sleep(self):
+        pass
+
+
+def test_an_engine_of_another_version_stops_the_run_however_little_the_policy_has_moved(tmp_path):
+    with pytest.raises(StaleWeightsError, match="are of policy version 1, and the policy is at version 2"):
+        run(tmp_path, f"engine._target_={__name__}.DeafEngine", "optimizer.lr=1e-9", IN_BFLOAT16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_the_engine_was_sent_is_held_against_the_policy_by_its_rounding(tmp_path, monkeypatch, dtype):
+    import apo_lightning.module
+
+    options = (f"model.compute_dtype={dtype}", "optimizer.lr=0.1")
+    _, rows = run(tmp_path / "sound", *options)
+    gaps = [(float(row["sync/logprob_gap"]), float(row["sync/logprob_gap_tolerance"])) for row in rows]
+    assert all(0 < gap < tolerance for gap, tolerance in gaps)
+    if dtype == "float32":
+        assert all(tolerance == pytest.approx(1e-3) for _, tolerance in gaps)
+    publish, first = apo_lightning.module.publish, {}
+
+    def publish_an_old_tensor(model, engine, version):
+        name = "model.layers.0.mlp.down_proj.weight"
+        weight = first.setdefault(name, model.get_parameter(name).detach().clone())
+        sound = model.get_parameter(name).detach().clone()
+        with torch.no_grad():
+            model.get_parameter(name).copy_(weight)
+            publish(model, engine, version)
+            model.get_parameter(name).copy_(sound)
+
+    monkeypatch.setattr(apo_lightning.module, "publish", publish_an_old_tensor)
+    with pytest.raises(StaleWeightsError, match=r"policy version 2 .* nats a token .* rounding explains"):
+        run(tmp_path / "stale", *options)

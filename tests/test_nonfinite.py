@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -45,6 +46,18 @@ class HiddenNanLoss(GRPO):
 calls: list[int] = []
 
 
+class BreakPolicy(pl.Callback):
+    """The policy turns into NaN after the engine has got its weights."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for parameter in pl_module.parameters():
+            parameter.data.fill_(math.nan)
+
+
+def broken(folder, *overrides):
+    train(composed(*RUN, f"+callbacks.broken._target_={__name__}.BreakPolicy", *overrides), folder)
+
+
 def rows_of(folder):
     with (folder / "metrics.csv").open() as file:
         return [row for row in csv.DictReader(file) if row["train/reward"]]
@@ -58,6 +71,9 @@ def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run_with_its_batc
     assert "\n" not in str(caught.value)
     (row,) = rows_of(tmp_path)
     assert float(row["train/num_skipped_steps"]) == 2
+    # One of four rewards of two groups; the mean is that of the others.
+    assert float(row["train/num_nonfinite"]) >= 2
+    assert math.isfinite(float(row["train/reward"]))
     saved = torch.load(path, weights_only=True)
     # Two optimizer steps a rollout: the third in a row is the first of the second.
     assert (saved["step"], saved["minibatch"]) == (2, 0)
@@ -77,9 +93,42 @@ def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run_with_its_batc
 def test_a_loss_that_is_no_number_skips_its_step_where_the_gradient_does_not_show_it(tmp_path):
     calls.clear()
     module = train(composed(*RUN, f"algo.loss._target_={__name__}.HiddenNanLoss"), tmp_path)
-    assert [float(row["train/num_skipped_steps"]) for row in rows_of(tmp_path)] == [1, 0]
+    rows = rows_of(tmp_path)
+    assert [float(row["train/num_skipped_steps"]) for row in rows] == [1, 0]
+    assert [math.isnan(float(row["train/loss"])) for row in rows] == [True, False]
+    assert [float(row["train/num_nonfinite"]) for row in rows] == [0, 0]
     assert module.nonfinite.num_in_a_row == 0
     assert not (tmp_path / "nonfinite").exists()
+
+
+@pytest.mark.parametrize("signal", ["even_start", "never"])
+def test_a_policy_that_says_nan_of_everything_is_not_taken_for_a_stale_engine(tmp_path, signal):
+    # Where nothing is learnt from no loss is NaN: what was scored for the entropy is.
+    with pytest.raises(NonfiniteError, match=r"step 1: .* 1 optimizer steps in a row"):
+        broken(tmp_path, f"reward.function._target_=rewarding.{signal}", "max_nonfinite_steps=1")
+    saved = torch.load(tmp_path / "nonfinite" / "step_000001.pt", weights_only=True)
+    for completion in saved["completions"]:
+        assert completion["logprobs"][completion["was_run"]].isnan().all()
+        assert completion["rollout_logprobs"].isfinite().all()
+
+
+def test_nan_tokens_are_counted_where_they_were_scored_and_spoil_means_over_all(tmp_path):
+    broken(tmp_path, "trainer.max_steps=1", "trainer.val_check_interval=null", "data.num_validation=0")
+    (row,) = rows_of(tmp_path)
+    assert float(row["train/num_skipped_steps"]) == 2
+    # Entropy and max-prob: of 8 completions, and of each of their tokens, all of which the update ran.
+    assert float(row["train/skipped_fraction"]) == 0
+    assert float(row["train/num_nonfinite"]) == 2 * 8 + 2 * 8 * float(row["train/completion_tokens"])
+    for name in (
+        "train/loss",
+        "train/entropy",
+        "train/entropy_se",
+        "train/entropy_updated",
+        "train/grad_norm",
+        "sync/logprob_gap",
+    ):
+        assert math.isnan(float(row[name])), name
+    assert math.isfinite(float(row["train/surprisal"]))
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ SETTINGS = StepSettings(
     aggregation="token_mean",
     old_logprobs="trainer",
     importance_cap=None,
+    scored_fraction=0.015625,
     gradient_clip_norm=None,
     max_nonfinite_steps=3,
     validation_samples=1,

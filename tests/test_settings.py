@@ -16,6 +16,7 @@ GOOD = {
     "aggregation": "token_mean",
     "old_logprobs": "trainer",
     "importance_cap": None,
+    "scored_fraction": 0.015625,
     "gradient_clip_norm": 1.0,
     "max_nonfinite_steps": 3,
     "validation_samples": 1,
@@ -44,3 +45,9 @@ def test_a_bad_size_is_refused_by_name_and_value(key, value):
     with pytest.raises(ConfigError, match=rf"{key} is '?{value}") as caught:
         StepSettings(**{**GOOD, key: value})
     assert "\n" not in str(caught.value)
+
+
+def test_a_correction_that_would_be_one_everywhere_is_refused():
+    with pytest.raises(ConfigError, match=r"importance_cap is 2.0 with old_logprobs=rollout: .* every weight .* is 1"):
+        StepSettings(**{**GOOD, "importance_cap": 2.0, "old_logprobs": "rollout"})
+    assert StepSettings(**{**GOOD, "importance_cap": 2.0}).importance_cap == 2.0

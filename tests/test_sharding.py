@@ -8,6 +8,7 @@ import torch
 import torch.multiprocessing as mp
 from hydra.utils import instantiate
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from apo_lightning.errors import ConfigError
@@ -38,6 +39,20 @@ def gradient_of(policy, completions, scale=1.0) -> None:
     (scale * objective).backward()
 
 
+class CountedCasts(TorchDispatchMode):
+    """Counts tensors of the shape of a layer's matrix that are brought to another dtype."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.shapes = {tuple(p.shape) for p in layer.parameters() if p.dim() == 2}
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        is_cast = function is torch.ops.aten._to_copy.default
+        self.count += is_cast and tuple(arguments[0].shape) in self.shapes
+        return function(*arguments, **(keywords or {}))
+
+
 class Probe(pl.LightningModule):
     """Lightning's own set-up around what is looked at."""
 
@@ -62,7 +77,9 @@ def on_each_rank(rank):
     model = load_model(tiny_spec(), None, 1, trainer)
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
     assert bool(trainer.strategy.whole_weights) == (rank == 0)
-    trainer.validate(Probe(make_policy(tiny_spec(), model)), [0], verbose=False)
+    probe = Probe(make_policy(tiny_spec(), model))
+    trainer.validate(probe, [], verbose=False)  # configures the model, and then has nothing to look at
+    trainer.validate(probe, [0], verbose=False)
     torch.distributed.destroy_process_group()
 
 
@@ -103,8 +120,14 @@ def looks_like_autocast(trainer):
     layer = policy.model.base_model.layers[1]
     layer.mlp.up_proj.register_forward_pre_hook(lambda module, _: dtypes.update(weight=module.weight.dtype))
     layer.register_forward_hook(lambda module, inputs, output: dtypes.update(stream=output.dtype))
+    casts = CountedCasts(alone.model.base_model.layers[1])
     with torch.no_grad():
-        found, expected = policy(microbatch).logprobs, alone(microbatch).logprobs
+        with casts:
+            found = policy(microbatch).logprobs
+        assert casts.count == 0  # as `memory_plan` counts on: FSDP2 has gathered them in their dtype
+        with casts:
+            expected = alone(microbatch).logprobs
+        assert casts.count == 7 * 2  # the matrices of two layers
     assert dtypes == {"weight": torch.bfloat16, "stream": torch.float32}
     # the tiny model's norms are ones, which bfloat16 holds exactly: every product is autocast's
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)

@@ -51,3 +51,13 @@ def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(opti
         for one, two in zip(alone, together, strict=True):
             for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy", "apo/triggered_fraction"):
                 assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
+
+
+def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
+    """One of 52 completions of the second rank, above 1 % of its own, is one of 104 and below 1 % of all."""
+    reward = "reward.function._target_=rewarding.failing_once_on_the_second_rank"
+    sizes = ("prompts_per_step=26", "prompts_per_minibatch=26", "group_size=4", "data.num_validation=104")
+    common = ("trainer=ddp_cpu2", "engine=transformers", "callbacks=none", "trainer.max_steps=1")
+    [row] = run_train(tmp_path, *common, *sizes, reward)
+    assert float(row["reward/num_error"]) == 1
+    assert [float(look["val/arithmetic/num_error"]) for look in held_out_rows(tmp_path)] == [1, 1]

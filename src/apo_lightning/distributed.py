@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.gathering import from_all_ranks
+from apo_lightning.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.metrics.throughput import peak_flops_per_second
 
 Item = TypeVar("Item")
@@ -41,6 +41,10 @@ class Ranks:
     def max(self, value: float | int) -> float:
         """Over all ranks."""
         return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
+
+    def together(self, items: Sequence[Item]) -> list[Item]:
+        """Those of all ranks, in rank order: what is decided from them is decided alike everywhere."""
+        return items_of_all_ranks(items)
 
     def union(self, names: frozenset[str]) -> frozenset[str]:
         """What any rank names."""

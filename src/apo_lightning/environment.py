@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -133,27 +134,27 @@ def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
     ]
 
 
-def memory_findings(
-    machine: Machine, process_bytes: int, num_processes: int, *, what: str, remedy: str
-) -> list[Finding]:
+def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, remedy: str) -> list[Finding]:
     """Processes that do not fit into the machine's memory together.
 
     Args:
         machine: this one.
-        process_bytes: of one of them, at its worst.
-        num_processes: on this machine.
+        processes: of each on this machine, at its worst [bytes]; the first may need more than the others.
         what: needs it, for the message.
         remedy: beside a smaller model and fewer processes.
 
     Example:
         >>> machine = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)
-        >>> [finding.level for finding in memory_findings(machine, 2 * GIB, 2, what="it", remedy="…")]
+        >>> [finding.level for finding in memory_findings(machine, [2 * GIB] * 2, what="it", remedy="…")]
         ['warning']
     """
-    needed = num_processes * process_bytes
+    needed, first = sum(processes), processes[0]
     if needed <= machine.available_bytes:
         return []
-    who = f"{num_processes} processes of {process_bytes / GIB:.1f} GiB" if num_processes > 1 else "one process"
+    who = f"{len(processes)} processes of {first / GIB:.1f} GiB" if len(processes) > 1 else "one process"
+    if processes[-1] != first:
+        others = f"{processes[-1] / GIB:.1f} GiB in each of {len(processes) - 1} others"
+        who = f"{first / GIB:.1f} GiB in the first process, {others}"
     return [
         Finding(
             "error" if needed > machine.memory_bytes else "warning",
@@ -172,7 +173,7 @@ def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
         Finding(
             "error",
             f"the plan needs up to {peak_bytes / GIB:.1f} GiB of a GPU that has {device_bytes / GIB:.1f} GiB: lower "
-            "tokens_per_microbatch or engine.kv_cache_gib, or take more GPUs",
+            "tokens_per_microbatch or kv_cache_gib, or take more GPUs",
         )
     ]
 

@@ -1,10 +1,12 @@
 """A rank's `StepOutput` holds the prompts that this rank worked on; here the ranks put theirs together."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 
 Part = TypeVar("Part")
+Item = TypeVar("Item")
 
 
 def from_all_ranks(part: Part) -> list[Part]:
@@ -19,3 +21,13 @@ def from_all_ranks(part: Part) -> list[Part]:
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, part)
     return parts
+
+
+def items_of_all_ranks(items: Sequence[Item]) -> list[Item]:
+    """Every rank's items, those of the first rank first, on every rank. All ranks have to call it.
+
+    Example:
+        >>> items_of_all_ranks([1, 2])
+        [1, 2]
+    """
+    return [item for part in from_all_ranks(items) for item in part]

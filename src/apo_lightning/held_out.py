@@ -8,6 +8,7 @@ import torch
 
 from apo_lightning.gathering import from_all_ranks
 from apo_lightning.metrics.step_metrics import validation_metrics
+from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 
 
@@ -53,9 +54,15 @@ class HeldOut:
 
         Returns:
             One for each set: its samples and its metrics by log name.
+
+        Raises:
+            VerifierError: of a set too much could not be judged, as in a training step. A score of it would be taken
+                for the policy's, and the best checkpoint chosen by it.
         """
-        self.last_step = step
         whole = {name: concatenate(parts) for name, parts in self._rollouts.items()}
+        for name, rollouts in whole.items():
+            check_error_rate(rollouts.verdicts, of=f"held-out {name} at step {step}")
+        self.last_step = step
         return [
             ValidationOutput(
                 step=step, name=name, rollouts=rollouts, metrics=validation_metrics(name, rollouts, device)

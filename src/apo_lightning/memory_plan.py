@@ -32,6 +32,8 @@ class Part:
     generate: int = 0
     update: int = 0
     sync: int = 0
+    is_first_only: bool = False
+    """Of the run's first process alone."""
 
     @property
     def is_any(self) -> bool:
@@ -41,11 +43,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Memory of one process: of its GPU where it has one, else of the machine [bytes]."""
+    """Memory of the run's first process: of its GPU where it has one, else of the machine [bytes]."""
 
     parts: tuple[Part, ...]
     loading: int
     """While weights are read, in the machine's memory in any case."""
+    loading_others: int
+    """The same, of each other process."""
+    beside_gpu: int
+    """In the machine's memory from then on, of a process that has a GPU; 0 where it has none."""
 
     @property
     def generate(self) -> int:
@@ -67,6 +73,11 @@ class MemoryPlan:
         """The worst phase of a step."""
         return max(self.generate, self.update, self.sync)
 
+    @property
+    def peak_others(self) -> int:
+        """The same, of each process but the first."""
+        return self.peak - sum(part.update for part in self.parts if part.is_first_only)
+
 
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     """The plan of one process, from the second step on, when the optimizer has its moments.
@@ -79,16 +90,17 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     grows to the sum of what its phases need.
     """
     is_kept = not run.is_cuda
-    trained = shard_bytes(model.trained_parameters, run)
+    on_device = not run.offloads
+    trained = shard_bytes(model.trained_parameters, run) * on_device
     gradients = trained * (2 if run.strategy == "ddp" else 1)
     engine_weights = run.compute_bytes * model.num_parameters
     workspace = engine_workspace_bytes(model, run)
     parts = (
         _part("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _part("left over from loading", left_from_loading_bytes(model, run), stays=True),
-        _part("weights", weight_bytes(model, run), stays=True),
+        _part("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
+        _part("weights", weight_bytes(model, run) * on_device, stays=True),
         _part("optimizer moments", 2 * trained, stays=True),
-        _part("reference weights", reference_bytes(model, run), stays=True),
+        _part("reference weights", reference_bytes(model, run) * on_device, stays=True),
         Part(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
         Part(name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights),
         _part("keys and values", kv_cache_bytes(model, run), stays=is_kept),
@@ -96,7 +108,12 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
         *update_parts(model, run),
         Part(name="whole tensors on their way", sync=sync_bytes(model, run)),
     )
-    return MemoryPlan(parts=tuple(part for part in parts if part.is_any), loading=loading_bytes(model, run))
+    return MemoryPlan(
+        parts=tuple(part for part in parts if part.is_any),
+        loading=loading_bytes(model, run, is_first=True),
+        loading_others=loading_bytes(model, run, is_first=False),
+        beside_gpu=beside_gpu_bytes(model, run),
+    )
 
 
 def shard_bytes(num_parameters: int, run: RunShape) -> int:
@@ -135,19 +152,37 @@ def process_bytes(run: RunShape) -> int:
     return LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
 
 
-def loading_bytes(model: ModelShape, run: RunShape) -> int:
-    """Machine memory of the first process while weights are read: they and the reference's copy stand there.
+def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
+    """Machine memory of a process while weights are read: they and the reference's copy stand there, in float32.
 
-    Under FSDP2 the first rank alone has all weights, and hands them out to the shards of policy and reference.
+    Under FSDP2 the first rank alone has all weights, adapters among them, 4·(N + A); the others have them on the `meta`
+    device, and receive one whole tensor at a time, V·D at most. The shards that are filled from it, policy's and
+    reference's, lie there too where they are not on a GPU.
     """
-    copies = weight_bytes(model, run) + has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
-    whole = FLOAT32 * model.num_parameters if run.strategy == "fsdp" else 0
-    return LIBRARIES_BYTES + whole + copies
+    shards = weight_bytes(model, run) + has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
+    if run.strategy != "fsdp":
+        return LIBRARIES_BYTES + shards
+    whole = whole_parameters(model) if is_first else model.head_parameters
+    return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda and not run.offloads else shards)
+
+
+def whole_parameters(model: ModelShape) -> int:
+    """Of the model and its adapters."""
+    return model.num_parameters + (0 if model.adapters is None else model.adapters.num_parameters)
+
+
+def beside_gpu_bytes(model: ModelShape, run: RunShape) -> int:
+    """Libraries, and with offloading the shards: weights, gradients, two moments each, and the reference's."""
+    if not run.is_cuda:
+        return 0
+    libraries = LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
+    shards = weight_bytes(model, run) + 3 * shard_bytes(model.trained_parameters, run) + reference_bytes(model, run)
+    return libraries + shards * run.offloads
 
 
 def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
     """What the first rank has freed of the whole copy that it had loaded to shard, and glibc keeps; on a CPU only."""
-    return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * model.num_parameters
+    return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * whole_parameters(model)
 
 
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
@@ -195,12 +230,14 @@ def activation_bytes(model: ModelShape, run: RunShape) -> int:
 def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> int:
     """Weights of the layers in the compute dtype, which autocast makes of the float32 ones; nothing in float32.
 
-    Autocast keeps all it has made until the forward ends, whole on every rank under FSDP2 too, and without
-    checkpointing the graph keeps them until the backward has passed. With it, the backward has those of one layer.
-    Matrices with adapters are merged in float32, one at a time and again in the backward: W + B·A, B·A and what is
-    multiplied.
+    Autocast keeps all it has made until the forward ends, and without checkpointing the graph keeps them until the
+    backward has passed. With it, the backward has those of one layer. FSDP2 gathers layers in the compute dtype, which
+    leaves autocast nothing to cast. Adapted ones it gathers in float32: their matrices are merged, one at a time and
+    again in the backward: W + B·A, B·A and what is multiplied.
     """
     c, adapters = run.compute_bytes, model.adapters
+    if run.strategy == "fsdp" and adapters is None:
+        return 0
     num_layers = 1 if run.gradient_checkpointing and backward else model.num_layers
     cast = 0 if c == FLOAT32 else c * num_layers
     if adapters is None:
@@ -209,10 +246,22 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
 
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
-    """What FSDP2 has gathered at a time: embedding and head all along, the layer at work, and the next one."""
+    """What FSDP2 has gathered at a time: embedding and head all along, the layer at work, and the next one.
+
+    Embedding and head in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
+    resharded after the forward, all of them.
+    """
     if run.strategy != "fsdp" or run.world_size == 1:
         return 0
-    return FLOAT32 * (model.root_parameters + 2 * model.layer_parameters)
+    layer = (run.compute_bytes if model.adapters is None else FLOAT32) * model.layer_parameters
+    return FLOAT32 * model.root_parameters + layer * (model.num_layers if run.keeps_layers_gathered else 2)
+
+
+def reduced_bytes(model: ModelShape, run: RunShape) -> int:
+    """A layer's gradient on its way to its shards: as the backward leaves it, and in float32 as FSDP2 adds it up."""
+    if run.strategy != "fsdp" or run.world_size == 1 or model.adapters is not None:
+        return 0
+    return (run.compute_bytes + FLOAT32) * model.layer_parameters
 
 
 def head_tile_bytes(run: RunShape) -> int:
@@ -226,7 +275,8 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
 
     - The forward is through: activations, and all that autocast has cast.
     - The backward begins: activations, what autocast has cast, a tile of logits, ∂L/∂h, and in float32 ∂L/∂W of the
-      head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen.
+      head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen. Under
+      FSDP2 the gradient of the layer at work on its way to the shards.
     - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2 once
       more as input of the reduction. The optimizer's step is fused and takes nothing of its own.
     """
@@ -237,11 +287,12 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     head = head_tile_bytes(run) + FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
     copies = is_head_trained * (2 if gathered.update else 1)
     ending = run.microbatch_tokens * layer_activation_bytes(model, run) + copies * FLOAT32 * model.root_parameters
+    reduced = Part(name="a layer's gradient on its way", update=reduced_bytes(model, run))
     if not run.is_cuda:
         cast = cast_weight_bytes(model, run, backward=False)
-        return activations, _cast(cast), _head(head), gathered, _ending(ending)
+        return activations, _cast(cast), _head(head), gathered, reduced, _ending(ending)
     forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered
-    backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered
+    backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered, reduced
     ends = _ending(ending), gathered
     return max(forward, backward, ends, key=lambda parts: sum(part.update for part in parts))
 
@@ -274,5 +325,5 @@ def sync_bytes(model: ModelShape, run: RunShape) -> int:
     return run.compute_bytes * model.head_parameters * (2 if run.strategy == "fsdp" else 1)
 
 
-def _part(name: str, size: int, *, stays: bool) -> Part:
-    return Part(name=name, generate=size, update=size * stays, sync=size * stays)
+def _part(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Part:
+    return Part(name=name, generate=size, update=size * stays, sync=size * stays, is_first_only=is_first_only)

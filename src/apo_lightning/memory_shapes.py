@@ -91,6 +91,10 @@ class RunShape:
     max_model_len: int
     """The longest prompt and completion [tokens]."""
     engine: EngineSize
+    keeps_layers_gathered: bool = False
+    """FSDP2 without `reshard_after_forward`: a layer that was gathered in the forward stays so until its backward."""
+    offloads: bool = False
+    """FSDP2's shards, their gradients and the optimizer's moments lie in the machine's memory, not in the GPU's."""
 
     @property
     def num_shards(self) -> int:

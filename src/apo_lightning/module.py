@@ -13,6 +13,7 @@ from apo_lightning import scoring
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
 from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, total_peak_flops
+from apo_lightning.engine_check import EngineCheck
 from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.memory import Memory
@@ -27,7 +28,8 @@ from apo_lightning.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.start import start_engine
-from apo_lightning.rollout.weight_sync import publish
+from apo_lightning.rollout.weight_sync import check_policy_version, publish
+from apo_lightning.schedule import begin_schedule
 from apo_lightning.settings import StepSettings
 from apo_lightning.sharding import shard
 from apo_lightning.step import StepTable
@@ -52,7 +54,7 @@ class RLVRModule(pl.LightningModule):
         checkpointer: saves, and goes on from what was saved.
         settings: sizes of a step.
         optimizer: parameters → optimizer.
-        scheduler: (optimizer, num_training_steps=…) → learning-rate schedule, advanced with every optimizer step.
+        scheduler: (optimizer=…) → learning-rate schedule, advanced with every planned optimizer step.
         validation_names: the held-out sets, in the order of the data module's loaders.
         seed: the run's.
     """
@@ -91,7 +93,7 @@ class RLVRModule(pl.LightningModule):
         self.seed = seed
         self.step_metrics = StepMetrics()
         self.policy_version = 0
-        self.checked_version = 0
+        self.engine_check = EngineCheck()
         self.validation_outputs: list[ValidationOutput] = []
         self.timer = StepTimer(self.clock, PHASES)
 
@@ -99,14 +101,13 @@ class RLVRModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Shard, where the strategy shards. Lightning calls this once per trainer function."""
-        if self.policy_version == 0:
-            shard([self.policy, *([] if self.reference is None else self.reference.copies)], self.trainer)
+        shard([self.policy, *([] if self.reference is None else self.reference.copies)], self.trainer)
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""
         optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
         num_steps = self.trainer.max_steps * self.settings.minibatches_per_step
-        self.schedule = self.make_scheduler(optimizer=optimizer, num_training_steps=num_steps)
+        self.schedule = begin_schedule(self.make_scheduler, optimizer, num_steps)
         return optimizer
 
     def on_train_start(self) -> None:
@@ -178,6 +179,8 @@ class RLVRModule(pl.LightningModule):
         with self.clock.phase("generate"):
             prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
             rollouts = self._collect(prompts, step) if begun is None else begun.rollouts
+            self.engine.sleep()
+            check_error_rate(self.ranks.together(rollouts.verdicts), of=f"step {step}")
         with self.clock.phase("prepare"):
             advantages = self.advantage(
                 AdvantageInputs(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
@@ -186,7 +189,7 @@ class RLVRModule(pl.LightningModule):
             updated = updated_tokens(table, self.loss)
             plan = plan_minibatches(table, updated, self.memory.settings, self.ranks)
             watched = scoring.watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
-            unscored = scoring.unscored_parts(table, plan, watched, self.memory.settings, self.ranks)
+            unscored = scoring.unscored_parts(table, plan, watched, self.memory.settings, self.ranks, self.seed)
         if begun is None or begun.update is None:
             with self.clock.phase("reference"):
                 mask = self.memory.fit(
@@ -195,7 +198,7 @@ class RLVRModule(pl.LightningModule):
             if unscored:
                 with self.clock.phase("old_logprobs"):
                     self.memory.fit(scoring.score_policy, table, self.policy, unscored, watched)
-            record = UpdateRecord(num_tokens=len(table.token_ids))
+            record = UpdateRecord(num_tokens=len(table.token_ids), skipped_values=self.loss.skipped_values)
         else:
             mask, record = begun.update.resume(table)
         with self.clock.phase("update"):
@@ -228,37 +231,32 @@ class RLVRModule(pl.LightningModule):
         rollouts = self._sample(prompts, self.settings.group_size, step=step, stream="train")
         self.checkpointer.within_step(self, None if rollouts is None else StepInProgress(rollouts=rollouts))
         assert rollouts is not None
-        self.engine.sleep()
-        check_error_rate(rollouts.verdicts)
         return rollouts
 
     def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
         """None: given up, because the run is asked to stop."""
         try:
-            return self.collector.collect(
+            rollouts = self.collector.collect(
                 prompts, group_size=group_size, temperature=self.settings.temperature, step=step, stream=stream
             )
         except GenerationStopped:
             return None
+        check_policy_version(rollouts.completions, self.policy_version)
+        return rollouts
 
     def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor, record: UpdateRecord) -> None:
-        """N optimizer steps, but for those recorded. Before the first the engine is checked against the policy."""
+        """N optimizer steps, but for those recorded."""
         for i, minibatch in enumerate(plan[record.num_minibatches :], start=record.num_minibatches):
             minibatch_loss = MinibatchLoss.of(self.loss, table, minibatch, loss_mask, self.settings, is_first=i == 0)
             self.memory.fit(self._accumulate, minibatch_loss)
             minibatch_loss.add_to(record)
             record.work += work_of(minibatch.real_microbatches)
-            if i == 0:
-                record.check, record.logprob_gap = self._check_engine(table)
             self._optimizer_step(minibatch_loss, record)
             self.checkpointer.within_step(self, StepInProgress.of(table, loss_mask, record))
 
-    def _check_engine(self, table: StepTable) -> tuple[Tensor | None, float]:
-        """That it samples from the policy; see `score_for_check` and `engine_gap`."""
-        scored = self.memory.fit(scoring.score_for_check, table, self.policy, ranks=self.ranks)
-        gap = scoring.engine_gap(table, self.policy, self.ranks, self.policy_version)
-        self.checked_version = self.policy_version
-        return scored, gap
+    def _check_engine(self, table: StepTable) -> tuple[float, float]:
+        """That it samples from the policy; see `EngineCheck.run`."""
+        return self.engine_check.run(table, self.policy, self.memory, self.ranks, self.policy_version)
 
     def _accumulate(self, minibatch_loss: MinibatchLoss, settings: StepSettings) -> None:
         """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
@@ -269,13 +267,14 @@ class RLVRModule(pl.LightningModule):
 
     def _optimizer_step(self, minibatch_loss: MinibatchLoss, record: UpdateRecord) -> None:
         """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
-        minibatch = minibatch_loss.minibatch
-        settle_gradient(self.policy, has_run=bool(minibatch.microbatches))
+        settle_gradient(self.policy, has_run=bool(minibatch_loss.minibatch.microbatches))
         norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
         norm = self.nonfinite.judge(norm, minibatch_loss, self.ranks, Path(self.trainer.default_root_dir))
-        if record.count_step(norm, minibatch.num_tokens):
+        if record.awaits_check(norm):
+            record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(minibatch_loss.table)
+        if record.count_step(norm, minibatch_loss.minibatch.num_tokens):
             self.optimizer.step()
-            self.schedule.step()
+        self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     # ------------------------------------------------------------------ held-out problems
@@ -289,12 +288,12 @@ class RLVRModule(pl.LightningModule):
             self.checkpointer.while_validating(self)
             assert share is not None
             self.held_out.add(name, batch, share)
-            if self.checked_version < self.policy_version:
+            if self.engine_check.checked_version < self.policy_version and self.nonfinite.num_in_a_row == 0:
                 self._check_engine(scoring.table_to_check(share, self.device))
         self.clock.take()
 
     def on_validation_epoch_end(self) -> None:
-        """pass@1 and pass@n of every held-out set."""
+        """pass@1 and pass@n of every held-out set; raises `VerifierError` where they say nothing."""
         self.validation_outputs = self.held_out.finish(self.global_step, self.device)
         for output in self.validation_outputs:
             self.log_dict({**output.metrics, "step": float(output.step)})

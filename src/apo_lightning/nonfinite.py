@@ -43,7 +43,7 @@ class NonfiniteSteps:
             NonfiniteError: it was the last that is put up with. Its batch is saved.
         """
         step = minibatch_loss.table.rollouts.step
-        is_finite = math.isfinite(grad_norm) and minibatch_loss.is_finite
+        is_finite = math.isfinite(grad_norm) and minibatch_loss.is_finite and minibatch_loss.table.has_any_logprob
         if not ranks.max(not is_finite):
             # Without a kept token there was no step to be finite.
             self.num_in_a_row = 0 if minibatch_loss.minibatch.num_tokens else self.num_in_a_row

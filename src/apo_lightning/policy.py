@@ -3,7 +3,7 @@
 import contextlib
 import importlib.util
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs import Objective, full_kl, objective_sum, reference_statistics, token_statistics
 from apo_lightning.lora import describe_adapters, has_adapters, merged_weights, save_adapter
 from apo_lightning.packing import Microbatch
-from apo_lightning.tokenizer import character_tokenizer
+from apo_lightning.tokenizer import character_tokenizer, stop_token_id
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 PACKAGE_PREFIX = "package://"
@@ -48,8 +48,6 @@ class PolicySpec:
             was shown chat data ends its turn with a token that its config does not name).
         compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it natively). Weights
             and optimizer state are float32 in any case: at learning rates of 1e-6 bfloat16 weights lose most updates.
-        bfloat16_logprob_gap: how far engine and trainer may be apart in bfloat16 before a run is stopped [mean nats a
-            token]; None: what holds for most models (`rollout.weight_sync`). Small models round more noisily.
         gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
     """
 
@@ -59,7 +57,6 @@ class PolicySpec:
     prompt_template: str | None = None
     stop_tokens: tuple[str, ...] | list[str] = ()
     compute_dtype: str = "auto"
-    bfloat16_logprob_gap: float | None = None
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -67,8 +64,10 @@ class PolicySpec:
             raise ConfigError(f"model {self.name}: give exactly one of `path` (weights) and `config` (random weights)")
         if self.compute_dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"model.compute_dtype is {self.compute_dtype!r}: choose auto, float32 or bfloat16")
-        if self.bfloat16_logprob_gap is not None and not self.bfloat16_logprob_gap > 0:
-            raise ConfigError(f"model.bfloat16_logprob_gap is {self.bfloat16_logprob_gap}: give a positive number")
+        if isinstance(self.stop_tokens, str):
+            raise ConfigError(
+                f"model.stop_tokens is the string {self.stop_tokens!r}: give a list, [{self.stop_tokens!r}]"
+            )
         if self.prompt_template is not None and "{problem}" not in self.prompt_template:
             raise ConfigError(f"model.prompt_template of {self.name} has no {{problem}} in it")
 
@@ -77,10 +76,6 @@ class PolicySpec:
         if self.compute_dtype != "auto":
             return torch.float32 if self.compute_dtype == "float32" else torch.bfloat16
         return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
-
-    def max_logprob_gap(self, dtype: torch.dtype) -> float | None:
-        """How far engine and trainer may be apart [nats]; None: as far as any model in this dtype."""
-        return self.bfloat16_logprob_gap if dtype == torch.bfloat16 else None
 
     def load_config(self) -> PretrainedConfig:
         """The architecture, without weights.
@@ -94,8 +89,15 @@ class PolicySpec:
         return self._from_pretrained(AutoConfig)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that belongs to the weights."""
-        return character_tokenizer() if self.path is None else self._from_pretrained(AutoTokenizer)
+        """The tokenizer that belongs to the weights.
+
+        Raises:
+            ConfigError: it is not to be had, or has no such stop token.
+        """
+        tokenizer = character_tokenizer() if self.path is None else self._from_pretrained(AutoTokenizer)
+        for token in self.stop_tokens:
+            stop_token_id(tokenizer, token)
+        return tokenizer
 
     def load_model(self, seed: int) -> PreTrainedModel:
         """The model with float32 weights, on the CPU.
@@ -236,7 +238,6 @@ class Policy(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         compute_dtype: torch.dtype,
         stop_tokens: Sequence[str] = (),
-        max_logprob_gap: float | None = None,
     ) -> None:
         super().__init__()
         use_shared_prompts(model)
@@ -244,7 +245,6 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.compute_dtype = compute_dtype
         self.stop_tokens = tuple(stop_tokens)
-        self.max_logprob_gap = max_logprob_gap
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
@@ -259,13 +259,26 @@ class Policy(nn.Module):
         generation = self.model.generation_config
         declared = generation.eos_token_id if generation is not None else None
         ids: list[Any] = [self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
-        ids += [self.tokenizer.convert_tokens_to_ids(token) for token in self.stop_tokens]
+        ids += [stop_token_id(self.tokenizer, token) for token in self.stop_tokens]
         return tuple(sorted({i for i in ids if i is not None}))
 
     def autocast(self) -> torch.autocast:
         """The context in which forward passes run: float32 weights, matrix products in `compute_dtype`."""
         device = self.head_weight.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
+
+    @contextlib.contextmanager
+    def rounded_residuals(self) -> Iterator[None]:
+        """Forward passes whose residual stream is in `compute_dtype`, as in an engine; it begins at the embedding.
+
+        Everything that is added to it has that dtype under autocast, and rotary tables take theirs from it.
+        """
+        embedding = self.model.get_input_embeddings()
+        hook = embedding.register_forward_hook(lambda module, ids, hidden: hidden.to(self.compute_dtype))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
         """Last hidden states at the positions that predict the response tokens.

@@ -21,7 +21,10 @@ class StepSettings:
         aggregation: `token_mean`, `sequence_mean_token_mean` or `sequence_mean_token_sum_norm`.
         old_logprobs: with several optimizer steps a rollout, `trainer` recomputes log π_old, `rollout` takes the
             engine's.
-        importance_cap: truncated importance sampling: weigh tokens by min(π_old/π_rollout, cap); None: off.
+        importance_cap: truncated importance sampling: weigh tokens by min(π_old/π_rollout, cap); None: off. Not with
+            `old_logprobs: rollout`, where that is 1.
+        scored_fraction: in [0, 1], of a step's completions: so many of those that the update skips are scored all the
+            same, for means over all tokens (at least `subset.SMALLEST`; 1: all; 0: none, and those means are NaN).
         gradient_clip_norm: None: off.
         max_nonfinite_steps: optimizer steps in a row whose loss or gradient is not finite, at which the run ends.
         validation_samples: completions a held-out problem.
@@ -37,6 +40,7 @@ class StepSettings:
     aggregation: str
     old_logprobs: str
     importance_cap: float | None
+    scored_fraction: float | int
     gradient_clip_norm: float | None
     max_nonfinite_steps: int
     validation_samples: int
@@ -67,6 +71,13 @@ class StepSettings:
             raise ConfigError(f"old_logprobs is {self.old_logprobs!r}: choose trainer or rollout")
         if self.importance_cap is not None and self.importance_cap <= 0:
             raise ConfigError(f"importance_cap is {self.importance_cap}: give a positive cap, or null for none")
+        if self.importance_cap is not None and self.old_logprobs == "rollout":
+            raise ConfigError(
+                f"importance_cap is {self.importance_cap} with old_logprobs=rollout: π_old is then the engine's, and "
+                "every weight π_old/π_rollout is 1; give old_logprobs=trainer, or importance_cap=null"
+            )
+        if not 0 <= self.scored_fraction <= 1:
+            raise ConfigError(f"scored_fraction is {self.scored_fraction}: give a share of the completions, 0 to 1")
         if self.gradient_clip_norm is not None and self.gradient_clip_norm <= 0:
             raise ConfigError(f"gradient_clip_norm is {self.gradient_clip_norm}: give a positive norm, or null")
 

@@ -105,6 +105,7 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
     """Shard policies that `load_model` gave, where the trainer shards, and fill their shards in.
 
     No rank but the first ever holds more than one whole tensor. A frozen reference is filled from the same weights.
+    Called again, as Lightning does for each of the trainer's functions, it does nothing.
 
     Args:
         policies: The policy, and the reference where there is one; afterwards on the trainer's device, whole or in
@@ -115,6 +116,8 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
     if not isinstance(strategy, ShardedStrategy):
         return
     for policy in policies:
+        if isinstance(policy, FSDPModule):
+            continue
         _make_units(policy, strategy)
         policy.to_empty(device="cpu" if strategy.offload_to_cpu else strategy.root_device)
         _fill(policy.model, strategy.whole_weights, strategy.root_device)

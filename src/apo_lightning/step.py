@@ -23,6 +23,7 @@ from apo_lightning.types import (
     TokenStatistics,
 )
 
+SCORED_COLUMNS = ("old_logprobs", "entropy", "max_prob", "required", "drawn")
 ANCHOR_COLUMNS = ("token_ids", "ref_logprobs", "logprobs")
 
 
@@ -48,6 +49,9 @@ class StepTable:
         self.rollout_logprobs = torch.tensor([value for c in completions for value in c.logprobs]).to(device)
         self.advantages = (advantages.values if per_completion is None else per_completion[owner]).float().to(device)
         self.is_correct = rollouts.is_correct.flatten()[owner].to(device)
+        # Completions that are scored before the policy moves: for the update or a diagnostic, and of the others by lot.
+        self.required: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
+        self.drawn: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
         self.old_logprobs = self._unknown()
         self.entropy = self._unknown()
         self.max_prob = self._unknown()
@@ -170,9 +174,20 @@ class StepTable:
             importance_weights=importance_weights,
         )
 
+    @property
+    def scored_tokens(self) -> Bool[Tensor, "tokens"]:
+        """Tokens of which the sampling policy is asked."""
+        return (self.required | self.drawn).to(self.device)[self.sequence_ids]
+
+    @property
+    def has_any_logprob(self) -> bool:
+        """False where the sampling policy was asked and not one of its answers is a number."""
+        scored = self.scored_tokens
+        return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
+
     def columns(self) -> dict[str, Tensor]:
         """What stages have written, by name; absent ones left out."""
-        columns = {"old_logprobs": self.old_logprobs, "entropy": self.entropy, "max_prob": self.max_prob}
+        columns = {name: getattr(self, name) for name in SCORED_COLUMNS}
         if self.ref_logprobs is not None:
             columns["ref_logprobs"] = self.ref_logprobs
         if self.anchor is not None:
@@ -182,9 +197,8 @@ class StepTable:
     def restore(self, columns: Mapping[str, Tensor]) -> None:
         """What `columns` gave."""
         anchor = {name: columns[f"anchor.{name}"] for name in ANCHOR_COLUMNS if f"anchor.{name}" in columns}
-        self.old_logprobs, self.entropy, self.max_prob = (
-            columns[name] for name in ("old_logprobs", "entropy", "max_prob")
-        )
+        for name in SCORED_COLUMNS:
+            setattr(self, name, columns[name].to(getattr(self, name).device))
         self.ref_logprobs = columns.get("ref_logprobs")
         self.anchor = Anchor(**anchor) if anchor else None
 
@@ -199,6 +213,8 @@ class StepTable:
             old_logprobs=self.old_logprobs,
             entropy=self.entropy,
             max_prob=self.max_prob,
+            required=self.required,
+            drawn=self.drawn,
             ref_logprobs=self.ref_logprobs,
             anchor=self.anchor,
         )

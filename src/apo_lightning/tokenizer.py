@@ -1,9 +1,12 @@
-"""The tokenizer of random models: one token a character, so that a tiny model needs no file and no hub."""
+"""The tokenizer of random models, one token a character, and the ids of tokens that are named."""
 
+import difflib
 import string
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from apo_lightning.errors import ConfigError
 
 END_OF_TURN = "<|end|>"
 START_OF_TURN = "<|turn|>"
@@ -47,4 +50,34 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=[START_OF_TURN],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
+    )
+
+
+def stop_token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    """The id of a token that ends completions.
+
+    A tokenizer answers a name that it does not know with its unknown token, or with nothing: completions would end at
+    characters that it cannot read, or never.
+
+    Raises:
+        ConfigError: the vocabulary has no such token.
+
+    Example:
+        >>> stop_token_id(character_tokenizer(), "<|turn|>")
+        1
+        >>> stop_token_id(character_tokenizer(), "<|trun|>")
+        Traceback (most recent call last):
+        apo_lightning.errors.ConfigError: model.stop_tokens has '<|trun|>', which is no token of the vocabulary; near \
+it: '<|turn|>'
+    """
+    found = tokenizer.convert_tokens_to_ids(token)
+    if isinstance(found, int) and (found != tokenizer.unk_token_id or token == tokenizer.unk_token):
+        return found
+    added: dict[str, int] = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
+    special = list(dict.fromkeys([*added, *tokenizer.all_special_tokens]))
+    near = difflib.get_close_matches(token, special, cutoff=0.75)
+    names = ", ".join(map(repr, near or special[:10]))
+    raise ConfigError(
+        f"model.stop_tokens has {token!r}, which is no token of the vocabulary; "
+        f"{'near it' if near else 'special ones are'}: {names}"
     )

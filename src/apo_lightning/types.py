@@ -278,6 +278,10 @@ class StepTokens:
     """As the trainer recomputed them, before the first optimizer step."""
     entropy: Float[Tensor, "tokens"]
     max_prob: Float[Tensor, "tokens"]
+    required: Bool[Tensor, "completions"]
+    """Completions whose statistics the update or a diagnostic reads; a choice that depends on their rewards."""
+    drawn: Bool[Tensor, "completions"]
+    """A random sample of the others, scored for means over all tokens; of the rest, statistics are NaN."""
     ref_logprobs: Float[Tensor, "tokens"] | None = None
     """NaN where the reference was not run."""
     anchor: Anchor | None = None
@@ -295,7 +299,8 @@ class StepOutput:
     advantages: Advantages
     tokens: StepTokens
     loss_metrics: Mapping[str, Float[Tensor, "tokens"]]
-    """The loss's own per-token metrics; NaN where they do not apply or the token did not enter the update."""
+    """The loss's own per-token metrics; NaN where they do not apply, or the token did not enter the update and the loss
+    does not say what they are there."""
     metrics: Mapping[str, float]
     """What was logged: `train/…`, `sync/…`, `time/…`, `perf/…`, `apo/…`."""
     timings: Mapping[str, float]

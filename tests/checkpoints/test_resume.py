@@ -14,6 +14,7 @@ import apo_lightning.checkpoints.checkpointer
 from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
+from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.run import train
 from composing import composed
@@ -57,6 +58,19 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     return run(folder), folder
+
+
+@pytest.fixture(autouse=True)
+def engine_sleeps_in_every_update(monkeypatch):
+    """On a GPU an engine that is awake holds tens of GiB, which the update needs."""
+    update = RLVRModule._update
+
+    def watched(self, *args):
+        with pytest.raises(RuntimeError, match="asleep"):
+            SyncedEngine.generate(self.engine, [])
+        return update(self, *args)
+
+    monkeypatch.setattr(RLVRModule, "_update", watched)
 
 
 def assert_is(uninterrupted, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -206,3 +220,15 @@ def test_no_room_on_the_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, t
     assert "checkpoint step_000002 could not be written ([Errno 28] No space left on device)" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["final", "step_000001", "step_000003"]
     assert_is(uninterrupted, weights, tmp_path)
+
+
+def test_a_folder_that_is_missing_ends_the_run(tmp_path, monkeypatch):
+    original = apo_lightning.checkpoints.checkpointer.save_plain
+
+    def into_nothing(content, path):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        original(content, path)
+
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_plain", into_nothing)
+    with pytest.raises(ConfigError, match=r"checkpoint step_000001 could not be written .*No such file.*removed"):
+        run(tmp_path)

@@ -2,15 +2,19 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints import tensors as module
 from apo_lightning.checkpoints.tensors import (
+    background_group,
     file_numbers,
     load_tensors,
     save_tensors,
     save_tensors_later,
     tensor_shapes,
 )
+from apo_lightning.errors import ConfigError
 
 SIZES = {"policy.a": (3, 5), "policy.b": (40,), "optimizer.a": (3, 5), "empty": (0, 4), "half": (7,)}
 
@@ -32,7 +36,7 @@ def test_they_come_back_to_the_bit_from_files_of_any_size(tmp_path, monkeypatch,
     monkeypatch.setattr(module, "BYTES_PER_FILE", bytes_per_file)
     saved, read = made(), made(7.0)
     if later:
-        save_tensors_later(saved, tmp_path).result()
+        save_tensors_later(saved, tmp_path, background_group()).result()
     else:
         save_tensors(saved, tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == num_files
@@ -47,3 +51,11 @@ def test_no_file_is_above_the_limit_but_for_a_tensor_that_is():
     files = {n: sum(size for name, size in sizes.items() if numbers[name] == n) for n in numbers.values()}
     assert list(files) == [1, 2, 3, 4]
     assert files == {1: 10, 2: 30, 3: 10, 4: 1}
+
+
+def test_writing_in_the_background_without_gloo_is_refused(monkeypatch):
+    monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
+    options = {"save_every": 1, "keep": 1, "best": None}
+    CheckpointSettings(asynchronous=False, **options)
+    with pytest.raises(ConfigError, match=r"checkpoint\.asynchronous=false"):
+        CheckpointSettings(asynchronous=True, **options)

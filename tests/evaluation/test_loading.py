@@ -96,9 +96,9 @@ def edited(tmp_path: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 2}, r"schema 2 is newer than 1.*update"),
+        ({"schema": 3}, r"schema 3 is newer than 2.*update"),
         # A newer file may have fields this version does not know: the schema is what must be named.
-        ({"schema": 2, "surprise": 1}, r"schema 2 is newer"),
+        ({"schema": 3, "surprise": 1}, r"schema 3 is newer"),
         ({"surprise": 1}, r"surprise is not known"),
         ({"benchmark": 3}, r"benchmark is 3, not str"),
         ({"num_tokens": True}, r"num_tokens is true, not int"),
@@ -107,6 +107,7 @@ def edited(tmp_path: Path, **changes: object) -> Path:
         ({"verdicts": {"corect": 1}}, r'a key of verdicts is "corect", not one of correct'),
         ({"problems": []}, r"lists 0 problems where data.num_problems says 1"),
         ({"problems": [{"prompt_id": "a", "num_samples": 1, "num_correct": 2}]}, r"more correct samples than samples"),
+        ({"by_problem": {"entropy": [0.5, 0.25]}}, r"by_problem\.entropy has 2 values for 1 problems"),
     ],
 )
 def test_a_file_of_another_shape_is_refused_in_one_line(tmp_path: Path, changes: dict, message: str) -> None:

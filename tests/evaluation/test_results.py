@@ -85,6 +85,8 @@ def test_every_metric_is_the_mean_over_problems_computed_by_hand():
     assert (found.num_truncated, found.num_tokens) == (1, 90)
     assert [(p.prompt_id, p.num_samples, p.num_correct) for p in found.problems] == [("a", 4, 1), ("b", 4, 2)]
     assert len(found.pass_at_k) == 4
+    assert found.by_problem["entropy"] == (0.625, 0.5)
+    assert found.by_problem.keys() == found.metrics.keys() - {"pass@1", "pass@2", "pass@4"}
     assert all(e.low < e.value <= e.high or e.low <= e.value < e.high for e in found.metrics.values())
 
 

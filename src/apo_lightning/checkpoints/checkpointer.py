@@ -1,5 +1,6 @@
 """Saves a run where it can be gone on from, and puts a new process there."""
 
+import functools
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from apo_lightning.checkpoints.folder import (
@@ -18,6 +20,7 @@ from apo_lightning.checkpoints.folder import (
     flush,
     partial_folder,
     prune,
+    require_seen_by_all,
     set_aside,
     write_header,
 )
@@ -37,7 +40,13 @@ from apo_lightning.checkpoints.run_state import (
 from apo_lightning.checkpoints.settings import CheckpointSettings
 from apo_lightning.checkpoints.step_in_progress import StepInProgress, from_plain, to_device, to_plain
 from apo_lightning.checkpoints.stop import StopRequest
-from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, save_tensors_later, tensor_shapes
+from apo_lightning.checkpoints.tensors import (
+    background_group,
+    load_tensors,
+    save_tensors,
+    save_tensors_later,
+    tensor_shapes,
+)
 from apo_lightning.console import say
 from apo_lightning.distributed import Ranks
 from apo_lightning.errors import ConfigError, Preempted
@@ -59,7 +68,7 @@ class Checkpointer:
     """Saves at the boundary of two steps, and within a step when the run is asked to stop.
 
     All methods are collective. A save that fails leaves the checkpoints before it as they are; it is said, and the run
-    goes on.
+    goes on, unless a folder is missing: that will not mend itself, as a full disk may.
 
     Args:
         settings: when and what.
@@ -97,8 +106,11 @@ class Checkpointer:
             The policy version before the next sync: 0 at the beginning of a run.
 
         Raises:
-            ConfigError: a file's content is not what was written; the checkpoint is set aside.
+            ConfigError: the ranks do not share a folder for checkpoints, or a file's content is not what was written;
+                the checkpoint is then set aside.
         """
+        if ranks.world_size > 1:
+            require_seen_by_all(self.root, ranks.rank)
         if self._found is None:
             return 0
         names = sorted(self._found.header.files)[ranks.rank :: ranks.world_size]
@@ -125,7 +137,7 @@ class Checkpointer:
         if room:
             load_tensors(room, folder / TENSORS)
         restore_shared_state(run, shared)
-        run.checked_version = shared["checked_version"]
+        run.engine_check.load_state_dict(shared["engine_check"])
         own = folder / rank_file(run.ranks.rank)
         if own.is_file():
             mine = load_plain(own)
@@ -215,7 +227,7 @@ class Checkpointer:
 
         def large_files() -> None:
             if asynchronous:
-                pending.tensors = save_tensors_later(tensors, partial / TENSORS)
+                pending.tensors = save_tensors_later(tensors, partial / TENSORS, self._background_group)
             else:
                 save_tensors(tensors, partial / TENSORS)
                 pending.tensors.set_result(None)
@@ -269,16 +281,26 @@ class Checkpointer:
         try:
             action()
         except (OSError, RuntimeError, CheckpointException) as error:
-            failure = _reason(error)
-        reasons = [reason for reason in from_all_ranks(failure) if reason is not None]
-        if not reasons:
+            failure = _Failure.of(error)
+        failures = [failure for failure in from_all_ranks(failure) if failure is not None]
+        if not failures:
             return True
+        for failure in failures:
+            if failure.is_of_a_folder:
+                raise ConfigError(
+                    f"checkpoint {position.name} could not be written ({failure.reason}): {self.root} was removed, or "
+                    "not all ranks see it; go on with resume=auto where they do"
+                )
         self.num_failed += 1
         if run.ranks.rank == 0:
             _empty(partial_folder(self.root, position), make=False)
-            newest = self._saved.name if self._saved is not None else "none"
-            say(f"checkpoint {position.name} could not be written ({reasons[0]}); newest: {newest}. The run goes on")
+            newest, reason = self._saved.name if self._saved is not None else "none", failures[0].reason
+            say(f"checkpoint {position.name} could not be written ({reason}); newest: {newest}. The run goes on")
         return False
+
+    @functools.cached_property
+    def _background_group(self) -> ProcessGroup | None:
+        return background_group()
 
     def _score(self, run: TrainingRun) -> float | None:
         if self.settings.best is None or run.held_out.last_step != run.trainer.global_step:
@@ -292,8 +314,17 @@ def _empty(folder: Path, *, make: bool = True) -> None:
         folder.mkdir(parents=True)
 
 
-def _reason(error: BaseException) -> str:
-    """In one line; torch wraps what happened on each rank."""
-    if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
-    return " ".join(str(error).split())[:200]
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Of a save, on one rank."""
+
+    reason: str
+    """In one line."""
+    is_of_a_folder: bool
+    """A file's folder is not there."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "_Failure":
+        if isinstance(error, CheckpointException) and error.failures:
+            error = next(iter(error.failures.values()))[0]  # torch wraps what happened on each rank
+        return cls(" ".join(str(error).split())[:200], isinstance(error, FileNotFoundError))

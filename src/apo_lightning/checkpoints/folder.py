@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json
+from apo_lightning.gathering import from_all_ranks
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "checkpoint.json"
 DAMAGED = ".damaged"
 CHUNK_BYTES = 1 << 24
@@ -62,6 +64,27 @@ class Found:
 
     folder: Path
     header: Header
+
+
+def require_seen_by_all(root: Path, rank: int) -> None:
+    """Make the folder that checkpoints go to, and see that it is one and the same for all ranks; collective.
+
+    Raises:
+        ConfigError: on all ranks, where one does not find what the first has put there.
+    """
+    mark = root / f".first_rank_{secrets.token_hex(8)}"  # a name that an earlier run cannot have left
+    if rank == 0:
+        root.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    name = from_all_ranks(mark.name)[0]
+    blind = [r for r, sees in enumerate(from_all_ranks((root / name).is_file())) if not sees]
+    if rank == 0:
+        mark.unlink()
+    if blind:
+        raise ConfigError(
+            f"rank {blind[0]} does not find what the first rank puts into its {root}, so no checkpoint would be whole: "
+            "give all ranks one hydra.run.dir, on a disk that every machine sees"
+        )
 
 
 def partial_folder(root: Path, position: Position) -> Path:

@@ -20,7 +20,8 @@ def rank_file(rank: int) -> str:
 
 def save_plain(content: Any, path: Path) -> None:
     """Numbers, strings, lists, dicts and tensors."""
-    torch.save(content, path)
+    with path.open("wb") as file:  # by its path torch would hide why a file cannot be opened
+        torch.save(content, file)
     flush(path)
 
 

@@ -10,7 +10,7 @@ from apo_lightning.errors import ConfigError
 
 FREE = (
     "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "preflight", "experiment",
-    "tokens_per_microbatch", "model.gradient_checkpointing",
+    "tokens_per_microbatch", "kv_cache_gib", "model.gradient_checkpointing",
 )  # fmt: skip
 """What may differ between a checkpoint's run and the one that goes on: it does not enter the results."""
 

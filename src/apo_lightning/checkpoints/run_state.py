@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.distributed import Ranks
+from apo_lightning.engine_check import EngineCheck
 from apo_lightning.held_out import HeldOut
 from apo_lightning.nonfinite import NonfiniteSteps
 from apo_lightning.policy import Policy
@@ -25,7 +26,7 @@ class Run(Protocol):
     policy: Policy
     ranks: Ranks
     policy_version: int
-    checked_version: int
+    engine_check: EngineCheck
     held_out: HeldOut
 
     @property
@@ -85,7 +86,7 @@ def shared_state(run: TrainingRun) -> dict[str, Any]:
     names = {id(parameter): name for name, parameter in trained_parameters(run.policy).items()}
     return {
         "policy_version": run.policy_version,
-        "checked_version": run.checked_version,
+        "engine_check": run.engine_check.state_dict(),
         "num_nonfinite_in_a_row": run.nonfinite.num_in_a_row,
         "schedule": run.schedule.state_dict(),
         "optimizer_groups": [

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch.distributed
+
 from apo_lightning.errors import ConfigError
 
 
@@ -27,6 +29,11 @@ class CheckpointSettings:
             raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
         if self.keep < 1:
             raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
+        if self.asynchronous and not torch.distributed.is_gloo_available():
+            raise ConfigError(
+                "checkpoint.asynchronous is true, but this build of torch has no gloo, by which processes talk while "
+                "they write: choose checkpoint.asynchronous=false"
+            )
 
     def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
         """Raise `ConfigError` where `best` is nothing that the run will log."""

@@ -90,9 +90,13 @@ def from_plain(plain: Mapping[str, Any]) -> StepInProgress:
 
 
 def _record_to_plain(record: UpdateRecord) -> dict[str, Any]:
-    parts = [(index, dict(metrics)) for index, metrics in record.parts]
     plain = {name: getattr(record, name) for name in UpdateRecord.__dataclass_fields__}
-    return plain | {"parts": parts, "metric_names": sorted(record.metric_names), "work": asdict(record.work)}
+    return plain | {
+        "parts": [(index, dict(metrics)) for index, metrics in record.parts],
+        "metric_names": sorted(record.metric_names),
+        "skipped_values": dict(record.skipped_values),
+        "work": asdict(record.work),
+    }
 
 
 def _record_from_plain(plain: Mapping[str, Any]) -> UpdateRecord:

@@ -14,6 +14,7 @@ from typing import cast
 import torch.distributed
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 BYTES_PER_FILE = 256 * 2**20
@@ -27,10 +28,28 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
         dcp.save(dict(tensors), storage_writer=_writer(tensors, folder))
 
 
-def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path) -> Future[object]:
-    """The same from a thread of its own, of the tensors as they are now: they are copied to host memory first."""
+def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup | None) -> Future[object]:
+    """The same from a thread of its own, of the tensors as they are now: they are copied to host memory first.
+
+    Args:
+        tensors: whole or sharded, on any device.
+        folder: seen by all ranks.
+        group: from `background_group`.
+    """
     with _single_process_is_meant():
-        return cast("Future[object]", dcp.async_save(dict(tensors), storage_writer=_writer(tensors, folder)))
+        future = dcp.async_save(dict(tensors), storage_writer=_writer(tensors, folder), process_group=group)
+        return cast("Future[object]", future)
+
+
+def background_group() -> ProcessGroup | None:
+    """What the writers of all ranks talk through, beside the training; collective. None where there is one process.
+
+    In the trainer's own group their words would come between those of the training, in another order on each rank; and
+    one of NCCL alone, as GPUs have it, carries nothing that lies in host memory.
+    """
+    if not torch.distributed.is_initialized():
+        return None
+    return cast("ProcessGroup", torch.distributed.new_group(backend="gloo"))
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
+from apo_lightning.engine_check import rounding_noise
 from apo_lightning.evaluation.scoring import microbatches, pack
 from apo_lightning.policy import Policy
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.rollout.weight_sync import check_logprob_gap, logprob_gap
+from apo_lightning.rollout.weight_sync import check_logprob_gap, check_policy_version, gap_tolerance, logprob_gap
 from apo_lightning.types import GenerationRequest, Prompt
 
 NUM_PROMPTS, NUM_TOKENS = 4, 16
@@ -21,7 +22,7 @@ def check_engine(
     """Mean |engine − policy| log-prob over a few tokens sampled at temperature 1 [nats].
 
     Raises:
-        StaleWeightsError: it is above the tolerance of the policy's dtype: all scores would be those of another model.
+        StaleWeightsError: it is more than rounding explains: all scores would be those of another model.
     """
     probes = list(prompts[:NUM_PROMPTS])
     completions = engine.generate(
@@ -34,11 +35,14 @@ def check_engine(
             for prompt in probes
         ]
     )
+    check_policy_version(completions, version)
     sequences = pack(probes, [completion.token_ids for completion in completions])
     reported = torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
-    recomputed = torch.empty_like(reported)
+    recomputed, noise = torch.empty_like(reported), torch.empty_like(reported, dtype=torch.float64)
     for microbatch in microbatches(sequences, [policy], tokens_per_microbatch=1):
-        recomputed[microbatch.token_index.cpu()] = policy(microbatch).logprobs.float().cpu()
+        logprobs, index = policy(microbatch).logprobs, microbatch.token_index.cpu()
+        recomputed[index] = logprobs.float().cpu()
+        noise[index] = rounding_noise(policy, microbatch, logprobs).cpu()
     gap = logprob_gap(reported, recomputed)
-    check_logprob_gap(gap, policy.compute_dtype, version, policy.max_logprob_gap)
+    check_logprob_gap(gap, gap_tolerance(float(noise.mean()), len(noise)), version)
     return gap

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from apo_lightning.types import FinishReason, VerdictStatus
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of `results.json` and `coverage.json`; a reader refuses what is newer than itself."""
 
 
@@ -78,6 +78,8 @@ class ModelCard:
     """The training run's folder; None without one."""
     overrides: tuple[str, ...] = ()
     """The training run's Hydra overrides, as typed."""
+    seed: int | None = None
+    """Of the training run, or of random weights; None: there is none, or schema 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class DataCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """Everything that decides the samples, beside model and data."""
+    """Everything that decides the samples and what is measured on them, beside model and data."""
 
     num_samples: int
     """n completions a problem."""
@@ -110,6 +112,13 @@ class SamplingSettings:
     """A problem inside its template, `{problem}` standing for it."""
     engine: str
     reward: str
+    """Its class and what it was given: `MathVerifyReward(timeout_s=5.0)`."""
+    stop_tokens: tuple[str, ...] | None = None
+    """That end a completion beside the model's own; None: schema 1."""
+    support_anchor_size: int | None = None
+    """K of `support_coverage` and `outside_support`; None: not measured."""
+    encoder: str | None = None
+    """Of `semantic_similarity`; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +145,9 @@ class EvaluationResult:
     """The whole curve: entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...]
     """In the benchmark's order."""
+    by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Each problem's value of every metric but pass@k, in that order: what a mean over training seeds needs for its
+    interval. Empty: schema 1."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """How a metric was computed where that is a choice: the tokenizer of Self-BLEU, the encoder of the similarity."""
     schema: int = SCHEMA_VERSION

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -26,7 +27,8 @@ from apo_lightning.rewards.normalise import normalise
 from apo_lightning.types import VerdictStatus
 
 NO_VOTE, CORRECT = -1, 0
-SHARES = ("avg@", "maj@", "truncated_fraction")
+SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
+"""Metrics of which a problem may have any value from 0 to 1."""
 
 
 def summarise(
@@ -74,10 +76,13 @@ def summarise(
             [semantic_similarity(group, encoder) for group in texts], dtype=torch.float64
         )
         notes["semantic_similarity"] = "mean pairwise cosine; an encoder reads the beginning of a text only"
-    pass_at_k = tuple(_estimate(interval) for interval in mean_intervals(curve))
+    pass_at_k = tuple(estimate_of(interval) for interval in mean_intervals(curve))
     metrics = {f"pass@{k}": pass_at_k[k - 1] for k in reported_k(settings.num_samples)}
     for name, column in values.items():
-        metrics[name] = _estimate(_interval(name, column, settings.max_completion_tokens))
+        estimate = estimate_of(score_interval(name, column))
+        if name == "completion_tokens":
+            estimate = replace(estimate, high=min(estimate.high, float(settings.max_completion_tokens)))
+        metrics[name] = estimate
     return EvaluationResult(
         benchmark=benchmark,
         model=model,
@@ -93,8 +98,37 @@ def summarise(
             ProblemCount(prompt_id=name, num_samples=len(group), num_correct=correct)
             for (name, group), correct in zip(problems.items(), num_correct.tolist(), strict=True)
         ),
+        by_problem={name: tuple(column.tolist()) for name, column in values.items()},
         notes=notes,
     )
+
+
+def score_range(name: str) -> tuple[float, float]:
+    """The least and the most that one problem can score.
+
+    Example:
+        >>> score_range("pass@4"), score_range("entropy"), score_range("semantic_similarity")
+        ((0.0, 1.0), (0.0, inf), (-1.0, 1.0))
+    """
+    lowest = -1.0 if name in ("semantic_similarity", "gain") else 0.0
+    return lowest, math.inf if name in ("entropy", "completion_tokens") else 1.0
+
+
+def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
+    """Of a metric's mean over problems.
+
+    Of a share of samples an unseen problem may have any; of another score none is farther off than those seen.
+    """
+    lowest, highest = score_range(name)
+    if name.startswith(SHARES):
+        return bootstrap_interval(values)
+    interval = bootstrap_interval(values, lowest=-math.inf, highest=math.inf)
+    return Interval(mean=interval.mean, low=max(interval.low, lowest), high=min(interval.high, highest))
+
+
+def estimate_of(interval: Interval) -> Estimate:
+    """As results hold it."""
+    return Estimate(value=interval.mean, low=interval.low, high=interval.high)
 
 
 def count_verdicts(samples: Sequence[Sample]) -> dict[VerdictStatus, int]:
@@ -172,17 +206,3 @@ def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[T
         if all(value is not None for group in values for value in group):
             result[name] = means(values)
     return result
-
-
-def _interval(name: str, values: Float[Tensor, "problems"], max_completion_tokens: int) -> Interval:
-    """Of a share of samples, an unseen problem may have any; of another score, none is farther off than those seen."""
-    if name.startswith(SHARES):
-        return bootstrap_interval(values)
-    lowest = {"semantic_similarity": -1.0}.get(name, 0.0)
-    highest = {"entropy": math.inf, "completion_tokens": float(max_completion_tokens)}.get(name, 1.0)
-    interval = bootstrap_interval(values, lowest=-math.inf, highest=math.inf)
-    return Interval(mean=interval.mean, low=max(interval.low, lowest), high=min(interval.high, highest))
-
-
-def _estimate(interval: Interval) -> Estimate:
-    return Estimate(value=interval.mean, low=interval.low, high=interval.high)

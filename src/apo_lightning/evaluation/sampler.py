@@ -9,12 +9,13 @@ from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import CompletionStatistics, score_completions
 from apo_lightning.evaluation.support import CompletionSupport, support_statistics
-from apo_lightning.gathering import from_all_ranks
+from apo_lightning.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.policy import Policy
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.rollout.weight_sync import check_policy_version
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Verdict
 
 
@@ -57,6 +58,7 @@ class Sampler:
         anchor_size: K of the support.
         rank: of this process.
         world_size: processes that share the work.
+        policy_version: under which the policy's weights were synced.
     """
 
     engine: RolloutEngine
@@ -69,6 +71,7 @@ class Sampler:
     anchor_size: int = 0
     rank: int = 0
     world_size: int = 1
+    policy_version: int = 1
 
     def fill(self, file: SamplesFile, reward: Reward, *, max_completion_tokens: int, progress: Progress) -> None:
         """Draw, judge and write until the file holds its whole plan.
@@ -81,7 +84,8 @@ class Sampler:
 
         Raises:
             ConfigError: the file belongs to another evaluation.
-            VerifierError: the verifier failed on more than 1 % of a batch.
+            VerifierError: the verifier failed on more than 1 % of what all ranks judged in a round; on every rank.
+            StaleWeightsError: the engine was synced since.
         """
         [done, *_] = from_all_ranks(file.open() if self.rank == 0 else 0)
         progress.start(done, len(file.plan))
@@ -125,7 +129,7 @@ class Sampler:
 
     def _sample(self, batch: Sequence[PlannedSample], max_completion_tokens: int) -> list[Completion]:
         stop_token_ids = self.policy.stop_token_ids
-        return self.engine.generate(
+        completions = self.engine.generate(
             [
                 GenerationRequest(
                     prompt_token_ids=planned.prompt.token_ids,
@@ -138,6 +142,8 @@ class Sampler:
                 for planned in batch
             ]
         )
+        check_policy_version(completions, self.policy_version)
+        return completions
 
     def _statistics(
         self, batch: Sequence[PlannedSample], completions: Sequence[Completion]
@@ -169,8 +175,7 @@ class Sampler:
 
     def _write(self, file: SamplesFile, batch: _Batch, progress: Progress) -> None:
         verdicts = batch.verdicts.result()
-        if verdicts:
-            check_error_rate(verdicts)
+        check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {progress.benchmark}")
         mine = [
             Sample(
                 prompt_id=planned.prompt.id,
@@ -198,7 +203,7 @@ class Sampler:
                 strict=True,
             )
         ]
-        samples = [sample for part in from_all_ranks(mine) for sample in part]
+        samples = items_of_all_ranks(mine)
         if self.rank == 0:
             file.append(samples)
         progress.add(samples)

@@ -1,4 +1,7 @@
-"""What the scripts at the top call: compose, run, and end with one line if something was wrong."""
+"""What the scripts at the top call: compose, run, and end with one line if something was wrong.
+
+What does the work is imported once there is something to do: what Hydra refuses, and `--help`, must not wait for it.
+"""
 
 import os
 import sys
@@ -7,24 +10,19 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.console import say
-from apo_lightning.errors import Preempted
-from apo_lightning.run.evaluating import evaluate
-from apo_lightning.run.exporting import export
+from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.run.choices import CONFIG_DIR, expand_glob, missing_choice, refuse_null
 from apo_lightning.run.launching import register_launch_time
-from apo_lightning.run.preflight import preflight
-from apo_lightning.run.reporting import report
-from apo_lightning.run.training import train
 from apo_lightning.run.user_message import user_message
 
-register_launch_time()  # on import: a process of submitit reads its configuration without `_main`
-
-CONFIG_DIR = str(Path(__file__).resolve().parents[3] / "configs")
+# On import: a process of submitit reads its configuration without `_main`. It imports this file for the functions that
+# do the work, which therefore are all functions of this module.
+register_launch_time()
 
 
 def train_from_command_line() -> None:
@@ -34,25 +32,49 @@ def train_from_command_line() -> None:
 
 def evaluate_from_command_line() -> None:
     """`evaluate.py`."""
-    _main("evaluate", lambda cfg: evaluate(cfg, list(HydraConfig.get().overrides.task)))
+    _main("evaluate", _evaluate)
 
 
 def report_from_command_line() -> None:
     """`report.py`."""
-    _main("report", report)
+    _main("report", _report)
 
 
 def export_from_command_line() -> None:
     """`export.py`."""
-    _main("export", export)
+    _main("export", _export)
 
 
 def _train_or_preflight(cfg: DictConfig) -> None:
     output_dir = Path(HydraConfig.get().runtime.output_dir)
     if not cfg.preflight:
+        from apo_lightning.run.training import train
+
         train(cfg, output_dir)
-    elif status := preflight(cfg, output_dir):
+        return
+    from apo_lightning.run.preflight import preflight
+
+    if status := preflight(cfg, output_dir):
         sys.exit(status)
+
+
+def _evaluate(cfg: DictConfig) -> None:
+    from apo_lightning.run.evaluating import evaluate
+    from apo_lightning.run.sweeping import is_swept
+
+    evaluate(cfg, list(HydraConfig.get().overrides.task), is_swept=is_swept())
+
+
+def _report(cfg: DictConfig) -> None:
+    from apo_lightning.run.reporting import report
+
+    report(cfg)
+
+
+def _export(cfg: DictConfig) -> None:
+    from apo_lightning.run.exporting import export
+
+    export(cfg)
 
 
 def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
@@ -60,10 +82,15 @@ def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
     def job(cfg: DictConfig) -> None:
+        from apo_lightning.run.sweeping import each_job_a_run
+
         try:
-            work(cfg)
+            with each_job_a_run():
+                work(cfg)
         except Preempted as stopped:
             say(str(stopped))
+            from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
             # Ranks that another one started would otherwise be taken for broken, and end it.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
         except Exception as error:
@@ -73,15 +100,20 @@ def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
             sys.exit(f"error: {message}")
 
     try:
-        hydra.main(config_path=CONFIG_DIR, config_name=config_name, version_base="1.3")(job)()
+        for argument in sys.argv[1:]:
+            refuse_null(argument)
+        sys.argv[1:] = map(expand_glob, sys.argv[1:])
+        hydra.main(config_path=str(CONFIG_DIR), config_name=config_name, version_base="1.3")(job)()
     except InstantiationException:
         raise
-    except (HydraException, OmegaConfBaseException) as error:
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(f"error: {one_line(error)}")
 
 
 def one_line(error: BaseException) -> str:
     """What Hydra has to say of an override, without its search path."""
+    if isinstance(error, MissingConfigException) and (line := missing_choice(error)) is not None:
+        return line
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])

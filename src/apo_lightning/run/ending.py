@@ -20,9 +20,10 @@ from apo_lightning.run.user_message import user_message
 _HEARING_S = 2.0
 """How long an error that may come of another rank's end waits for word of that [s]."""
 _LEAVING_S = 30.0
-"""How long a rank that failed may take to clean up [s]: that may be a collective, which no other joins."""
+"""How long a rank may take to clean up [s]: after a failure that may be a collective, which no other joins."""
 _REAPING_S = 5.0
-"""How long the first rank waits for the processes that Lightning's launcher started [s], before it kills them."""
+"""How long the first rank of a run that failed waits for the processes that Lightning's launcher started [s], before
+it kills them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -74,6 +75,10 @@ class EndTogether(pl.Callback):
                 self._leave(self._rank, _reason(error), speaks=False)
         if self._lifeline is not None:
             self._lifeline.close()
+        if error is None:
+            # The next job of a sweep needs their memory.
+            self._take_children()
+            self._reap(_LEAVING_S)
 
     def _report(self, error: BaseException) -> None:
         """Tell the others, unless this rank leaves on purpose."""
@@ -119,9 +124,9 @@ class EndTogether(pl.Callback):
         self._children += self._launched
         self._launched.clear()
 
-    def _reap(self) -> dict[int, str]:
-        """See the end of the children; the signals that ended some of them, by rank."""
-        deadline = time.monotonic() + _REAPING_S
+    def _reap(self, patience_s: float = _REAPING_S) -> dict[int, str]:
+        """See the end of the children, within so many seconds; the signals that ended some of them, by rank."""
+        deadline = time.monotonic() + patience_s
         ended = {}
         for rank, child in enumerate(self._children, start=1):
             try:

@@ -29,12 +29,15 @@ from apo_lightning.run.tasks import Task, prepare_tasks
 MODES = ("samples", "coverage")
 
 
-def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> Sequence[EvaluationResult | CoverageResult]:
+def evaluate(
+    cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False
+) -> Sequence[EvaluationResult | CoverageResult]:
     """Measure one policy.
 
     Args:
         cfg: composed from `configs/evaluate.yaml`.
         overrides: as typed.
+        is_swept: one of a sweep; its settings become a folder of their own.
 
     Returns:
         The results, which also stand in the output folder; none on ranks but the first.
@@ -44,7 +47,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = ()) -> Sequence[Evaluat
     """
     if cfg.mode not in MODES:
         raise ConfigError(f"mode is {cfg.mode!r}: choose {' or '.join(MODES)}")
-    subject = find_subject(cfg, overrides)
+    subject = find_subject(cfg, overrides, is_swept=is_swept)
     quiet_libraries(subject.output_dir / "evaluate.log")
     return [_cover(cfg, subject)] if cfg.mode == "coverage" else _sample(cfg, subject)
 
@@ -53,6 +56,7 @@ def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
     """`mode=samples`: one engine for all benchmarks."""
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(subject.device)
+    engine.check_model(subject.spec.load_config(), subject.device)
     tasks = prepare_tasks(cfg, subject, engine.name)
     fabric = _launch(cfg, subject)
     policy = subject.load(fabric.device)

@@ -1,17 +1,21 @@
-"""Processes that torchrun or SLURM started agree on when the run began, and so on the folder it leaves behind."""
+"""Processes that torchrun or SLURM started agree on when the run began, and so on the folder it leaves behind.
+
+Every command imports this file, to read its configuration; torch and Lightning only where a run begins.
+"""
 
 import functools
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-import torch.distributed
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from omegaconf import OmegaConf
-from torch.distributed import Store
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 LONGEST_WAIT = timedelta(minutes=10)
 """Until the last process of a launch has come as far as reading its configuration."""
 
-_stores: list[Store] = []
+_stores: "list[Store]" = []
 """Kept until the process ends: the first rank's serves the others, and later the process group."""
 
 
@@ -22,6 +26,9 @@ def launch_time() -> datetime:
     Lightning's own launcher tells the processes that it starts which folder is theirs.
     """
     now = datetime.now()
+    import torch.distributed
+    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
     launcher = next((kind() for kind in (TorchElasticEnvironment, SLURMEnvironment) if kind.detect()), None)
     if launcher is None or launcher.world_size() == 1:
         return now
@@ -35,5 +42,8 @@ def launch_time() -> datetime:
 
 
 def register_launch_time() -> None:
-    """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted."""
-    OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True)
+    """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted.
+
+    Cached, it goes with a sweep to jobs that run in other processes, on other machines and hours later.
+    """
+    OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True, use_cache=True)

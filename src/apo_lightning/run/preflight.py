@@ -46,7 +46,10 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     findings += _environment_findings(cfg, ranks)
     if not any(finding.level == "error" for finding in findings):
         with _errors_to(findings):
-            prepare(cfg).reward.close()  # everything else that a run looks at before weights: tokenizer, data, answers
+            parts_of_run = prepare(cfg)  # everything else that a run looks at before weights: tokenizer, data, answers
+            parts_of_run.reward.close()
+            if parts_of_run.loss.notice is not None:
+                findings.append(Finding("warning", parts_of_run.loss.notice))
     show(Group(*parts))
     show(findings_text(list(dict.fromkeys(findings))), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))
@@ -63,15 +66,16 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
 
 def _room_findings(cfg: DictConfig, plan: Plan, ranks: Ranks, output_dir: Path) -> list[Finding]:
     """Memory and disk too small for the plan."""
-    machine, num_processes, memory = this_machine(), ranks.num_local, plan.memory
-    if not plan.run.is_cuda and memory.peak > memory.loading:
-        findings = environment.memory_findings(
-            machine, memory.peak, num_processes, what="the run", remedy="a smaller tokens_per_microbatch"
-        )
-    else:
-        findings = environment.memory_findings(
-            machine, memory.loading, num_processes, what="loading", remedy="a larger machine"
-        )
+    memory, others = plan.memory, ranks.num_local - 1
+    loading = (memory.loading, *[memory.loading_others] * others)
+    running = (memory.peak, *[memory.peak_others] * others)
+    remedy = "a smaller tokens_per_microbatch"
+    if plan.run.is_cuda:
+        running, remedy = (memory.beside_gpu,) * ranks.num_local, "a larger machine"
+    what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
+    findings = environment.memory_findings(
+        this_machine(), sizes, what=what, remedy=remedy if what == "the run" else "a larger machine"
+    )
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += environment.device_findings(torch.cuda.get_device_properties(0).total_memory, memory.peak)
     # A checkpoint holds what is trained and its two moments, and one more is written before an old one goes; at the end
@@ -89,7 +93,9 @@ def _environment_findings(cfg: DictConfig, ranks: Ranks) -> list[Finding]:
     with _errors_to(findings):
         check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
     with _errors_to(findings):
-        instantiate(cfg.engine).check(ranks.device)
+        engine = instantiate(cfg.engine)
+        engine.check(ranks.device)
+        engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), ranks.device)
     findings += environment.version_findings(environment.installed_versions(), environment.accepted_versions())
     findings += environment.torchvision_findings()
     return findings + environment.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)

@@ -34,8 +34,17 @@ def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: Me
     return Group(
         Text.assemble((name, "bold"), f", {ranks}: {parameters}, computing in {dtype}\n"),
         table,
-        Text(f"\nwhile loading, in the machine's memory: {_gib(plan.loading)} GiB a process\n", style="dim"),
+        Text(f"\n{_beside_text(plan)}\n", style="dim"),
     )
+
+
+def _beside_text(plan: MemoryPlan) -> str:
+    """What is in the machine's memory whatever the columns are of."""
+    loading = f"{_gib(plan.loading)} GiB a process"
+    if plan.loading != plan.loading_others:
+        loading = f"{_gib(plan.loading)} GiB the first process, {_gib(plan.loading_others)} GiB each other"
+    later = f"; from then on {_gib(plan.beside_gpu)} GiB a process" if plan.beside_gpu else ""
+    return f"in the machine's memory while loading: {loading}{later}"
 
 
 def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> RenderableType:

@@ -9,6 +9,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.memory_plan import MemoryPlan, plan_memory
@@ -28,6 +29,15 @@ def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
         max_prompt_tokens=source.max_prompt_tokens,
         max_completion_tokens=source.max_completion_tokens,
     )
+
+
+def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
+    """Those that the configuration names. A diagnostic is told of the loss that it will watch."""
+    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    for callback in callbacks:
+        if isinstance(callback, StepCallback):
+            callback.prepare(loss)
+    return callbacks
 
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
@@ -123,18 +133,20 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: Ranks, spec: Polic
     """What of a configuration memory depends on, beside the model."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    loss = instantiate(cfg.algo.loss)
     return RunShape(
         world_size=ranks.world_size,
         strategy=ranks.strategy,
         is_cuda=ranks.device.type == "cuda",
         compute_bytes=_compute_bytes(spec, ranks.device),
-        has_reference=all_needs(instantiate(cfg.algo.loss), callbacks).reference,
+        has_reference=all_needs(loss, callbacks_for(cfg, loss)).reference,
         gradient_checkpointing=spec.gradient_checkpointing,
         # One sequence runs whole, whatever the budget.
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,
         engine=engine_size(instantiate(cfg.engine), settings),
+        keeps_layers_gathered=not OmegaConf.select(cfg, "trainer.strategy.reshard_after_forward", default=True),
+        offloads=bool(OmegaConf.select(cfg, "trainer.strategy.offload_to_cpu", default=False)),
     )
 
 

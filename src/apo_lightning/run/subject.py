@@ -17,6 +17,12 @@ from apo_lightning.policy import Policy, PolicySpec, describe
 from apo_lightning.preflight import check_devices, check_dtype
 from apo_lightning.run.trained import TrainedRun, trained_run
 
+OF_SAMPLES = (
+    "seed", "temperature", "top_p", "num_samples", "limit", "max_completion_tokens", "samples_per_batch", "engine",
+    "token_statistics", "support_anchor_size",
+)  # fmt: skip
+"""Settings that decide the samples of one policy on one benchmark."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -58,23 +64,24 @@ class Subject:
             algo=self.run.algo if self.run else None,
             run=str(self.run.folder) if self.run else None,
             overrides=self.run.overrides if self.run else (),
+            seed=self.run.seed if self.run else (self.seed if self.spec.path is None else None),
         )
 
     def _load(self, spec: PolicySpec, device: torch.device) -> Policy:
         with progress_bars_hidden():
             model = spec.load_model(self.seed)
         say(describe(model, self.compute_dtype, automatic=spec.compute_dtype == "auto"))
-        gap = spec.max_logprob_gap(self.compute_dtype)
-        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens, gap)
+        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens)
         return policy.to(device).eval().requires_grad_(False)
 
 
-def find_subject(cfg: DictConfig, overrides: Sequence[str]) -> Subject:
+def find_subject(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> Subject:
     """Read what the configuration says of the policy.
 
     Args:
         cfg: composed from `configs/evaluate.yaml`.
         overrides: as typed, to tell a model that was asked for from the default one.
+        is_swept: others of the same sweep may measure this policy on the same benchmark, with other settings.
 
     Raises:
         ConfigError: there is no such run, model or device.
@@ -91,6 +98,8 @@ def find_subject(cfg: DictConfig, overrides: Sequence[str]) -> Subject:
     check_dtype(device, compute_dtype)
     default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name
     output_dir = Path(cfg.output_dir) if cfg.output_dir else default
+    if is_swept:
+        output_dir /= settings_folder(overrides)
     tokenizer = spec.load_tokenizer()
     output_dir.mkdir(parents=True, exist_ok=True)
     return Subject(
@@ -103,3 +112,15 @@ def find_subject(cfg: DictConfig, overrides: Sequence[str]) -> Subject:
         output_dir=output_dir,
         seed=cfg.seed,
     )
+
+
+def settings_folder(overrides: Sequence[str]) -> str:
+    """A name for what was typed of the settings that decide the samples; empty where nothing was.
+
+    It does not depend on the order, so that the same sweep finds its folders again.
+
+    Example:
+        >>> settings_folder(["temperature=0.6", "model=tiny", "num_samples=4"])
+        'num_samples=4,temperature=0.6'
+    """
+    return ",".join(sorted(override for override in overrides if override.partition("=")[0] in OF_SAMPLES))

@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation import Benchmark
@@ -13,11 +14,14 @@ from apo_lightning.evaluation.records import DataCard, SamplingSettings
 from apo_lightning.evaluation.samples_file import require_same_identity
 from apo_lightning.fingerprint import versions
 from apo_lightning.metrics.diversity import Encoder
+from apo_lightning.reporting.runs import flatten
 from apo_lightning.run.subject import Subject
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
+NO_JUDGE = ("num_workers",)
+"""Arguments of a reward that no verdict depends on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +57,22 @@ def prepare_tasks(cfg: DictConfig, subject: Subject, engine: str) -> list[Task]:
         benchmark.check()
         _check_length(benchmark, subject)
     return [
-        _task(cfg, subject, benchmark, engine, reward=str(node.reward._target_).rpartition(".")[2])
+        _task(cfg, subject, benchmark, engine, reward=describe_reward(node.reward))
         for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
     ]
+
+
+def describe_reward(node: DictConfig) -> str:
+    """The class of a reward and what it is given: two rewards of one class may judge otherwise.
+
+    Example:
+        >>> describe_reward(DictConfig({"_target_": "apo_lightning.rewards.NumericReward", "take": "first"}))
+        'NumericReward(take=first)'
+    """
+    container: Any = OmegaConf.to_container(node)
+    given = flatten({key: value for key, value in container.items() if key not in ("_target_", *NO_JUDGE)})
+    arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+    return f"{str(node._target_).rpartition('.')[2]}({arguments})"
 
 
 def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
@@ -91,13 +108,15 @@ def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, engine: str, 
         prompt=benchmark.prompt_around(subject.tokenizer, template),
         engine=engine,
         reward=reward,
+        stop_tokens=tuple(subject.spec.stop_tokens),
+        support_anchor_size=cfg.support_anchor_size,
+        encoder=benchmark.encoder,
     )
     identity: dict[str, object] = {
         "benchmark": benchmark.name,
         "data": {"num_problems": data.num_problems, "sha256": data.sha256},
         "settings": asdict(settings),
         "token_statistics": cfg.token_statistics,
-        "support_anchor_size": cfg.support_anchor_size,
         "versions": versions(),
     }
     folder = subject.output_dir / benchmark.name

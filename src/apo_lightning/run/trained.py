@@ -22,6 +22,7 @@ class TrainedRun:
     """The stem of its `algo=`."""
     overrides: tuple[str, ...]
     """As typed."""
+    seed: int
 
 
 def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
@@ -44,7 +45,8 @@ def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
         )
     if any(override.lstrip("+~").startswith("model") for override in overrides):
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
-    reference = OmegaConf.load(config).model
+    composed = OmegaConf.load(config)
+    reference = composed.model
     model = reference.copy()
     model.path, model.config = str(checkpoint), None
     hydra = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra
@@ -54,4 +56,5 @@ def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
         reference=reference,
         algo=str(hydra.runtime.choices.algo),
         overrides=tuple(OmegaConf.load(folder / ".hydra" / "overrides.yaml")),
+        seed=int(composed.seed),
     )

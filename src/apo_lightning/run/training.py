@@ -32,14 +32,14 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.ending import EndTogether
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
-from apo_lightning.run.sizes import all_needs, step_settings
+from apo_lightning.run.sizes import all_needs, callbacks_for, step_settings
 from apo_lightning.settings import StepSettings
 from apo_lightning.sharding import load_model
 from apo_lightning.types import Needs
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
-    """Train one policy: look at the held-out problems, fit, look again.
+    """Train one policy: look at the held-out problems, where there are any, fit, look again.
 
     Args:
         cfg: composed from `configs/train.yaml`.
@@ -59,6 +59,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         say(f"going on from {found.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
+    if parts.loss.notice is not None:
+        say(parts.loss.notice)
     together = EndTogether()
     trainer = instantiate(
         cfg.trainer,
@@ -71,13 +73,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     )
     with progress_bars_hidden():
         model = load_model(parts.model, parts.lora, cfg.seed, trainer)
-    policy = Policy(
-        model,
-        parts.tokenizer,
-        parts.compute_dtype,
-        parts.model.stop_tokens,
-        parts.model.max_logprob_gap(parts.compute_dtype),
-    )
+    policy = Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens)
     say(describe(model, parts.compute_dtype, automatic=parts.model.compute_dtype == "auto"))
 
     stop = StopRequest()
@@ -107,7 +103,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         set_finished_steps(trainer, steps_done)
         module.held_out.last_step = found.header.validated_step
     with together, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
-        if found is None or module.held_out.is_due(trainer, steps_done):
+        if (found is None and parts.data.validation_names) or module.held_out.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=parts.data)
@@ -150,7 +146,7 @@ def prepare(cfg: DictConfig) -> Parts:
     settings = step_settings(cfg, source)
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
     advantage.check(settings.group_size)
-    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
     lora = instantiate(cfg.policy.lora, _convert_="all")
@@ -167,6 +163,7 @@ def prepare(cfg: DictConfig) -> Parts:
     tokenizer = model.load_tokenizer()
     config = model.load_config()
     check_model(model.name, config, config.vocab_size, needs, settings)
+    engine.check_model(config, device)
     check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
         lora.check(config)

@@ -1,5 +1,11 @@
 """What a user is told of an error."""
 
+import inspect
+import traceback
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object
+
 from apo_lightning.errors import ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError
 
 SHOWN = (ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError)
@@ -11,5 +17,21 @@ def user_message(error: BaseException) -> str | None:
     while cause is not None:
         if isinstance(cause, SHOWN):
             return str(cause)
+        if isinstance(cause, InstantiationException) and (line := _misnamed(cause)) is not None:
+            return line
         cause = cause.__cause__
     return None
+
+
+def _misnamed(error: InstantiationException) -> str | None:
+    """Of a node whose `_target_` is not there, or does not take its keys; None: it was called, and failed itself."""
+    cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
+    if isinstance(cause, ImportError) and what.startswith("Error locating target"):
+        return f"{key}._target_: {' '.join(str(cause).split())}"
+    if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
+        return None
+    target = what.split("'")[1]
+    module = inspect.getmodule(get_object(target))
+    if any(frame.filename == getattr(module, "__file__", None) for frame in traceback.extract_tb(cause.__traceback__)):
+        return None
+    return f"{key}: {cause}; give what {target} takes, and nothing else"

@@ -1,0 +1,71 @@
+"""A job of a sweep that starts its own ranks is, to them, a run like any other."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from omegaconf import read_write
+
+_SWEPT = "APO_LIGHTNING_SWEPT"
+"""Set in the environment of ranks that a job of a sweep has started."""
+
+
+def is_swept() -> bool:
+    """Whether this process works on a job of a sweep, be it as a rank that the job's first one has started."""
+    return HydraConfig.get().mode is RunMode.MULTIRUN or _SWEPT in os.environ
+
+
+@contextmanager
+def each_job_a_run() -> Iterator[None]:
+    """Around one job of Hydra: Lightning's launcher starts ranks of this job, in this job's folder.
+
+    It starts the command line again. With that of a sweep each rank would go through the whole sweep, in folders of its
+    own, and the second job would start no ranks: the environment says that they are there.
+    """
+    if HydraConfig.get().mode is not RunMode.MULTIRUN or _ranks_are_there():
+        yield
+        return
+    hydra: Any = HydraConfig.get()
+    arguments, variables = sys.argv, dict(os.environ)
+    with read_write(hydra):
+        hydra.run.dir = hydra.runtime.output_dir  # the launcher's word to the ranks
+    os.environ[_SWEPT] = "1"
+    sys.argv = [arguments[0], *single(arguments[1:], hydra.overrides.task, hydra.overrides.hydra)]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        os.environ.clear()
+        os.environ.update(variables)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _ranks_are_there() -> bool:
+    """Started by torchrun or `srun`, say: they go through a sweep together."""
+    launchers = (TorchElasticEnvironment, SLURMEnvironment)
+    return LightningEnvironment().creates_processes_externally or any(launcher.detect() for launcher in launchers)
+
+
+def single(arguments: Sequence[str], task: Sequence[str], hydra: Sequence[str]) -> list[str]:
+    """The arguments of one job.
+
+    Args:
+        arguments: of the sweep.
+        task: the job's overrides of our settings.
+        hydra: of Hydra's.
+
+    Example:
+        >>> single(["-m", "-cd", "mine", "seed=1,2", "algo=apo"], ["seed=2", "algo=apo"], ["hydra.mode=MULTIRUN"])
+        ['-cd', 'mine', 'seed=2', 'algo=apo', 'hydra.mode=RUN']
+    """
+    given = get_args_parser().parse_args(arguments)
+    flags = [word for word in arguments if word not in {*given.overrides, "-m", "--multirun"}]
+    return [*flags, *task, *(word for word in hydra if not word.startswith("hydra.mode=")), "hydra.mode=RUN"]

@@ -1,0 +1,48 @@
+"""The learning rate of every optimizer step that a run plans."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+def begin_schedule(make: Callable[..., LRScheduler], optimizer: Optimizer, num_steps: int) -> LRScheduler:
+    """The schedule of a run, at the rate of its first optimizer step. Advance it once for each planned one.
+
+        rate(i) = λ(i)·lr, i = 0, 1, …, num_steps − 1;   λ(i + 1)·lr, of a schedule for num_steps + 1, where λ(0) = 0
+
+    The warm-ups of transformers begin at λ(0) = 0, so that nothing is learnt from what was sampled for that step. Such
+    a schedule is begun at its second rate and told of one step more: n warm-up steps have the rates 1/n, 2/n, …, 1,
+    and the last step still has a rate above 0.
+
+    Args:
+        make: (optimizer=…) → schedule, of transformers, torch or anyone's; told `num_training_steps` where it takes it.
+        optimizer: its rates are set.
+        num_steps: that the run plans, those included that will be skipped: a decay ends with the run.
+
+    Example:
+        >>> import functools, torch, transformers
+        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        >>> make = functools.partial(transformers.get_scheduler, name="linear", num_warmup_steps=2)
+        >>> schedule = begin_schedule(make, optimizer, num_steps=4)
+        >>> schedule.get_last_lr()
+        [0.5]
+    """
+    # A step that is skipped moves the schedule and not the optimizer, which torch takes for a mistake.
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+    schedule = _made(make, optimizer, num_steps)
+    if any(group["lr"] for group in optimizer.param_groups):
+        return schedule
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"]
+    schedule = _made(make, optimizer, num_steps + 1)
+    schedule.step()
+    return schedule
+
+
+def _made(make: Callable[..., LRScheduler], optimizer: Optimizer, num_steps: int) -> LRScheduler:
+    parameters = inspect.signature(make).parameters.values()
+    takes_length = any(p.name == "num_training_steps" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return make(optimizer=optimizer, num_training_steps=num_steps) if takes_length else make(optimizer=optimizer)
