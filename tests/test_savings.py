@@ -125,7 +125,7 @@ def test_groups_that_teach_nothing_cost_one_small_forward_a_step(tmp_path, calls
         assert row["train/skipped_fraction"] == 1
         assert row["sync/logprob_gap"] < 1e-3
         assert row["train/grad_norm"] == row["train/num_empty_minibatches"] == row["train/num_skipped_steps"] == 0
-        # From two of eight completions, which the engine is held against too.
+        # From four of eight completions, which the engine is held against too.
         assert 0 < row["train/entropy"] < math.log(97)
         assert row["train/entropy_se"] > 0
         assert math.isnan(row["train/entropy_updated"])

@@ -10,7 +10,7 @@ from apo_lightning.subset import SMALLEST, draw_subset, smallest, subset_size
 from apo_lightning.types import Advantages
 from factories import make_rollouts
 
-B = 12
+B = 16
 
 
 def table_of(step: int = 1, required: tuple[int, ...] = ()) -> StepTable:
@@ -27,7 +27,7 @@ def drawn(table: StepTable, fraction: float = 0.25, seed: int = 1) -> set[int]:
 
 def test_what_is_required_is_not_drawn():
     required = tuple(range(6))
-    assert len(drawn(table_of(required=required))) == 3
+    assert len(drawn(table_of(required=required))) == 4
     assert drawn(table_of(required=required)).isdisjoint(required)
 
 
@@ -55,7 +55,7 @@ def test_every_completion_is_drawn_equally_often():
     assert ((counts / num_steps - share).abs() < 5 * error).all()
 
 
-@pytest.mark.parametrize(("fraction", "size"), [(0.0, 0), (0.001, SMALLEST), (0.5, 6), (1.0, B)])
+@pytest.mark.parametrize(("fraction", "size"), [(0.0, 0), (0.001, SMALLEST), (0.5, 8), (1.0, B)])
 def test_the_fraction_is_of_all_completions_and_a_few_are_always_drawn(fraction, size):
     assert len(drawn(table_of(), fraction)) == size
 

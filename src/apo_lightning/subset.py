@@ -11,8 +11,8 @@ from apo_lightning.gathering import from_all_ranks
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.step import StepTable
 
-SMALLEST = 2
-"""Completions: of one there is no standard error."""
+SMALLEST = 4
+"""Completions: of one there is no standard error, and one from two or three says little."""
 
 
 def draw_subset(table: StepTable, fraction: float | int, seed: int) -> Bool[Tensor, "sequences"]:
@@ -61,6 +61,6 @@ def subset_size(num_completions: int, fraction: float | int) -> int:
 
     Example:
         >>> [subset_size(4096, fraction) for fraction in (0.0, 1 / 64, 1.0)], subset_size(16, 1 / 64)
-        ([0, 64, 4096], 2)
+        ([0, 64, 4096], 4)
     """
     return max(SMALLEST, math.ceil(fraction * num_completions)) if fraction > 0 else 0

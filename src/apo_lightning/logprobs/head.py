@@ -18,6 +18,7 @@ TILE_CPU = (512, 2048)
 """Tokens by vocabulary: on a CPU what stays in the caches (4 MiB of logits, and the rows of the head beside them) …"""
 TILE = (4096, 16384)
 """… and elsewhere what keeps matrix products at full speed (256 MiB of logits)."""
+FEWEST_ROWS = 64
 
 
 @dataclass
@@ -106,16 +107,17 @@ class HeadGradient:
 
 
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
-    """Tokens by vocabulary of one tile: however few they are, no tile holds more than a 32nd of all logits.
+    """Tokens by vocabulary of one tile: from 256 tokens up, no tile holds more than a 32nd of all logits.
 
     Example:
         >>> tile_shape(num_tokens=1024, vocab_size=49152, device=torch.device("cpu"))
         (256, 2048)
         >>> tile_shape(num_tokens=8, vocab_size=80, device=torch.device("cpu"))
-        (2, 10)
+        (64, 10)
     """
+    # Of fewer tokens the calls would cost more than the arithmetic.
     rows, columns = TILE_CPU if device.type == "cpu" else TILE
-    return max(1, min(rows, -(-num_tokens // 4))), max(1, min(columns, -(-vocab_size // 8)))
+    return max(1, min(rows, max(FEWEST_ROWS, -(-num_tokens // 4)))), max(1, min(columns, -(-vocab_size // 8)))
 
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,18 +69,9 @@ def _before_and_after(
         )
     }
     if change["step_before"] == 0:
-        yield _measured(run, name, before, method=BASE, weights=_untrained(run), seed=_untrained_seed(run))
-    yield _measured(
-        run,
-        name,
-        after,
-        method=run.label,
-        weights=run.summary.get("weights_sha256") or str(run.folder),
-        seed=run.seed,
-        departures={**departures, **_stopped(run, change["step_after"])},
-        gain=gain,
-        gains=gains if after.problems else {},
-    )
+        yield _untrained(run, name, before)
+    settings = {**departures, **_stopped(run, change["step_after"])}
+    yield _trained(run, name, after, settings, gain, gains if after.problems else {})
 
 
 def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
@@ -121,18 +112,37 @@ def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Ite
         for step in (first, last)
     )
     if first == 0:
-        yield _measured(run, name, before, method=BASE, weights=_untrained(run), seed=_untrained_seed(run))
+        yield _untrained(run, name, before)
     if last > first:
-        yield _measured(
-            run,
-            name,
-            after,
-            method=run.label,
-            weights=run.summary.get("weights_sha256") or str(run.folder),
-            seed=run.seed,
-            departures={**departures, **_stopped(run, int(last))},
-            gain=_bare(after.metrics["pass@1"].value - before.metrics["pass@1"].value),
-        )
+        gain = _bare(after.metrics["pass@1"].value - before.metrics["pass@1"].value)
+        yield _trained(run, name, after, {**departures, **_stopped(run, int(last))}, gain)
+
+
+def _untrained(run: RunCard, name: str, look: _Look) -> Measurement:
+    """The policy before training is told from another by where it was read; random weights by the run's seed."""
+    path = run.config.get("model.path", "null")
+    is_random = path == "null"
+    weights, seed = (f"of seed {run.seed}", run.seed) if is_random else (f"of {path}", "")
+    return _measured(run, name, look, method=BASE, weights=weights, seed=seed)
+
+
+def _trained(
+    run: RunCard,
+    name: str,
+    look: _Look,
+    settings: Mapping[str, str],
+    gain: Estimate,
+    gains: Mapping[str, tuple[float, ...]] | None = None,
+) -> Measurement:
+    measured = _measured(
+        run,
+        name,
+        look,
+        method=run.label,
+        weights=run.summary.get("weights_sha256") or str(run.folder),
+        seed=run.seed,
+    )
+    return replace(measured, settings=settings, metrics={**measured.metrics, "gain": gain}, by_problem=gains or {})
 
 
 def _measured(
@@ -143,24 +153,21 @@ def _measured(
     method: str,
     weights: str,
     seed: str,
-    departures: Mapping[str, str] | None = None,
-    gain: Estimate | None = None,
-    gains: Mapping[str, tuple[float, ...]] | None = None,
 ) -> Measurement:
     return Measurement(
         model=model_name(run.model),
         method=method,
-        settings=departures or {},
+        settings={},
         seed=seed,
         weights=weights,
         sampling=_sampling(run, look.problems),
         sampling_seeds=(run.seed,),
         benchmark=name,
         num_samples=look.num_samples,
-        metrics={**look.metrics, **({"gain": gain} if gain else {})},
+        metrics=look.metrics,
         pass_at_k=look.pass_at_k,
         problems=look.problems,
-        by_problem=gains or {},
+        by_problem={},
         held_out=True,
     )
 
@@ -188,17 +195,6 @@ def _sampling(run: RunCard, problems: Sequence[ProblemCount]) -> dict[str, str]:
 
 def _is_prompt(key: str) -> bool:
     return key == "model.prompt_template" or (key.startswith("data.") and key.endswith(("instruction", "system")))
-
-
-def _untrained(run: RunCard) -> str:
-    """What tells the policy before training from another of that name: where it was read, or drawn."""
-    path = run.config.get("model.path", "null")
-    return f"of {path}" if path != "null" else f"of seed {run.seed}"
-
-
-def _untrained_seed(run: RunCard) -> str:
-    """Random weights are drawn with the run's seed; weights that were read have none."""
-    return run.seed if run.config.get("model.path", "null") == "null" else ""
 
 
 def _stopped(run: RunCard, step: int) -> dict[str, str]:
