@@ -18,7 +18,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from timing import megabytes, pin_threads, print_header, print_table, resident_bytes, verdict
 
-from apo_lightning.policy import Policy, PolicySpec
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish

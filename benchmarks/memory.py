@@ -24,7 +24,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from timing import print_header, print_table
 
-from apo_lightning.memory_plan import MIB
+from apo_lightning.preflight.memory_plan import MIB
 from apo_lightning.run.sizes import plan_run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from timing import pin_threads
 from torch import Tensor
 
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.transformers_engine import TransformersEngine

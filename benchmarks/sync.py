@@ -15,7 +15,8 @@ import torch
 from timing import Timing, extra_peak_bytes, interleave, megabytes, pin_threads, print_header, print_table
 from torch import Tensor
 
-from apo_lightning.policy import Policy, PolicySpec
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.transformers_engine import TransformersEngine

@@ -38,21 +38,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from apo_lightning.advantages import GroupNormalized
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest
-from apo_lightning.distributed import Ranks
+from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
-from apo_lightning.minibatch_loss import MinibatchLoss
+from apo_lightning.metrics.phases import PhaseClock
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
+from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.module import RLVRModule
-from apo_lightning.phases import PhaseClock
-from apo_lightning.plan import plan_minibatches, updated_tokens
-from apo_lightning.policy import Policy, PolicySpec
 from apo_lightning.rewards import NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.scoring import score_reference
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
-from apo_lightning.tokenizer import character_tokenizer
 from apo_lightning.types import AdvantageInputs, Advantages, Completion, Needs, Prompt, Rollouts, Verdict
+from apo_lightning.update.minibatch_loss import MinibatchLoss
+from apo_lightning.update.minibatches import plan_minibatches, updated_tokens
+from apo_lightning.update.scoring import score_reference
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 
 LLAMA = LlamaConfig(
     vocab_size=49152,

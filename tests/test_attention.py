@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apo_lightning.attention import (
+from apo_lightning.errors import ConfigError
+from apo_lightning.model.attention import (
     SHARED_PROMPTS,
     Layout,
     attend,
@@ -15,8 +16,7 @@ from apo_lightning.attention import (
     refuse_unsupported_attention,
     use_shared_prompts,
 )
-from apo_lightning.errors import ConfigError
-from apo_lightning.packing import Group
+from apo_lightning.model.packing import Group
 
 CPU = torch.device("cpu")
 GROUPS = st.lists(

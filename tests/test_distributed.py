@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.distributed import settle_gradient
+from apo_lightning.distributed.ranks import settle_gradient
 
 
 @pytest.fixture

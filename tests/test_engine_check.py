@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from apo_lightning import engine_check
-from apo_lightning.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.evaluation.engine_check import check_engine
 from apo_lightning.evaluation.scoring import microbatches, pack
-from apo_lightning.memory import Memory
-from apo_lightning.policy import Policy, PolicySpec
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import logprob_gap, publish
-from apo_lightning.scoring import table_to_check
 from apo_lightning.types import GenerationRequest, Prompt, Rollouts, Verdict
+from apo_lightning.update import engine_check
+from apo_lightning.update.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
+from apo_lightning.update.retry import Memory
+from apo_lightning.update.scoring import table_to_check
 from test_plan import SETTINGS, Alone
 
 TINY = {

@@ -2,7 +2,7 @@
 
 from packaging.requirements import Requirement
 
-from apo_lightning.environment import (
+from apo_lightning.preflight.environment import (
     GIB,
     Machine,
     accepted_versions,

@@ -8,10 +8,10 @@ import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apo_lightning.errors import DoesNotFitError
-from apo_lightning.memory import Memory, is_out_of_memory
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.run import train
-from apo_lightning.settings import StepSettings
+from apo_lightning.update.retry import Memory, is_out_of_memory
+from apo_lightning.update.settings import StepSettings
 from composing import composed
 
 RUN = (

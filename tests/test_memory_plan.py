@@ -6,12 +6,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apo_lightning.lora import LoRA
-from apo_lightning.memory_plan import GIB, LIBRARIES_BYTES, activation_bytes, layer_activation_bytes, plan_memory
-from apo_lightning.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
-from apo_lightning.packing import PackedSequences
-from apo_lightning.policy import Policy
-from apo_lightning.tokenizer import character_tokenizer
+from apo_lightning.model.lora import LoRA
+from apo_lightning.model.packing import PackedSequences
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.tokenizer import character_tokenizer
+from apo_lightning.preflight.memory_plan import (
+    GIB,
+    LIBRARIES_BYTES,
+    activation_bytes,
+    layer_activation_bytes,
+    plan_memory,
+)
+from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from factories import QWEN_MATH_7B
 
 # Qwen2.5-Math-7B. A layer: q 3584² + 3584, k and v 2·(3584·512 + 512), o 3584², MLP 3·3584·18944, two norms 2·3584.

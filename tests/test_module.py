@@ -134,7 +134,7 @@ def _initial_weights(model) -> dict[str, torch.Tensor]:
 
 
 def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeypatch):
-    from apo_lightning.policy import Policy
+    from apo_lightning.model.policy import Policy
 
     forwards = []
     plain = Policy.hidden_states

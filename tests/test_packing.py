@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.packing import Group, PackedSequences, minibatches, pack_evenly
+from apo_lightning.model.packing import Group, PackedSequences, minibatches, pack_evenly
 
 CPU = torch.device("cpu")
 COSTS = st.lists(st.integers(0, 40), min_size=1, max_size=30)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.phases import PhaseClock, StepTimer
+from apo_lightning.metrics.phases import PhaseClock, StepTimer
 
 
 class Time:

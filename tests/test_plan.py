@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from apo_lightning.losses import GRPO
-from apo_lightning.plan import even_microbatches, plan_minibatches, updated_tokens
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
 from apo_lightning.types import Advantages
+from apo_lightning.update.minibatches import even_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 from factories import make_rollouts
 
 

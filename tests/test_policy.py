@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.packing import PackedSequences
-from apo_lightning.policy import Policy, PolicySpec, refuse_unsupported_head
-from apo_lightning.reference import Reference
-from apo_lightning.tokenizer import character_tokenizer
+from apo_lightning.model.packing import PackedSequences
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
+from apo_lightning.model.spec import PolicySpec, refuse_unsupported_head
+from apo_lightning.model.tokenizer import character_tokenizer
 from composing import composed
 
 

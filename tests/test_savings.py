@@ -11,14 +11,14 @@ import torch
 
 import apo_lightning.module
 import apo_lightning.run.training
-import apo_lightning.scoring
-from apo_lightning.engine_check import EngineCheck
+import apo_lightning.update.scoring
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
+from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.metrics.step_metrics import StepMetrics
+from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
-from apo_lightning.phases import PhaseClock
-from apo_lightning.policy import Policy
 from apo_lightning.run import train
+from apo_lightning.update.engine_check import EngineCheck
 from composing import composed, run_train
 
 # Groups of two, so that every other one is all right or all wrong; eps=1, so that Adam does not blow up the last bits;
@@ -300,7 +300,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
         "score_policy",
         "score_for_check",
     ):
-        slow(apo_lightning.scoring, name)
+        slow(apo_lightning.update.scoring, name)
     slow(EngineCheck, "run")
     for name in ("compute", "speed"):
         slow(StepMetrics, name)

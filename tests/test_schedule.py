@@ -8,7 +8,7 @@ import transformers
 from hydra.utils import instantiate
 
 from apo_lightning.run import train
-from apo_lightning.schedule import begin_schedule
+from apo_lightning.update.schedule import begin_schedule
 from composing import composed
 
 LR = 0.5

@@ -3,7 +3,7 @@
 import pytest
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.settings import StepSettings
+from apo_lightning.update.settings import StepSettings
 
 GOOD = {
     "prompts_per_step": 4,

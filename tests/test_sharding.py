@@ -11,11 +11,12 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
+from apo_lightning.distributed.sharding import load_model, shard
 from apo_lightning.errors import ConfigError
-from apo_lightning.packing import PackedSequences
-from apo_lightning.policy import Policy, PolicySpec
-from apo_lightning.reference import Reference
-from apo_lightning.sharding import load_model, shard
+from apo_lightning.model.packing import PackedSequences
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
+from apo_lightning.model.spec import PolicySpec
 from composing import composed
 
 CPU = torch.device("cpu")

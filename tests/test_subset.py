@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lightning.step import StepTable
-from apo_lightning.subset import SMALLEST, draw_subset, smallest, subset_size
 from apo_lightning.types import Advantages
+from apo_lightning.update.subset import SMALLEST, draw_subset, smallest, subset_size
+from apo_lightning.update.table import StepTable
 from factories import make_rollouts
 
 B = 16

@@ -6,7 +6,7 @@ from dataclasses import replace
 import lightning.pytorch as pl
 import torch
 
-from apo_lightning.gathering import from_all_ranks
+from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.metrics.step_metrics import validation_metrics
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate

@@ -9,31 +9,31 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning import scoring
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
-from apo_lightning.distributed import Ranks, clip_grad_norm, count_rollout, settle_gradient, total_peak_flops
-from apo_lightning.engine_check import EngineCheck
+from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, count_rollout, settle_gradient, total_peak_flops
+from apo_lightning.distributed.sharding import shard
 from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.memory import Memory
+from apo_lightning.metrics.phases import StepTimer
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord
 from apo_lightning.metrics.throughput import model_size, work_of
-from apo_lightning.minibatch_loss import MinibatchLoss
-from apo_lightning.nonfinite import NonfiniteSteps
-from apo_lightning.phases import StepTimer
-from apo_lightning.plan import Minibatch, plan_minibatches, updated_tokens
-from apo_lightning.policy import Policy
-from apo_lightning.reference import Reference
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import check_policy_version, publish
-from apo_lightning.schedule import begin_schedule
-from apo_lightning.settings import StepSettings
-from apo_lightning.sharding import shard
-from apo_lightning.step import StepTable
 from apo_lightning.types import AdvantageInputs, Prompt, Rollouts, StepOutput, ValidationOutput
+from apo_lightning.update import scoring
+from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.minibatch_loss import MinibatchLoss
+from apo_lightning.update.minibatches import Minibatch, plan_minibatches, updated_tokens
+from apo_lightning.update.nonfinite import NonfiniteSteps
+from apo_lightning.update.retry import Memory
+from apo_lightning.update.schedule import begin_schedule
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 
 PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "update", "sync", "metrics")
 """The stages of `training_step`. One that does not run in a step took 0.0 s."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from apo_lightning.phases import PhaseClock
+from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.types import StepOutput, ValidationOutput
 from factories import make_prompt, make_step, make_validation
 

@@ -10,7 +10,7 @@ import torch
 
 from apo_lightning.data import ArithmeticSource, DatasetSource, PromptDataModule
 from apo_lightning.errors import ConfigError
-from apo_lightning.tokenizer import character_tokenizer
+from apo_lightning.model.tokenizer import character_tokenizer
 
 
 class Recorder(pl.LightningModule):

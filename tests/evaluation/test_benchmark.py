@@ -5,8 +5,8 @@ import pytest
 from apo_lightning.data import ArithmeticSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation import Benchmark
+from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.rewards import NumericReward
-from apo_lightning.tokenizer import character_tokenizer
 
 BASE_TEMPLATE = "Q: {problem}\nA:"
 

@@ -17,8 +17,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.coverage import OracleCoverage, count_hits, solved_problems
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.evaluation.scoring import pack
-from apo_lightning.policy import Policy
-from apo_lightning.tokenizer import START_OF_TURN
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.tokenizer import START_OF_TURN
 from apo_lightning.types import Prompt
 from composing import CONFIGS, composed, names
 

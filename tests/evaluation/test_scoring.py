@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.scoring import microbatches, pack, score_completions
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.types import Prompt
 from composing import composed
 

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from apo_lightning.phases import PhaseClock
+from apo_lightning.metrics.phases import PhaseClock
+from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.rewards import CallableReward, MathVerifyReward, NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
-from apo_lightning.tokenizer import character_tokenizer
 from apo_lightning.types import Prompt, Verdict
 from rollout.bench import context, tiny_llama
 

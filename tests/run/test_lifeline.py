@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from apo_lightning.run.lifeline import Lifeline, connect
+from apo_lightning.distributed.lifeline import Lifeline, connect
 
 
 @pytest.fixture

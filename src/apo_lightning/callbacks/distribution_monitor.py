@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
-from apo_lightning.gathering import from_all_ranks
 from apo_lightning.losses import APO, PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set, log_mass
 from apo_lightning.types import Needs, StepOutput, StepTokens

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 
 from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.files import publish_folder
-from apo_lightning.lora import has_adapters
+from apo_lightning.model.lora import has_adapters
 
 
 class ExportPolicy(StepCallback):

@@ -13,7 +13,7 @@ from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json, write_atomically
-from apo_lightning.fingerprint import versions, weights_sha256
+from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.types import StepOutput, ValidationOutput
 
 

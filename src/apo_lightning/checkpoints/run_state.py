@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.distributed import Ranks
-from apo_lightning.engine_check import EngineCheck
+from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.held_out import HeldOut
-from apo_lightning.nonfinite import NonfiniteSteps
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
+from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.nonfinite import NonfiniteSteps
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from apo_lightning.metrics.step_metrics import UpdateRecord
 from apo_lightning.metrics.throughput import Work
-from apo_lightning.step import StepTable
 from apo_lightning.types import Completion, Prompt, Rollouts, Verdict
+from apo_lightning.update.table import StepTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.ratio import ratio_estimate
 from apo_lightning.evaluation.records import CoverageResult, DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
-from apo_lightning.fingerprint import versions
-from apo_lightning.packing import PackedSequences
-from apo_lightning.policy import Policy
+from apo_lightning.model.fingerprint import versions
+from apo_lightning.model.packing import PackedSequences
+from apo_lightning.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

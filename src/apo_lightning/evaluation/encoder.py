@@ -10,7 +10,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.diversity import Encoder
-from apo_lightning.policy import PACKAGE_PREFIX, inside_package
+from apo_lightning.model.spec import PACKAGE_PREFIX, inside_package
 
 
 def sentence_encoder(path: str) -> Encoder:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from apo_lightning.engine_check import rounding_noise
 from apo_lightning.evaluation.scoring import microbatches, pack
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_logprob_gap, check_policy_version, gap_tolerance, logprob_gap
 from apo_lightning.types import GenerationRequest, Prompt
+from apo_lightning.update.engine_check import rounding_noise
 
 NUM_PROMPTS, NUM_TOKENS = 4, 16
 

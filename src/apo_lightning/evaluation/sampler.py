@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import CompletionStatistics, score_completions
 from apo_lightning.evaluation.support import CompletionSupport, support_statistics
-from apo_lightning.gathering import from_all_ranks, items_of_all_ranks
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import sample_seed

@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.packing import Microbatch, PackedSequences
-from apo_lightning.policy import Policy
+from apo_lightning.model.packing import Microbatch, PackedSequences
+from apo_lightning.model.policy import Policy
 from apo_lightning.types import Prompt
 
 

@@ -7,7 +7,7 @@ import torch
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.types import Prompt
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apo_lightning.packing import Microbatch
+from apo_lightning.model.packing import Microbatch
 
 # Dense bfloat16 matrix products [FLOP/s], without sparsity, from the vendor's data sheets. The first line whose words
 # all stand in the device's name counts, so a variant comes before the part that shares its number.
@@ -73,7 +73,7 @@ def work_of(microbatches: Iterable[Microbatch]) -> Work:
         prompt, 3 at the position that stands behind it.
 
         >>> import torch
-        >>> from apo_lightning.packing import PackedSequences
+        >>> from apo_lightning.model.packing import PackedSequences
         >>> packed = PackedSequences(prompts=[(7, 8)], completions=[(1, 2), (3,)], owners=[0, 0])
         >>> work_of(packed.microbatches([0, 1], 100, torch.device("cpu")))
         Work(num_tokens=3, num_pairs=6, num_rows=3)

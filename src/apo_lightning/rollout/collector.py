@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.phases import PhaseClock
+from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.base import is_scored_while_generating
 from apo_lightning.rollout.background import BackgroundBatches

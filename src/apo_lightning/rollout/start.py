@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.engine import EngineContext, RolloutEngine
 
 

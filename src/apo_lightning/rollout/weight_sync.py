@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.lora import merged_parameters, whole
+from apo_lightning.model.lora import merged_parameters, whole
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.types import Completion
 

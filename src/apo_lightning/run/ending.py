@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import lightning.pytorch as pl
 
+from apo_lightning.distributed.lifeline import Lifeline, connect
 from apo_lightning.errors import Preempted
-from apo_lightning.run.lifeline import Lifeline, connect
 from apo_lightning.run.user_message import user_message
 
 _HEARING_S = 2.0

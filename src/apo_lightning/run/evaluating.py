@@ -19,7 +19,7 @@ from apo_lightning.evaluation.records import CoverageResult, EvaluationResult, M
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples
-from apo_lightning.fingerprint import versions
+from apo_lightning.model.fingerprint import versions
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish

@@ -13,7 +13,7 @@ from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import publish_folder
-from apo_lightning.policy import Policy
+from apo_lightning.model.policy import Policy
 
 
 def export(cfg: DictConfig) -> Path:

@@ -9,13 +9,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 
-from apo_lightning import environment
 from apo_lightning.console import quiet_libraries, show
-from apo_lightning.environment import Finding, this_machine
 from apo_lightning.errors import ConfigError
-from apo_lightning.memory_shapes import FLOAT32
-from apo_lightning.preflight import check_devices, check_share
-from apo_lightning.run.preflight_tables import findings_text, plan_table, run_table
+from apo_lightning.preflight import environment
+from apo_lightning.preflight.checks import check_devices, check_share
+from apo_lightning.preflight.environment import Finding, this_machine
+from apo_lightning.preflight.memory_shapes import FLOAT32
+from apo_lightning.preflight.tables import findings_text, plan_table, run_table
 from apo_lightning.run.sizes import Plan, Ranks, plan_run, ranks_of, step_settings
 from apo_lightning.run.training import prepare
 
@@ -42,7 +42,15 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         parts.append(plan_table(plan.name, f"{ranks.strategy}, {ranks.describe()}", plan.model, plan.run, plan.memory))
         findings += _room_findings(cfg, plan, ranks, output_dir)
     with _errors_to(findings):
-        parts.append(run_table(cfg, step_settings(cfg, instantiate(cfg.data)), ranks.world_size))
+        parts.append(
+            run_table(
+                step_settings(cfg, instantiate(cfg.data)),
+                ranks.world_size,
+                max_steps=cfg.trainer.max_steps,
+                val_check_interval=cfg.trainer.val_check_interval,
+                has_held_out=cfg.data.num_validation > 0 or bool(cfg.data.get("validation")),
+            )
+        )
     findings += _environment_findings(cfg, ranks)
     if not any(finding.level == "error" for finding in findings):
         with _errors_to(findings):

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from apo_lightning.console import progress_bars_hidden, say
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
-from apo_lightning.fingerprint import weights_sha256
-from apo_lightning.policy import Policy, PolicySpec, describe
-from apo_lightning.preflight import check_devices, check_dtype
+from apo_lightning.model.fingerprint import weights_sha256
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec, describe
+from apo_lightning.preflight.checks import check_devices, check_dtype
 from apo_lightning.run.trained import TrainedRun, trained_run
 
 OF_SAMPLES = (

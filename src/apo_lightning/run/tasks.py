@@ -12,8 +12,8 @@ from apo_lightning.evaluation import Benchmark
 from apo_lightning.evaluation.encoder import sentence_encoder
 from apo_lightning.evaluation.records import DataCard, SamplingSettings
 from apo_lightning.evaluation.samples_file import require_same_identity
-from apo_lightning.fingerprint import versions
 from apo_lightning.metrics.diversity import Encoder
+from apo_lightning.model.fingerprint import versions
 from apo_lightning.reporting.runs import flatten
 from apo_lightning.run.subject import Subject
 from apo_lightning.types import Prompt

@@ -19,13 +19,15 @@ from apo_lightning.checkpoints.resume import FREE
 from apo_lightning.checkpoints.run_state import set_finished_steps
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
-from apo_lightning.lora import LoRA
+from apo_lightning.distributed.sharding import load_model
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.metrics.phases import PhaseClock
+from apo_lightning.model.lora import LoRA
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import reference_of
+from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
-from apo_lightning.phases import PhaseClock
-from apo_lightning.policy import Policy, PolicySpec, describe
-from apo_lightning.preflight import check_devices, check_dtype, check_model, check_share
-from apo_lightning.reference import reference_of
+from apo_lightning.preflight.checks import check_devices, check_dtype, check_model, check_share
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
@@ -33,9 +35,8 @@ from apo_lightning.run.ending import EndTogether
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, callbacks_for, step_settings
-from apo_lightning.settings import StepSettings
-from apo_lightning.sharding import load_model
 from apo_lightning.types import Needs
+from apo_lightning.update.settings import StepSettings
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from apo_lightning.errors import DoesNotFitError
-from apo_lightning.packing import Microbatch
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
+from apo_lightning.model.packing import Microbatch
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 
 Result = TypeVar("Result")
 

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 import torch
-from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from apo_lightning.environment import Finding
-from apo_lightning.memory_plan import GIB, MemoryPlan
-from apo_lightning.memory_shapes import ModelShape, RunShape
-from apo_lightning.settings import StepSettings
+from apo_lightning.preflight.environment import Finding
+from apo_lightning.preflight.memory_plan import GIB, MemoryPlan
+from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
+from apo_lightning.update.settings import StepSettings
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
@@ -47,12 +46,20 @@ def _beside_text(plan: MemoryPlan) -> str:
     return f"in the machine's memory while loading: {loading}{later}"
 
 
-def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> RenderableType:
-    """How much there will be of everything."""
-    steps, group_size = cfg.trainer.max_steps, settings.group_size
-    samples = steps * settings.prompts_per_step * group_size
-    every = cfg.trainer.val_check_interval
-    has_held_out = cfg.data.num_validation > 0 or bool(cfg.data.get("validation"))
+def run_table(
+    settings: StepSettings, world_size: int, *, max_steps: int, val_check_interval: int | None, has_held_out: bool
+) -> RenderableType:
+    """How many rollouts, optimizer steps, completions and tokens there will be.
+
+    Args:
+        settings: sizes of a step.
+        world_size: ranks of the run.
+        max_steps: rollouts of the run.
+        val_check_interval: rollouts between two looks at the held-out problems; None: before and after training alone.
+        has_held_out: whether there are any.
+    """
+    steps, every = max_steps, val_check_interval
+    samples = steps * settings.prompts_per_step * settings.group_size
     # Before the first rollout, every so many, and after the last where it was not just looked.
     looks = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
     rows = (

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from apo_lightning.gathering import from_all_ranks
+from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.step import StepTable
+from apo_lightning.update.table import StepTable
 
 SMALLEST = 4
 """Completions: of one there is no standard error, and one from two or three says little."""

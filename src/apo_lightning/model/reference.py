@@ -1,18 +1,17 @@
 """The frozen reference policy π_ref: the model before RL, asked only about the tokens that need it."""
 
 import copy
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from apo_lightning.lora import adapters_off, has_adapters
-from apo_lightning.packing import Microbatch
-from apo_lightning.policy import Policy
-from apo_lightning.step import StepTable
+from apo_lightning.model.lora import adapters_off, has_adapters
+from apo_lightning.model.packing import Microbatch
+from apo_lightning.model.policy import Policy
+from apo_lightning.types import ReferenceStatistics
 
 
 class Reference:
@@ -48,29 +47,16 @@ class Reference:
         return nullcontext()
 
     @torch.no_grad()
-    def score(
-        self,
-        table: StepTable,
-        microbatches: Sequence[Microbatch],
-        wanted: Bool[Tensor, "tokens"],
-        anchor_size: int,
-        *,
-        temperature: float,
-    ) -> None:
-        """Write log π_ref and the top-K anchors of the wanted tokens into the table; all others stay absent.
+    def score(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
+        """log π_ref and the top-K anchors of the micro-batch's response tokens.
 
         Args:
-            table: of the step, prepared for at least as many anchors.
-            microbatches: the completions that have a wanted token; the others need not run at all.
-            wanted: the head sees only these.
-            anchor_size: how many anchors.
+            microbatch: what to run, and where to read it off.
+            anchor_size: K; 0: no anchors.
             temperature: of the rollout.
         """
-        for microbatch in microbatches:
-            part = microbatch.only(wanted[microbatch.token_index])
-            with self.answering():
-                statistics = self.policy.as_reference(part, anchor_size, temperature=temperature)
-            table.record_reference(part, statistics)
+        with self.answering():
+            return self.policy.as_reference(microbatch, anchor_size, temperature=temperature)
 
     @torch.no_grad()
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:

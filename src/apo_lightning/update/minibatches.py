@@ -10,9 +10,9 @@ from torch import Tensor
 
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
-from apo_lightning.packing import Microbatch, minibatches
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
+from apo_lightning.model.packing import Microbatch, minibatches
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.gathering import from_all_ranks, items_of_all_ranks
+from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.metrics.throughput import peak_flops_per_second
 
 Item = TypeVar("Item")

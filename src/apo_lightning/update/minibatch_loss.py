@@ -9,15 +9,15 @@ from torch import Tensor
 
 from apo_lightning.logprobs import Objective
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.memory import within_budget
 from apo_lightning.metrics.step_metrics import UpdateRecord
-from apo_lightning.packing import Microbatch
-from apo_lightning.plan import Minibatch
-from apo_lightning.policy import Policy
-from apo_lightning.reference import Reference
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
+from apo_lightning.model.packing import Microbatch
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
 from apo_lightning.types import LossOutput, TokenStatistics
+from apo_lightning.update.minibatches import Minibatch
+from apo_lightning.update.retry import within_budget
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from apo_lightning.adapted_linear import AdaptedLinear, merged_matrix
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.adapted_linear import AdaptedLinear, merged_matrix
 
 ADAPTER = "default"
 """How PEFT calls an adapter that was given no name."""

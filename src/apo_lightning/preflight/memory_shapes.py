@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.lora import LoRA
+from apo_lightning.model.lora import LoRA
 
 FLOAT32 = 4
 """Bytes of a master weight, of its gradient and of each of its two Adam moments."""

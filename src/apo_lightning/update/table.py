@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.losses.aggregation import truncated_importance_weights
-from apo_lightning.packing import Microbatch, PackedSequences
+from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.types import (
     Advantages,
     Anchor,

@@ -7,7 +7,7 @@ What is not is measured, and a constant below says on what. `benchmarks/memory.p
 from dataclasses import dataclass
 
 from apo_lightning.logprobs.head import TILE, TILE_CPU
-from apo_lightning.memory_shapes import FLOAT32, ModelShape, RunShape
+from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
 GIB = 2**30

@@ -8,15 +8,15 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.memory import within_budget
-from apo_lightning.packing import Microbatch
-from apo_lightning.plan import Minibatch, Ranks, even_microbatches
-from apo_lightning.policy import Policy
-from apo_lightning.reference import Reference
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
-from apo_lightning.subset import draw_subset
+from apo_lightning.model.packing import Microbatch
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
 from apo_lightning.types import Advantages, Needs, Rollouts
+from apo_lightning.update.minibatches import Minibatch, Ranks, even_microbatches
+from apo_lightning.update.retry import within_budget
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.subset import draw_subset
+from apo_lightning.update.table import StepTable
 
 
 def score_reference(
@@ -57,7 +57,9 @@ def score_reference(
     table.prepare_reference(needs.anchor_size)
     for wanted, anchor_size in passes:
         microbatches, _ = even_microbatches(table, table.completions_with(wanted), settings, ranks)
-        reference.score(table, microbatches, wanted, anchor_size, temperature=settings.temperature)
+        for microbatch in microbatches:
+            part = microbatch.only(wanted[microbatch.token_index])
+            table.record_reference(part, reference.score(part, anchor_size, temperature=settings.temperature))
     return loss_mask
 
 

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning import scoring
-from apo_lightning.memory import Memory
-from apo_lightning.packing import Microbatch
-from apo_lightning.plan import Ranks
-from apo_lightning.policy import Policy
+from apo_lightning.model.packing import Microbatch
+from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap
-from apo_lightning.settings import StepSettings
-from apo_lightning.step import StepTable
+from apo_lightning.update import scoring
+from apo_lightning.update.minibatches import Ranks
+from apo_lightning.update.retry import Memory
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
 
 NOISE_POSITIONS = 1024
 """Of the micro-batch that the noise is measured on: a hundred response tokens or more."""

@@ -28,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.packing import Group
+from apo_lightning.model.packing import Group
 
 SHARED_PROMPTS = "shared_prompts"
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.files import write_atomically
-from apo_lightning.gathering import from_all_ranks
-from apo_lightning.minibatch_loss import MinibatchLoss
-from apo_lightning.plan import Ranks
+from apo_lightning.update.minibatch_loss import MinibatchLoss
+from apo_lightning.update.minibatches import Ranks
 
 _logger = logging.getLogger(__name__)
 

@@ -1,17 +1,14 @@
-"""The language model that is trained: how it is loaded, and how it scores the tokens of a micro-batch."""
+"""Where a model comes from: its weights, its tokenizer, and the dtype it computes in."""
 
 import contextlib
 import importlib.util
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,13 +19,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from apo_lightning.attention import attention_arguments, refuse_unsupported_attention, use_shared_prompts
 from apo_lightning.errors import ConfigError
-from apo_lightning.logprobs import Objective, full_kl, objective_sum, reference_statistics, token_statistics
-from apo_lightning.lora import describe_adapters, has_adapters, merged_weights, save_adapter
-from apo_lightning.packing import Microbatch
-from apo_lightning.tokenizer import character_tokenizer, stop_token_id
-from apo_lightning.types import ReferenceStatistics, TokenStatistics
+from apo_lightning.model.attention import refuse_unsupported_attention
+from apo_lightning.model.lora import describe_adapters
+from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id
 
 PACKAGE_PREFIX = "package://"
 
@@ -227,170 +221,6 @@ def refuse_unsupported_head(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise ConfigError(f"{type(model).__name__} has a bias in its head, which this trainer does not compute")
-
-
-class Policy(nn.Module):
-    """A causal language model that returns statistics of chosen tokens, never logits of a whole batch."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        compute_dtype: torch.dtype,
-        stop_tokens: Sequence[str] = (),
-    ) -> None:
-        super().__init__()
-        use_shared_prompts(model)
-        self.model = model
-        self.tokenizer = tokenizer
-        self.compute_dtype = compute_dtype
-        self.stop_tokens = tuple(stop_tokens)
-
-    @property
-    def head_weight(self) -> Float[Tensor, "vocab hidden"]:
-        """The matrix from hidden states to logits."""
-        weight = self.model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
-        assert isinstance(weight, Tensor)
-        return weight
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a completion, ascending."""
-        generation = self.model.generation_config
-        declared = generation.eos_token_id if generation is not None else None
-        ids: list[Any] = [self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
-        ids += [stop_token_id(self.tokenizer, token) for token in self.stop_tokens]
-        return tuple(sorted({i for i in ids if i is not None}))
-
-    def autocast(self) -> torch.autocast:
-        """The context in which forward passes run: float32 weights, matrix products in `compute_dtype`."""
-        device = self.head_weight.device.type
-        return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
-
-    @contextlib.contextmanager
-    def rounded_residuals(self) -> Iterator[None]:
-        """Forward passes whose residual stream is in `compute_dtype`, as in an engine; it begins at the embedding.
-
-        Everything that is added to it has that dtype under autocast, and rotary tables take theirs from it.
-        """
-        embedding = self.model.get_input_embeddings()
-        hook = embedding.register_forward_hook(lambda module, ids, hidden: hidden.to(self.compute_dtype))
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """Last hidden states at the positions that predict the response tokens.
-
-        One forward of the backbone, in which every prompt and every completion stands once.
-        """
-        output = self.model.base_model(
-            input_ids=microbatch.input_ids[None],
-            position_ids=microbatch.position_ids[None],
-            use_cache=False,
-            **attention_arguments(microbatch.groups, microbatch.input_ids.device),
-        )
-        return output.last_hidden_state[0].index_select(0, microbatch.rows)
-
-    def forward(
-        self,
-        microbatch: Microbatch,
-        anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
-        *,
-        temperature: float = 1.0,
-        ref_hidden: Float[Tensor, "tokens hidden"] | None = None,
-        ref_head_weight: Float[Tensor, "vocab hidden"] | None = None,
-    ) -> TokenStatistics:
-        """Log-prob, entropy, max-prob and anchor log-probs of the micro-batch's response tokens.
-
-        Args:
-            microbatch: what to run and where to read it off.
-            anchor_ids: the reference's top-K there; None: no anchors.
-            temperature: of the rollout; the same for policy, old policy and reference.
-            ref_hidden: the reference's hidden states there; with them, `full_kl` is filled in.
-            ref_head_weight: the reference's head.
-        """
-        with self.autocast():
-            hidden = self.hidden_states(microbatch)
-            statistics = token_statistics(
-                hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature
-            )
-            if ref_hidden is None or ref_head_weight is None:
-                return statistics
-            kl = full_kl(hidden, self.head_weight, ref_hidden, ref_head_weight, temperature=temperature)
-        return replace(statistics, full_kl=kl)
-
-    def objective_sum(
-        self,
-        microbatch: Microbatch,
-        objective: Objective,
-        anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
-        *,
-        temperature: float = 1.0,
-        ref_hidden: Float[Tensor, "tokens hidden"] | None = None,
-        ref_head_weight: Float[Tensor, "vocab hidden"] | None = None,
-    ) -> Float[Tensor, ""]:
-        """Σ over the micro-batch's response tokens of an objective of their statistics, ready for its backward.
-
-        Where it is cheaper the statistics come a few tokens at a time, and the gradient of the head is taken while
-        their logits are still there.
-
-        Args:
-            microbatch: as in `forward`, and so the rest.
-            objective: (statistics of some tokens, which of the micro-batch's) → one value a token.
-            anchor_ids: the reference's top-K there.
-            temperature: of the rollout.
-            ref_hidden: the reference's hidden states there.
-            ref_head_weight: the reference's head.
-        """
-        if ref_hidden is not None:
-            statistics = self(
-                microbatch, anchor_ids, temperature=temperature, ref_hidden=ref_hidden, ref_head_weight=ref_head_weight
-            )
-            return objective(statistics, slice(0, len(microbatch.rows))).sum()
-        with self.autocast():
-            hidden = self.hidden_states(microbatch)
-            return objective_sum(
-                hidden, self.head_weight, microbatch.targets, anchor_ids, objective, temperature=temperature
-            )
-
-    def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
-        """What a frozen policy says of the micro-batch's response tokens: log-probs and its own top K."""
-        with self.autocast():
-            hidden = self.hidden_states(microbatch)
-            return reference_statistics(
-                hidden, self.head_weight, microbatch.targets, anchor_size, temperature=temperature
-            )
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load; the first rank writes, all ranks must call.
-
-        Adapters are merged into it.
-        """
-        weights = None
-        is_first = True
-        if torch.distributed.is_initialized():
-            is_first = torch.distributed.get_rank() == 0
-        if has_adapters(self.model):
-            weights = merged_weights(self.model)
-        elif torch.distributed.is_initialized():
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            weights = get_model_state_dict(self.model, options=options)
-        if is_first:
-            self.model.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
-
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapters alone, as PEFT loads them; the first rank writes, all ranks must call."""
-        save_adapter(self.model, folder)
-
-    def architecture_folder(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder with config and tokenizer but no weights: what an engine needs before its first sync."""
-        folder = tempfile.TemporaryDirectory(prefix="apo-architecture-")
-        self.model.config.save_pretrained(folder.name)
-        self.tokenizer.save_pretrained(folder.name)
-        return folder
 
 
 def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: bool) -> str:

@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.lora import LoRA, has_adapters
-from apo_lightning.policy import Policy, PolicySpec
+from apo_lightning.model.lora import LoRA, has_adapters
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -87,7 +88,9 @@ def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Train
     """
     strategy = trainer.strategy
     if type(strategy) is ModelParallelStrategy:
-        raise ConfigError("trainer.strategy is ModelParallelStrategy: choose apo_lightning.sharding.ShardedStrategy")
+        raise ConfigError(
+            "trainer.strategy is ModelParallelStrategy: choose apo_lightning.distributed.sharding.ShardedStrategy"
+        )
     if not isinstance(strategy, ShardedStrategy):
         return _adapted(spec.load_model(seed), lora, seed)
     if trainer.global_rank == 0:
