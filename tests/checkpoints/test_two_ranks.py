@@ -100,6 +100,7 @@ def between_ranks(rank, folder):
     future.result()
 
     require_seen_by_all(folder / "checkpoints", rank)
+    dist.barrier()  # the first rank takes its mark away last
     assert not list((folder / "checkpoints").iterdir())
     with pytest.raises(ConfigError, match=r"rank 1 does not find .*checkpoints_0.*hydra.run.dir|checkpoints_1"):
         require_seen_by_all(folder / f"checkpoints_{rank}", rank)
