@@ -1,9 +1,11 @@
 """Configuration → a folder of tables and figures, and one page that shows them all."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from apo_lightning.console import say
@@ -63,7 +65,9 @@ def report(cfg: DictConfig) -> Path:
 
 def training_defaults() -> dict[str, dict[str, str]]:
     """What a run uses where nothing is overridden: stem of `algo=` → flat config, without the model's part."""
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    # From the command line Hydra runs already, and refuses to be started again.
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         return {algo: _flat(compose("train", [f"algo={algo}"])) for algo in options_of("algo")}
 
 
