@@ -10,7 +10,7 @@ from composing import run_train
 
 pytestmark = pytest.mark.slow
 
-ENGINE = ("engine=vllm", "engine.kv_cache_gib=0.125")
+ENGINE = ("engine=vllm", "kv_cache_gib=0.125")
 if importlib.util.find_spec("vllm") is None:
     ENGINE = ("engine=transformers",)
 
