@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read."""
+"""The project's exceptions: what each says went wrong, and `ConfigError` for what the user can mend."""
 
 
 class ConfigError(ValueError):

@@ -48,7 +48,7 @@ class DistributionMonitor(StepCallback):
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Measure the anchors of this loss; None: the paper's."""
+        """Choose the anchors to measure: this loss's, or the paper's where it has none."""
         own_size = 0 if loss is None else loss.needs.anchor_size
         self.apo = loss if isinstance(loss, APO) else None
         self.support_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
@@ -110,7 +110,7 @@ def join(parts: Sequence[SupportFacts]) -> SupportFacts:
 def support_facts(
     tokens: StepTokens, anchor_size: int, *, support_size: int | None = None, exclude_sampled: bool = True
 ) -> SupportFacts:
-    """What the step's tokens say of the support; tokens on which the reference was not run are absent.
+    """The support of the reference at the step's tokens; those on which the reference was not run are left out.
 
     Args:
         tokens: of one rank.

@@ -22,7 +22,7 @@ MAX_WIDTH = 100
 
 @dataclass(slots=True)
 class RunState:
-    """What the display knows; its readers only draw."""
+    """The state of a run as far as the display knows it; the drawing functions only read it."""
 
     max_steps: int = 0
     first_step: int = 0
@@ -35,39 +35,39 @@ class RunState:
     phase: str | None = None
     phase_since: float = field(default_factory=time.monotonic)
     held_out: dict[str, list[float]] = field(default_factory=dict)
-    """pass@1 of every look at each held-out set."""
+    """pass@1 of every validation pass over each held-out set."""
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of finished training steps."""
         return self.first_step + len(self.history)
 
     @property
     def seconds_left(self) -> float:
-        """At the pace so far, validation included; NaN before the first step."""
+        """Seconds to the end of training at the pace so far, validation included; NaN before the first step."""
         if not self.history:
             return math.nan
         return (time.monotonic() - self.started) / len(self.history) * (self.max_steps - self.step)
 
     def start_training(self, step: int, max_steps: int) -> None:
-        """`step` steps are done already."""
+        """Begin a run whose first `step` steps are finished already."""
         self.first_step, self.max_steps = step, max_steps
         self.history = []
         self.started = time.monotonic()
 
     def enter(self, phase: str | None) -> None:
-        """The clock's listener."""
+        """Note which phase runs now; the clock calls this at every change."""
         self.phase, self.phase_since = phase, time.monotonic()
 
     def add(self, step: StepOutput) -> None:
-        """One more step."""
+        """Take in one more training step."""
         self.group_size = step.rollouts.group_size
         self.max_steps = step.max_steps
         self.timings = step.timings
         self.history.append(step.metrics)
 
     def add_held_out(self, output: ValidationOutput) -> None:
-        """One more look at a held-out set."""
+        """Take in one more validation pass over a held-out set."""
         self.held_out.setdefault(output.name, []).append(output.metrics.get(f"val/{output.name}/pass@1", math.nan))
 
     def series(self, key: str) -> list[float]:
@@ -105,7 +105,7 @@ def step_line(state: RunState) -> str:
 
 
 def held_out_line(output: ValidationOutput) -> str:
-    """One look at one held-out set, in plain ASCII.
+    """One validation pass over one held-out set, in plain ASCII.
 
     Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`, and where the verifier failed
     on some, `(256 problems, 2 completions could not be judged)`.
@@ -140,7 +140,7 @@ def panel(state: RunState) -> RenderableType:
 
 
 class _Sparkline:
-    """As wide as there is room."""
+    """A sparkline as wide as the space that it is given."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = values

@@ -17,7 +17,7 @@ VERDICT_PREFIX = "reward/num_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look at one held-out set."""
+    """The result of one validation pass over one held-out set."""
 
     samples_per_problem: int
     accuracies: Mapping[str, float]
@@ -34,12 +34,12 @@ class RunHistory:
     group_size: int = 1
 
     def add_step(self, step: StepOutput) -> None:
-        """Its logged metrics."""
+        """Keep the metrics that a step logged."""
         self.group_size = step.rollouts.group_size
         self.steps[step.step] = dict(step.metrics)
 
     def add_validation(self, output: ValidationOutput) -> None:
-        """Its metrics, and the accuracy on each problem."""
+        """Keep the metrics of a validation pass, and the accuracy on each problem."""
         shares = output.rollouts.is_correct.double().mean(1).tolist()
         ids = [prompt.id for prompt in output.rollouts.prompts]
         self.validations.setdefault(output.name, {})[output.step] = Look(
@@ -50,7 +50,7 @@ class RunHistory:
 
     @property
     def newest_validation(self) -> int | None:
-        """Training steps done before the last look at a held-out set; None: nobody looked."""
+        """Training steps that were done before the last validation pass; None: there was no pass."""
         return max((step for looks in self.validations.values() for step in looks), default=None)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
@@ -59,7 +59,7 @@ class RunHistory:
         return steps, [self.steps[step].get(key, math.nan) for step in steps]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data: a checkpoint is loaded without running code."""
+        """The history as plain data: a checkpoint is loaded without running code."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
 
 
 def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
-    """pass@1 at the first and at the last look, and the interval of the difference, paired by problem.
+    """pass@1 at the first and at the last validation pass, and the interval of the difference, paired by problem.
 
     The counts a problem are what a mean over several runs needs for its interval.
     """

@@ -50,7 +50,7 @@ class RunSummary(StepCallback):
         self._history.add_validation(output)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write; and print, unless another look at the held-out problems is to come."""
+        """Write the summary; print it too, unless a last validation pass is still to come."""
         policy: Any = pl_module.policy
         self._weights_sha256 = weights_sha256(policy)
         summary = self._write(trainer, pl_module)
@@ -59,14 +59,14 @@ class RunSummary(StepCallback):
             self._print(trainer, summary)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A look at the held-out problems after training completes the summary."""
+        """Complete the summary after the validation pass that follows training."""
         super().on_validation_end(trainer, pl_module)
         # A longer run that goes on from a finished one knows that one's weights.
         if self._weights_sha256 is not None and trainer.global_step >= trainer.max_steps:
             self._print(trainer, self._write(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
-        """So that a resumed run knows its beginning."""
+        """The history so far, so that the summary of a resumed run knows its beginning."""
         return {
             "history": self._history.state_dict(),
             "seconds": self._seconds,
@@ -74,14 +74,14 @@ class RunSummary(StepCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The beginning of a run that is resumed."""
+        """Take over the history of the run that is resumed."""
         self._history.load_state_dict(state_dict["history"])
         self._seconds_before = state_dict["seconds"]
         self._weights_sha256 = state_dict["weights_sha256"]
 
     @property
     def _seconds(self) -> float:
-        """Of this process and those that it goes on from, up to what they saved."""
+        """Wall time of this process and of those it resumed from, up to what they saved."""
         return self._seconds_before + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class ArithmeticSource:
             )
 
     def check(self) -> None:
-        """Nothing to look for: the problems are made here."""
+        """Do nothing: the problems are made here, so no file can be missing."""
 
     def load(self) -> Problems:
         """Make the problems and split them."""
@@ -102,7 +102,7 @@ class ArithmeticSource:
 
 
 def _group(operator: str, a: int, b: int) -> tuple[str, int, int]:
-    """What decides the side of the split: the unordered pair where the operator commutes."""
+    """The unordered operands where the operator commutes, so that `a + b` and `b + a` fall on one side of the split."""
     return (operator, min(a, b), max(a, b)) if operator in COMMUTATIVE else (operator, a, b)
 
 

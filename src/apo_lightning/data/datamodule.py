@@ -73,7 +73,7 @@ class PromptDataModule(LightningDataModule):
         self.validation_prompts: dict[str, list[Prompt]] = {}
         """Held-out prompts by benchmark."""
         self.report: FilterReport | None = None
-        """What was dropped; None before `prepare`."""
+        """The count of dropped training rows; None before `prepare`."""
 
     def prepare(self) -> None:
         """Read, filter and tokenise. Needs no model, so a run calls it before it loads one; the second time is free.
@@ -105,7 +105,7 @@ class PromptDataModule(LightningDataModule):
         self.report = report
 
     def setup(self, stage: str | None = None) -> None:
-        """Lightning's name for `prepare`."""
+        """Call `prepare` under the name that Lightning knows."""
         self.prepare()
 
     @property

@@ -34,7 +34,7 @@ class HubDataset:
 
     @property
     def layout(self) -> Layout:
-        """Of its records."""
+        """The columns to read from the data set's records."""
         return Layout(
             problem_column=self.problem_column, answer_column=self.answer_column, answer_is_boxed=self.answer_is_boxed
         )

@@ -29,7 +29,7 @@ class FilterReport:
     num_without_answer: int = 0
     """Worked solutions without a `\\boxed{…}`."""
     num_conflicting: int = 0
-    """The same problem with different answers: no copy is kept."""
+    """Rows of problems that occur with different answers; no copy is kept."""
     num_duplicates: int = 0
     """Further copies of a problem that is kept."""
     num_in_benchmark_verbatim: int = 0
@@ -39,9 +39,9 @@ class FilterReport:
     num_too_long: int = 0
     """More than `max_prompt_tokens` inside its template."""
     num_held_out: int = 0
-    """Not dropped: kept for validation."""
+    """Rows that are not dropped but kept for validation."""
     num_kept: int = 0
-    """Trained on."""
+    """Rows that are trained on."""
 
     def __str__(self) -> str:
         dropped = [
@@ -131,7 +131,7 @@ class Contamination:
         )
 
     def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
-        """In which sense a benchmark holds this problem; None where none does."""
+        """How a benchmark holds this problem: word for word, or reworded a little; None where none holds it."""
         if normalised_problem(problem) in self.verbatim:
             return "verbatim"
         text = _alphanumeric(problem)

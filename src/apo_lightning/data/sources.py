@@ -13,13 +13,13 @@ from apo_lightning.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problems:
-    """What a source holds."""
+    """The training and held-out problems of a source, after filtering."""
 
     train: list[Row]
     validation: dict[str, list[Row]]
     """Held-out problems by benchmark name; never filtered."""
     report: FilterReport
-    """Of the training rows."""
+    """Counts of the training rows that were read, dropped and kept."""
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class ProblemSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the data set."""
+        """The name of the data set."""
         ...
 
     @property

@@ -56,7 +56,7 @@ class ShardedStrategy(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.offload_to_cpu = offload_to_cpu
         self.whole_weights: Mapping[str, Tensor] = {}
-        """Of the first rank, from loading to sharding; empty on the others."""
+        """The whole weights on the first rank, from loading to sharding; empty on the other ranks."""
 
     def model_to_device(self) -> None:
         """Leaves offloaded shards where they are: FSDP2 refuses them anywhere else."""

@@ -78,7 +78,7 @@ def _read(path: Path, kind: type[Record]) -> Record:
 
 
 class _MismatchError(Exception):
-    """What stands in the file is not what the record holds."""
+    """The file holds another type or another field than the record declares."""
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:

@@ -12,7 +12,7 @@ from apo_lightning.evaluation.records import Sample
 from apo_lightning.formatting import duration
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Where there is no terminal."""
+"""Pause between two printed lines where there is no terminal."""
 
 
 class StatusLine:
@@ -82,7 +82,7 @@ class TokenProgress:
         self._status.stop()
 
     def advance(self, done: int, total: int) -> None:
-        """So many are done."""
+        """Note how much of the work is done, and redraw."""
         self._done, self._total = done, total
         self._status.update()
 
@@ -123,7 +123,7 @@ class Progress:
             self._status.start()
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """A batch was written."""
+        """Count a batch of samples that was written."""
         self._done += len(samples)
         self._new += len(samples)
         self._correct += sum(sample.status == "correct" for sample in samples)

@@ -42,7 +42,7 @@ def summarise(
     measure_diversity: bool,
     encoder: Encoder | None,
 ) -> EvaluationResult:
-    """What the samples come to. Depends on nothing but its arguments, so a resumed evaluation says the same.
+    """Metrics of a finished evaluation. They depend on the arguments alone, so a resumed evaluation gives the same.
 
     Every metric is a mean over problems, each problem's value being a mean over its samples; intervals say where the
     mean would lie with other problems of the same kind.
@@ -115,7 +115,7 @@ def score_range(name: str) -> tuple[float, float]:
 
 
 def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
-    """Of a metric's mean over problems.
+    """The interval of a metric's mean over problems.
 
     Of a share of samples an unseen problem may have any; of another score none is farther off than those seen.
     """
@@ -127,7 +127,7 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
 
 
 def estimate_of(interval: Interval) -> Estimate:
-    """As results hold it."""
+    """The interval in the form in which results hold it."""
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
 
 

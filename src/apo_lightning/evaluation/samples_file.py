@@ -151,7 +151,7 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def parse_sample(line: bytes) -> Sample | None:
-    """None for a line that was not written to its end, or is no sample at all.
+    """The sample that a line holds; None for a line that was not written to its end, or is no sample at all.
 
     Example:
         >>> parse_sample(b'{"prompt_id": "1", "sam') is None

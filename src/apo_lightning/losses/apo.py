@@ -98,7 +98,7 @@ class APO(PolicyLoss):
 
     @property
     def needs(self) -> Needs:
-        """The reference's top-K."""
+        """The loss reads the reference's top-K."""
         return super().needs | Needs(anchor_size=self.anchor_size)
 
     @property

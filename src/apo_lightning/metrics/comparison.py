@@ -29,12 +29,12 @@ class Counts(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Of n."""
+        """n, the number of samples."""
         ...
 
     @property
     def num_correct(self) -> int:
-        """Of them, in [0, n]."""
+        """c, the number of correct samples, in [0, n]."""
         ...
 
 
@@ -55,11 +55,11 @@ class Comparison:
     num_lost: float
     """Problems that k samples of A solve at least once and k of B never, as expected of a seed of each."""
     num_gained: float
-    """The other way round."""
+    """Problems that k samples of B solve at least once and k of A never, as expected of a seed of each."""
 
 
 def compare(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Counts]], k: int) -> Comparison:
-    """What changes from method A to method B; problems are matched by their ids, not by their places.
+    """Compare method A with method B; problems are matched by their ids, not by their places.
 
     With p the pass@k of a problem, mean over seeds, num_lost = Σ_i p_A,i·(1 − p_B,i): with one seed each and k = n the
     number of problems that A solved and B did not. Counts over all seeds' samples together would depend on how many

@@ -121,7 +121,7 @@ def seed_difference_intervals(
     *,
     confidence: float = 0.95,
 ) -> list[Interval]:
-    """By how much method B beats method A on the same problems, each with seeds of its own; paired by problem.
+    """The mean by which method B beats method A on the same problems, each with seeds of its own; paired by problem.
 
     With d_i = ȳ_B,i − ȳ_A,i and the variances of `seed_mean_intervals`,
 
@@ -193,7 +193,7 @@ def _parts(table: Float[Tensor, "seeds problems columns"]) -> _Parts:
 
 
 def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
-    """NaN of a single unit: nothing is known of its spread."""
+    """The variance of a mean; NaN for a single unit, which says nothing of its spread."""
     count = len(values)
     variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
     return _Part(variance=variance, freedom=float(max(1, count - 1)))
@@ -218,7 +218,7 @@ def _intervals(parts: _Parts, confidence: float) -> list[Interval]:
 
 
 def _mean_of(intervals: Sequence[Interval]) -> Interval:
-    """Of benchmarks that share no problem: distances of the ends add in quadrature."""
+    """The mean over benchmarks that share no problem: distances of the ends add in quadrature."""
     count = len(intervals)
     mean = math.fsum(i.mean for i in intervals) / count
     below, above = math.hypot(*(i.mean - i.low for i in intervals)), math.hypot(*(i.high - i.mean for i in intervals))

@@ -39,7 +39,7 @@ _attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What attends to what in a micro-batch, as the CPU computes it.
+    """Which positions attend to which in a micro-batch, in the form that the CPU kernels take.
 
     Example:
         Positions 0–2 are a prompt, 3–4 and 5–7 its completions: the prompt and the second are of one length.
@@ -69,7 +69,7 @@ class Layout:
 
 
 def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
-    """What attends to what in a micro-batch, as flex attention takes it; blocks of zeros are never computed.
+    """Which positions attend to which in a micro-batch, for flex attention; blocks of zeros are never computed.
 
     Position i attends to j when j ≤ i in the same group, and j is of the prompt or of i's own completion.
     """
@@ -94,7 +94,7 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
 
 
 def attention_arguments(groups: Sequence[Group], device: torch.device) -> dict[str, Any]:
-    """What the backbone must be given beside ids and positions. Built once a micro-batch, used by every layer.
+    """Arguments of the backbone beside ids and positions. Built once a micro-batch, used by every layer.
 
     The mask is a placeholder: given none, transformers would infer a packing from the position ids, another than
     ours, and build a [positions, positions] mask from it.
@@ -132,7 +132,7 @@ def attend(
 
 
 class _SharedPrompts(torch.autograd.Function):
-    """See the module's docstring."""
+    """The autograd function of `attend`: see the module's docstring."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
@@ -186,7 +186,7 @@ def _heads_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _backward(of_query: Sequence[Tensor], key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor]:
-    """What query, key and value receive from one part, given output and log-sum-exp of the whole."""
+    """Gradients of query, key and value from one part, given output and log-sum-exp of the whole."""
     grad_output, query, key, value, output, lse = _heads_first(of_query[0], of_query[1], key, value, *of_query[2:])
     # The kernel reads the last axis as contiguous, which the gradient of a sum (an expanded scalar) is not.
     grad_output = grad_output.contiguous()

@@ -26,7 +26,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.adapted_linear import AdaptedLinear, merged_matrix
 
 ADAPTER = "default"
-"""How PEFT calls an adapter that was given no name."""
+"""PEFT's name for an adapter that was given none."""
 ALL_LINEAR = "all-linear"
 
 
@@ -106,7 +106,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def describe_adapters(model: nn.Module) -> str:
-    """For the log, e.g. `LoRA rank 16: 4.9M of 139.4M parameters trained`; empty without adapters."""
+    """A line for the log, e.g. `LoRA rank 16: 4.9M of 139.4M parameters trained`; empty without adapters."""
     rank = next((module.r[ADAPTER] for module in model.modules() if isinstance(module, LoraLayer)), None)
     if rank is None:
         return ""

@@ -29,18 +29,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this process may use."""
+    """Memory and cores that this process may use."""
 
     memory_bytes: int
-    """Installed."""
+    """Installed memory."""
     available_bytes: int
-    """Not in use by others."""
+    """Memory that no other process uses."""
     num_cores: int
-    """Of those installed, the ones this process may run on."""
+    """Cores that this process may run on."""
 
 
 def this_machine() -> Machine:
-    """Asked of the kernel."""
+    """Ask the kernel what this machine has."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     meminfo = Path("/proc/meminfo")
@@ -53,7 +53,7 @@ def this_machine() -> Machine:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages whose versions matter; those that are not installed are left out."""
+    """Versions of the packages that matter; those that are not installed are left out."""
     found = {}
     for name in CHECKED:
         try:
@@ -64,7 +64,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def accepted_versions() -> list[Requirement]:
-    """What this project's own metadata asks for, those of its extras included; nothing where it is not installed."""
+    """Requirements in this project's own metadata, those of its extras included; empty where it is not installed."""
     try:
         lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

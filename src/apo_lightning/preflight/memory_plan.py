@@ -33,7 +33,7 @@ class Part:
     update: int = 0
     sync: int = 0
     is_first_only: bool = False
-    """Of the run's first process alone."""
+    """True where only the run's first process takes this memory."""
 
     @property
     def is_any(self) -> bool:
@@ -47,35 +47,35 @@ class MemoryPlan:
 
     parts: tuple[Part, ...]
     loading: int
-    """While weights are read, in the machine's memory in any case."""
+    """Machine memory of the first process while weights are read."""
     loading_others: int
-    """The same, of each other process."""
+    """Machine memory of each other process while weights are read."""
     beside_gpu: int
-    """In the machine's memory from then on, of a process that has a GPU; 0 where it has none."""
+    """Machine memory, after loading, of a process that has a GPU; 0 where it has none."""
 
     @property
     def generate(self) -> int:
-        """While completions are sampled."""
+        """Memory while completions are sampled."""
         return sum(part.generate for part in self.parts)
 
     @property
     def update(self) -> int:
-        """At the worst moment of forward, backward and optimizer step."""
+        """Memory at the worst moment of forward, backward and optimizer step."""
         return sum(part.update for part in self.parts)
 
     @property
     def sync(self) -> int:
-        """While weights go to the engine."""
+        """Memory while weights go to the engine."""
         return sum(part.sync for part in self.parts)
 
     @property
     def peak(self) -> int:
-        """The worst phase of a step."""
+        """Memory in the worst phase of a step."""
         return max(self.generate, self.update, self.sync)
 
     @property
     def peak_others(self) -> int:
-        """The same, of each process but the first."""
+        """Memory in the worst phase of a step, of each process but the first."""
         return self.peak - sum(part.update for part in self.parts if part.is_first_only)
 
 
@@ -126,7 +126,7 @@ def shard_bytes(num_parameters: int, run: RunShape) -> int:
 
 
 def weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """The policy's, and its adapters' beside them."""
+    """Bytes of the policy's weights, and of its adapters beside them."""
     adapters = 0 if model.adapters is None else shard_bytes(model.adapters.num_parameters, run)
     return shard_bytes(model.num_parameters, run) + adapters
 
@@ -146,7 +146,7 @@ def reference_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def process_bytes(run: RunShape) -> int:
-    """Before any tensor: libraries on a CPU, the context on a GPU."""
+    """Bytes that a process takes before any tensor: libraries on a CPU, the context on a GPU."""
     if run.is_cuda:
         return CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.world_size > 1 else 0)
     return LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
@@ -167,12 +167,12 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
 
 
 def whole_parameters(model: ModelShape) -> int:
-    """Of the model and its adapters."""
+    """Number of parameters of the model and its adapters."""
     return model.num_parameters + (0 if model.adapters is None else model.adapters.num_parameters)
 
 
 def beside_gpu_bytes(model: ModelShape, run: RunShape) -> int:
-    """Libraries, and with offloading the shards: weights, gradients, two moments each, and the reference's."""
+    """Machine memory beside a GPU: libraries, and with offloading weights, gradients, moments and reference."""
     if not run.is_cuda:
         return 0
     libraries = LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
@@ -181,7 +181,7 @@ def beside_gpu_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
-    """What the first rank has freed of the whole copy that it had loaded to shard, and glibc keeps; on a CPU only."""
+    """Memory that glibc keeps of the first rank's whole copy, which was freed when it was sharded; on a CPU only."""
     return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * whole_parameters(model)
 
 
@@ -197,7 +197,7 @@ def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
-    """What the backward of one layer needs of each position [bytes].
+    """Bytes that the backward of one layer keeps for each position.
 
     Two norms each keep their input and the normalised input in float32: 16·D. With c bytes a computed number, and
     q = heads·head_dim, k = kv_heads·head_dim: attention keeps queries, keys, values and its output, c·(2q + 2k), and
@@ -246,7 +246,7 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
 
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
-    """What FSDP2 has gathered at a time: embedding and head all along, the layer at work, and the next one.
+    """Bytes that FSDP2 gathers at a time: embedding and head all along, the layer at work, and the next one.
 
     Embedding and head in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
     resharded after the forward, all of them.
@@ -271,7 +271,7 @@ def head_tile_bytes(run: RunShape) -> int:
 
 
 def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
-    """What a mini-batch takes beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
+    """Memory of a mini-batch beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
 
     - The forward is through: activations, and all that autocast has cast.
     - The backward begins: activations, what autocast has cast, a tile of logits, ∂L/∂h, and in float32 ∂L/∂W of the

@@ -38,7 +38,7 @@ def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: Me
 
 
 def _beside_text(plan: MemoryPlan) -> str:
-    """What is in the machine's memory whatever the columns are of."""
+    """A line on the machine's memory, which a process on a GPU takes beside the GPU's."""
     loading = f"{_gib(plan.loading)} GiB a process"
     if plan.loading != plan.loading_others:
         loading = f"{_gib(plan.loading)} GiB the first process, {_gib(plan.loading_others)} GiB each other"
@@ -97,5 +97,5 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _gib(size: int) -> str:
-    """Two decimals; nothing where there is nothing."""
+    """A size in GiB with two decimals; a dot where there is nothing."""
     return f"{size / GIB:,.2f}" if size else "·"

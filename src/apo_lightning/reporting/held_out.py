@@ -19,14 +19,14 @@ from apo_lightning.reporting.names import BASE, model_name
 from apo_lightning.reporting.records import Measurement, RunCard
 
 STEPS = "steps"
-"""The setting in which a run departs that ended before its last step."""
+"""The setting under which a run that ended before its last step is listed."""
 NO_JUDGE = "reward.num_workers"
 """A key of a reward that no verdict depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One look at one held-out set."""
+    """The result of one validation pass over one held-out set."""
 
     num_samples: int
     metrics: Mapping[str, Estimate]
@@ -35,7 +35,7 @@ class _Look:
 
 
 def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
-    """The untrained policy, where the run looked at step 0, and the trained one, on each held-out set.
+    """The untrained policy, where the run validated at step 0, and the trained one, on each held-out set.
 
     From `summary.json`; from `metrics.csv`, and then without intervals, what that does not have.
 
@@ -75,7 +75,7 @@ def _before_and_after(
 
 
 def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
-    """With the whole pass@k curve where the summary counts the correct samples of each problem."""
+    """The validation pass of a summary, with the whole pass@k curve where it counts each problem's correct samples."""
     num_samples = change.get(f"samples_per_problem_{which}", change["samples_per_problem"])
     logged = {key.removeprefix(f"val/{name}/"): value for key, value in change.get(f"metrics_{which}", {}).items()}
     metrics = {key: _bare(value) for key, value in logged.items() if _k_of(key)}
@@ -99,7 +99,7 @@ def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
 
 
 def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Iterator[Measurement]:
-    """The first and the last look that was logged; how many samples it took is the largest k."""
+    """The first and the last validation pass that was logged; how many samples each took is the largest k."""
     series = {key: dict(zip(*run.metrics[f"val/{name}/{key}"], strict=True)) for key in _logged(run)[name]}
     if "pass@1" not in series:
         return
@@ -173,7 +173,7 @@ def _measured(
 
 
 def _sampling(run: RunCard, problems: Sequence[ProblemCount]) -> dict[str, str]:
-    """As of an evaluation, from the run's config."""
+    """The settings of the measurement, as for an evaluation, from the run's config."""
     config = run.config
     prompt = [f"{key}={value}" for key, value in sorted(config.items()) if _is_prompt(key)]
     reward = [
@@ -203,7 +203,7 @@ def _stopped(run: RunCard, step: int) -> dict[str, str]:
 
 
 def _logged(run: RunCard) -> dict[str, list[str]]:
-    """What was logged of each held-out set: name → keys without `val/<name>/`."""
+    """The metrics that were logged of each held-out set: name → keys without `val/<name>/`."""
     found: dict[str, list[str]] = {}
     for key in run.metrics:
         if match := re.fullmatch(r"val/(.+)/([^/]+)", key):

@@ -23,14 +23,14 @@ STATUSES: tuple[VerdictStatus, ...] = ("correct", "incorrect", "unparsed", "time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """What is on the page, beside the figures."""
+    """The content of the page beside the figures."""
 
     title: str
     date: str
-    """As printed; the page itself never looks at a clock."""
+    """The date as it is printed; the page itself never looks at a clock."""
     num_runs: int
     tables: tuple[Table, ...] = ()
-    """In the order of the page; those without a row are left out."""
+    """The tables in the order of the page; those without a row are left out."""
     published_check: Table | None = None
     """Published numbers that do not add up."""
     evaluations: tuple[Evaluated, ...] = ()
@@ -63,7 +63,7 @@ def page(report: ReportContents, figures: Sequence[NamedFigure] = ()) -> str:
 
 
 def files_of(paths: Iterable[Path], folder: Path) -> dict[str, tuple[str, ...]]:
-    """What `ReportContents.files` wants, from the paths of tables and figures: by stem, relative to `folder`.
+    """The files of tables and figures for `ReportContents.files`: stem → paths relative to `folder`.
 
     Example:
         >>> files_of([Path("report/tables/main.csv"), Path("report/tables/main.tex")], Path("report"))
@@ -76,7 +76,7 @@ def files_of(paths: Iterable[Path], folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
-    """What a reader must know before believing a number, a sentence each."""
+    """Reasons to doubt the numbers, a sentence each."""
     return [
         f"{evaluated.model}, {evaluated.method}, {benchmark_name(evaluated.result.benchmark)}: {warning}."
         for evaluated in evaluations

@@ -29,7 +29,7 @@ class Inconsistency:
     kind: str
     """A key of `KINDS`."""
     expected: str
-    """What it should be, as far as can be told: the recomputed mean, the nearest shares."""
+    """The value that the cell should have, as far as can be told: the recomputed mean, the nearest shares."""
 
 
 def inconsistencies() -> tuple[Inconsistency, ...]:

@@ -12,9 +12,9 @@ from apo_lightning.reporting.records import Alignment, Cell, Column, Row, Table
 
 MARK = "†"
 SIGNIFICANT_DIGITS = 12
-"""Of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
+"""Digits of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
 WIDEST_UNSCALED = 8
-"""Columns."""
+"""Columns up to which a LaTeX table keeps its size."""
 
 _LATEX = {
     "\\": r"\textbackslash{}",

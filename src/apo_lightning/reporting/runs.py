@@ -114,7 +114,7 @@ def resolved(flat: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_defaults(config_folder: Path) -> dict[str, dict[str, str]]:
-    """What a run uses where nothing is overridden: stem of `algo=` → flat config.
+    """The config of a run where nothing is overridden: stem of `algo=` → flat config.
 
     From `train.yaml`, the config groups that its defaults list names, and each file of `algo/`.
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from apo_lightning.reporting.names import METHODS, in_method_order
 
 INK, QUIET, HAIRLINE = "#1f2328", "#6e7781", "#e6e8eb"
-"""Text; what explains it; grid lines."""
+"""Colours of text, of explanations, and of grid lines."""
 COLLAPSE = "#8a1c1c"
-"""The arrow of a loss of diversity."""
+"""Colour of the arrow that marks a loss of diversity."""
 
 COLUMN_INCHES, PAGE_INCHES = 3.3, 6.8
 """Widths of a column and of a page of a two-column paper: figures are made at the size they are printed at."""
@@ -82,11 +82,11 @@ class Style:
     marker: str
     dash: Dash
     rank: int = 0
-    """What has the higher rank is drawn over what has the lower; APO has the highest."""
+    """Drawing order: a higher rank is drawn over a lower one; APO has the highest."""
 
     @property
     def linestyle(self) -> tuple[float, Dash] | Literal["-"]:
-        """As matplotlib takes it."""
+        """The dash in the form that matplotlib takes."""
         return (0.0, self.dash) if self.dash else "-"
 
 
@@ -114,7 +114,7 @@ KNOWN: Mapping[str, Style] = {
     METHODS[algo]: Style(label=METHODS[algo], color=color, marker=marker, dash=dash)
     for algo, (color, marker, dash) in _LOOKS.items()
 }
-"""By the method's printed name."""
+"""Style of each known method, by its printed name."""
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:

@@ -211,7 +211,7 @@ def _compare_unordered(gold: tuple[str, ...], answer: tuple[str, ...], ask: Ask,
 
 
 def _unknown(_gold: str, _answer: str) -> None:
-    """Knows no mathematics."""
+    """An `Ask` that cannot tell: it knows no mathematics."""
 
 
 # What decides comes first. A part that cost a worker ends the questions, because the next may cost another.

@@ -89,7 +89,7 @@ def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"])
 
 
 def uniforms(seed: int, count: int) -> Float[Tensor, "count"]:
-    """Of one sample, drawn up front, so that they depend on the seed alone; float64, in [0, 1).
+    """Uniform numbers of one sample, drawn up front so that they depend on the seed alone; float64, in [0, 1).
 
     Torch's CPU generator would drop the seed's upper half.
 

@@ -29,7 +29,7 @@ from apo_lightning.types import Completion, GenerationRequest
 GIB = 2**30
 BLOCK_SIZE = 32  # the least the CPU kernels take; with their default of 128, short prompts are never shared
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""What its CPU attention kernels are compiled for. Other models it loads all the same, and dies in a first forward."""
+"""Head sizes of vLLM's CPU attention kernels. Other models it loads all the same, and dies in a first forward."""
 SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
 LOGGER = logging.getLogger("vllm")
 

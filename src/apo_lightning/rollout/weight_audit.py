@@ -60,7 +60,7 @@ class WeightAudit:
         self._source_error: Exception | None = None
 
     def watch(self, named_weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same stream without the items that must not be loaded."""
+        """Pass the stream on without the items that must not be loaded."""
         while True:
             try:
                 name, weight = next(named_weights)
@@ -78,7 +78,7 @@ class WeightAudit:
                 yield name, weight
 
     def verify(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise an error for what went wrong, if anything did."""
         if self._source_error is not None:
             raise self._source_error
         known = self._seen.union(self._problems["of another shape"])

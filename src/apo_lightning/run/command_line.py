@@ -111,7 +111,7 @@ def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What Hydra has to say of an override, without its search path."""
+    """Hydra's message on an override, without its search path."""
     if isinstance(error, MissingConfigException) and (line := missing_choice(error)) is not None:
         return line
     parts = [str(error).split("Config search path")[0]]

@@ -53,7 +53,7 @@ def evaluate(
 
 
 def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
-    """`mode=samples`: one engine for all benchmarks."""
+    """Measure in `mode=samples`: one engine for all benchmarks."""
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(subject.device)
     engine.check_model(subject.spec.load_config(), subject.device)
@@ -100,7 +100,7 @@ def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
 
 
 def _launch(cfg: DictConfig, subject: Subject) -> Fabric:
-    """One process a device, each with the whole model."""
+    """Launch one process a device, each with the whole model."""
     backend = "nccl" if subject.device.type == "cuda" else "gloo"
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
@@ -148,7 +148,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> EvaluationResult 
 
 
 def _cover(cfg: DictConfig, subject: Subject) -> CoverageResult:
-    """`mode=coverage`: no engine, one pass."""
+    """Measure in `mode=coverage`: no engine, one pass."""
     overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch}
     if cfg.limit is not None:
         overrides["limit"] = cfg.limit

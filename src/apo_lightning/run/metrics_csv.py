@@ -32,17 +32,17 @@ class MetricsCSV(Logger):
 
     @property
     def name(self) -> str:
-        """None is asked for."""
+        """Lightning's name of the logger; empty, since the file stands in the run's folder itself."""
         return ""
 
     @property
     def version(self) -> str:
-        """None is asked for."""
+        """Lightning's version of the logger; empty, since a run's folder holds one."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """They are in `.hydra/`."""
+        """Do nothing: hyper-parameters are in `.hydra/`."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

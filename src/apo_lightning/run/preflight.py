@@ -94,7 +94,7 @@ def _room_findings(cfg: DictConfig, plan: Plan, ranks: Ranks, output_dir: Path) 
 
 
 def _environment_findings(cfg: DictConfig, ranks: Ranks) -> list[Finding]:
-    """What does not depend on the plan."""
+    """Findings that do not depend on the memory plan."""
     findings: list[Finding] = []
     with _errors_to(findings):
         check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)

@@ -61,7 +61,7 @@ def report(cfg: DictConfig) -> Path:
 
 
 def _folders(cfg: DictConfig) -> list[Path]:
-    """As given; of the two default folders those that exist."""
+    """The folders as given; of the two default folders those that exist."""
     given = [Path(folder) for folder in ([cfg.runs] if not isinstance(cfg.runs, ListConfig) else cfg.runs)]
     missing = [folder for folder in given if not folder.is_dir()]
     if missing and (len(missing) == len(given) or cfg.runs != ["outputs", "multirun"]):

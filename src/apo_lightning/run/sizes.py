@@ -1,4 +1,4 @@
-"""What of a configuration says how much: read for a run, and for the plan of one."""
+"""The sizes in a configuration, read for a run and for its memory plan."""
 
 import functools
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
 
 
 def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
-    """Those that the configuration names. A diagnostic is told of the loss that it will watch."""
+    """The callbacks of the configuration. A diagnostic is told of the loss that it will watch."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     for callback in callbacks:
         if isinstance(callback, StepCallback):
@@ -41,12 +41,12 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
-    """Of the loss and of all callbacks."""
+    """The inputs that the loss or any callback needs."""
     return functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
 
 
 def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:
-    """What of the engine's settings takes memory."""
+    """The settings of the engine that decide how much memory it takes."""
     if isinstance(engine, VLLMEngine):
         return EngineSize(
             name=engine.name,
@@ -71,12 +71,12 @@ class Ranks:
     device: torch.device
     world_size: int
     num_local: int
-    """On one machine."""
+    """Processes on one machine."""
     strategy: str
     """`single`, `ddp` or `fsdp`."""
 
     def describe(self) -> str:
-        """How many, and where.
+        """The number of processes, and where they run.
 
         Example:
             >>> Ranks(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
@@ -86,7 +86,7 @@ class Ranks:
 
 
 def ranks_of(cfg: DictConfig) -> Ranks:
-    """As `cfg.trainer` asks for them."""
+    """The processes that `cfg.trainer` asks for."""
     trainer = cfg.trainer
     available = torch.cuda.device_count()
     is_cuda = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and available > 0)
@@ -107,7 +107,7 @@ class Plan:
     """The memory of a run, and what it was made from."""
 
     name: str
-    """Of the model."""
+    """The model's name."""
     model: ModelShape
     run: RunShape
     memory: MemoryPlan
@@ -130,7 +130,7 @@ def plan_run(cfg: DictConfig) -> Plan:
 
 
 def run_shape(cfg: DictConfig, settings: StepSettings, ranks: Ranks, spec: PolicySpec) -> RunShape:
-    """What of a configuration memory depends on, beside the model."""
+    """The settings of a configuration that decide how much memory a run of the model takes."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
     loss = instantiate(cfg.algo.loss)

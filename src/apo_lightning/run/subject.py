@@ -1,4 +1,4 @@
-"""Who is measured: one policy, where its weights come from, and what its results say of it."""
+"""The policy under evaluation: where its weights come from, and what its results say of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class Subject:
 
     spec: PolicySpec
     run: TrainedRun | None
-    """The training run that it is the end of."""
+    """The training run that ended in this policy; None: a model as it was downloaded."""
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    """Its kind; a launched process has one of its own."""
+    """The kind of device; a launched process has one of its own."""
     world_size: int
     compute_dtype: torch.dtype
     output_dir: Path
-    """Exists."""
+    """The folder of the results, which exists."""
     seed: int
 
     @property
@@ -47,16 +47,16 @@ class Subject:
         return getattr(self.spec.load_config(), "max_position_embeddings", None)
 
     def load(self, device: torch.device) -> Policy:
-        """The policy, frozen."""
+        """Load the policy, frozen."""
         return self._load(self.spec, device)
 
     def load_reference(self, device: torch.device) -> Policy:
-        """What the training run began with, frozen."""
+        """Load the policy that the training run began with, frozen."""
         assert self.run is not None
         return self._load(instantiate(self.run.reference, _convert_="all"), device)
 
     def card(self, policy: Policy) -> ModelCard:
-        """What results say of the policy."""
+        """The identity of the policy, as results carry it."""
         return ModelCard(
             name=self.spec.name,
             path=self.spec.path,

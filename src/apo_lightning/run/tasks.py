@@ -35,7 +35,7 @@ class Task:
     encoder: Encoder | None
     folder: Path
     identity: dict[str, object]
-    """What decides the samples, as far as it is known before the weights are."""
+    """Settings that decide the samples, as far as they are known before the weights are."""
 
 
 def prepare_tasks(cfg: DictConfig, subject: Subject, engine: str) -> list[Task]:

@@ -40,7 +40,7 @@ from apo_lightning.update.settings import StepSettings
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
-    """Train one policy: look at the held-out problems, where there are any, fit, look again.
+    """Train one policy: validate on the held-out problems, where there are any, fit, validate again.
 
     Args:
         cfg: composed from `configs/train.yaml`.
@@ -118,7 +118,7 @@ class Parts:
     """Everything of a run that loads no weights, instantiated and checked."""
 
     config: dict[str, Any]
-    """All of it, as nested plain data."""
+    """The whole configuration, as nested plain data."""
     world_size: int
     settings: StepSettings
     checkpoint: CheckpointSettings
@@ -126,7 +126,7 @@ class Parts:
     advantage: AdvantageEstimator
     model: PolicySpec
     lora: LoRA | None
-    """None: all weights are trained."""
+    """The adapters to train; None: all weights are trained."""
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
     engine: RolloutEngine
@@ -134,7 +134,7 @@ class Parts:
     data: PromptDataModule
     callbacks: list[pl.Callback]
     needs: Needs
-    """Of the loss and of all callbacks."""
+    """The inputs that the loss or any callback needs."""
 
 
 def prepare(cfg: DictConfig) -> Parts:
@@ -199,20 +199,20 @@ def prepare(cfg: DictConfig) -> Parts:
 
 
 def _own_settings(cfg: DictConfig) -> dict[str, Any]:
-    """What a checkpoint is compared by, as plain data; what may differ is left out."""
+    """The configuration that checkpoints are compared by, as plain data; settings that may differ are left out."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
 def _earlier_rows(found: Found | None) -> list[dict[str, Any]]:
-    """Of `metrics.csv`, up to the checkpoint."""
+    """The rows of `metrics.csv` up to the checkpoint."""
     if found is None:
         return []
     return rows_until(found.folder.parent.parent, found.header.position.step, found.header.validated_step)
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:
-    """`metrics.csv` always; others by `logger=…`."""
+    """The loggers: `metrics.csv` always, others by `logger=…`."""
     others = [instantiate(node) for node in (cfg.logger or {}).values()]
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))

@@ -21,20 +21,20 @@ class SensitivityPoint:
     """One value of a setting, and what it led to."""
 
     value: str
-    """As typed: `0.02`."""
+    """The value as it was typed: `0.02`."""
     estimate: Estimate
-    """Mean over benchmarks, a fraction."""
+    """The metric's mean over benchmarks, a fraction."""
     is_default: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensitivityPanel:
-    """One setting, all others at their defaults."""
+    """The values of one setting, with all others at their defaults."""
 
     axis: str
-    """Its key: `algo.loss.pull_coef`."""
+    """The setting's key: `algo.loss.pull_coef`."""
     points: tuple[SensitivityPoint, ...]
-    """By ascending value."""
+    """The points, by ascending value."""
     published: tuple[SensitivityPoint, ...] = ()
 
 

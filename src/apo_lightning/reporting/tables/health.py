@@ -16,7 +16,7 @@ METRICS = {
     "max_prob": "MaxProb ↓",
 }
 LOWER_IS_HEALTHIER = (4, 6)
-"""Columns: semantic similarity, MaxProb."""
+"""Positions of the columns in which less is better: semantic similarity, MaxProb."""
 
 
 def health_table(measurements: Sequence[Measurement]) -> Table:

@@ -11,7 +11,7 @@ from apo_lightning.reporting.tables.main_results import label, without_variants
 from apo_lightning.reporting.tables.series import Series, num_seeds, series
 
 COMPARED_FROM = (BASE, METHODS["grpo"])
-"""The two that others are held against: what training costs, and what a remedy brings back."""
+"""The methods that others are compared with: what training costs, and what a remedy brings back."""
 
 
 def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
@@ -90,7 +90,7 @@ def _count(count: int | float) -> Cell:
 
 
 def _scope(a: Series, b: Series, result: Comparison) -> str:
-    """What the interval is about: a method where it has several seeds; Base is what it is."""
+    """The scope of the interval: a method where it has several seeds, else one checkpoint of it."""
     if result.num_seeds_a == result.num_seeds_b == 1:
         return "these two checkpoints"
     counts = {a.method: result.num_seeds_a, b.method: result.num_seeds_b}

@@ -111,7 +111,7 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def without_variants(items: Sequence[Series]) -> list[Series]:
-    """Without the runs that depart from their method's defaults, where there is one that does not."""
+    """The series with default settings, and those of methods that were run with no defaults."""
     plain = {(item.block, item.method) for item in items if not item.settings}
     return [item for item in items if not item.settings or (item.block, item.method) not in plain]
 
