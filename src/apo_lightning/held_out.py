@@ -19,7 +19,7 @@ class HeldOut:
         names: of the sets, in the order of the data module's loaders.
 
     Attributes:
-        last_step: step after which the sets were last looked at; None: never.
+        last_step: step after which the last validation pass was made; None: never.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -107,7 +107,7 @@ PLACES = {
     "between two mini-batches": (RLVRModule, "_optimizer_step", 3, "step_000001_minibatch_001"),
     "after the last mini-batch": (RLVRModule, "_optimizer_step", 4, "step_000001_minibatch_002"),
     "at the sync": (RLVRModule, "_publish", 3, "step_000002"),
-    "while it looks at the held-out problems": (TransformersEngine, "generate", 4, "step_000002"),
+    "while it validates": (TransformersEngine, "generate", 4, "step_000002"),
 }
 
 

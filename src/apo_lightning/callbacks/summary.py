@@ -20,8 +20,8 @@ from apo_lightning.types import StepOutput, ValidationOutput
 class RunSummary(StepCallback):
     """Compares the first steps with the last, and the held-out problems before with after.
 
-    Files are written when training ends and once more when the held-out problems have been looked at after it; the
-    table is printed once, at the latest of the two.
+    Files are written when training ends and once more after the validation pass that follows; the table is printed
+    once, at the later of the two.
 
     Args:
         num_edge_steps: how many steps "first" and "last" mean; fewer in a run too short for both.
@@ -92,7 +92,7 @@ class RunSummary(StepCallback):
             "seed": getattr(pl_module, "seed", None),
             "wall_seconds": round(self._seconds, 1),
             "train": first_and_last(history, self.num_edge_steps),
-            "held_out": {name: held_out_change(looks) for name, looks in history.validations.items()},
+            "held_out": {name: held_out_change(passes) for name, passes in history.validations.items()},
             "verdicts": verdict_counts(history),
             "versions": versions(),
             "weights_sha256": self._weights_sha256,

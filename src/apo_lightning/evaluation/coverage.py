@@ -68,7 +68,7 @@ class OracleCoverage:
         name: of the preset, and of the problem set.
         path: a local `.jsonl` or `.parquet` file of problems with a `solution`; goes before the hub.
         hub: the hub data set that is read when there is no path.
-        limit: problems to look at; None: all.
+        limit: problems to score; None: all.
         anchor_sizes: the K to report.
         max_tokens: a longer prompt and solution together are skipped, and counted [tokens].
         tokens_per_microbatch: a prompt counted once for all that follows it; a matter of memory and speed alone.

@@ -55,20 +55,20 @@ def run_table(
         settings: sizes of a step.
         world_size: ranks of the run.
         max_steps: rollouts of the run.
-        val_check_interval: rollouts between two looks at the held-out problems; None: before and after training alone.
+        val_check_interval: rollouts between two validation passes; None: before and after training alone.
         has_held_out: whether there are any.
     """
     steps, every = max_steps, val_check_interval
     samples = steps * settings.prompts_per_step * settings.group_size
-    # Before the first rollout, every so many, and after the last where it was not just looked.
-    looks = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
+    # Before the first rollout, every so many, and after the last where that was not just done.
+    passes = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
     rows = (
         ("rollouts", f"{steps:,}"),
         ("optimizer steps", f"{steps * settings.minibatches_per_step:,}"),
         ("prompts a rollout and rank", f"{settings.prompts_per_step / world_size:g}"),
         ("completions sampled", f"{samples:,}"),
         ("tokens sampled, at most", f"{samples * settings.max_completion_tokens:,}"),
-        ("looks at held-out problems", f"{looks:,}"),
+        ("validation passes", f"{passes:,}"),
     )
     table = _table("the run", "")
     for name, value in rows:

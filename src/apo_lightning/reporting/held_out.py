@@ -25,7 +25,7 @@ NO_JUDGE = "reward.num_workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _ValidationPass:
     """The result of one validation pass over one held-out set."""
 
     num_samples: int
@@ -58,7 +58,7 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
 def _before_and_after(
     run: RunCard, departures: Mapping[str, str], name: str, change: Mapping[str, Any]
 ) -> Iterator[Measurement]:
-    before, after = (_look(name, change, which) for which in ("before", "after"))
+    before, after = (_from_summary(name, change, which) for which in ("before", "after"))
     gain = Estimate(
         **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
     )
@@ -74,7 +74,7 @@ def _before_and_after(
     yield _trained(run, name, after, settings, gain, gains if after.problems else {})
 
 
-def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
+def _from_summary(name: str, change: Mapping[str, Any], which: str) -> _ValidationPass:
     """The validation pass of a summary, with the whole pass@k curve where it counts each problem's correct samples."""
     num_samples = change.get(f"samples_per_problem_{which}", change["samples_per_problem"])
     logged = {key.removeprefix(f"val/{name}/"): value for key, value in change.get(f"metrics_{which}", {}).items()}
@@ -83,11 +83,11 @@ def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
     place = ("before", "after").index(which)
     counts = {problem: pair[place] for problem, pair in change.get("num_correct", {}).items()}
     if not counts:
-        return _Look(num_samples=num_samples, metrics=metrics)
+        return _ValidationPass(num_samples=num_samples, metrics=metrics)
     correct = torch.tensor(list(counts.values()))
     curve = pass_at_k_curve(torch.full_like(correct, num_samples), correct, range(1, num_samples + 1))
     estimates = tuple(estimate_of(interval) for interval in mean_intervals(curve))
-    return _Look(
+    return _ValidationPass(
         num_samples=num_samples,
         metrics={key: estimates[_k_of(key) - 1] for key in metrics},
         pass_at_k=estimates,
@@ -106,7 +106,7 @@ def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Ite
     first, last = min(series["pass@1"]), max(series["pass@1"])
     num_samples = max((k for key in series if (k := _k_of(key))), default=1)
     before, after = (
-        _Look(
+        _ValidationPass(
             num_samples=num_samples, metrics={k: _bare(values[step]) for k, values in series.items() if step in values}
         )
         for step in (first, last)
@@ -118,18 +118,18 @@ def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Ite
         yield _trained(run, name, after, {**departures, **_stopped(run, int(last))}, gain)
 
 
-def _untrained(run: RunCard, name: str, look: _Look) -> Measurement:
+def _untrained(run: RunCard, name: str, validation: _ValidationPass) -> Measurement:
     """The policy before training is told from another by where it was read; random weights by the run's seed."""
     path = run.config.get("model.path", "null")
     is_random = path == "null"
     weights, seed = (f"of seed {run.seed}", run.seed) if is_random else (f"of {path}", "")
-    return _measured(run, name, look, method=BASE, weights=weights, seed=seed)
+    return _measured(run, name, validation, method=BASE, weights=weights, seed=seed)
 
 
 def _trained(
     run: RunCard,
     name: str,
-    look: _Look,
+    validation: _ValidationPass,
     settings: Mapping[str, str],
     gain: Estimate,
     gains: Mapping[str, tuple[float, ...]] | None = None,
@@ -137,7 +137,7 @@ def _trained(
     measured = _measured(
         run,
         name,
-        look,
+        validation,
         method=run.label,
         weights=run.summary.get("weights_sha256") or str(run.folder),
         seed=run.seed,
@@ -148,7 +148,7 @@ def _trained(
 def _measured(
     run: RunCard,
     name: str,
-    look: _Look,
+    validation: _ValidationPass,
     *,
     method: str,
     weights: str,
@@ -160,13 +160,13 @@ def _measured(
         settings={},
         seed=seed,
         weights=weights,
-        sampling=_sampling(run, look.problems),
+        sampling=_sampling(run, validation.problems),
         sampling_seeds=(run.seed,),
         benchmark=name,
-        num_samples=look.num_samples,
-        metrics=look.metrics,
-        pass_at_k=look.pass_at_k,
-        problems=look.problems,
+        num_samples=validation.num_samples,
+        metrics=validation.metrics,
+        pass_at_k=validation.pass_at_k,
+        problems=validation.problems,
         by_problem={},
         held_out=True,
     )

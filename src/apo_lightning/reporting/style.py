@@ -73,7 +73,7 @@ DASHES: tuple[Dash, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """The look of one method. No two methods share (marker, dash), so colour is never needed to tell them apart."""
+    """How one method is drawn. No two methods share (marker, dash), so colour is never needed to tell them apart."""
 
     label: str
     """The method as it is printed."""
@@ -121,7 +121,7 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """A style for each method: its own for a known one, for others the next one free, in order of their names.
 
     Call it once a report, with every method that occurs, and hand the result to each figure: what a method looks like
-    then does not depend on which figure it is in. From the 49th unknown method on, looks repeat.
+    then does not depend on which figure it is in. From the 49th unknown method on, styles repeat.
 
     Args:
         methods: printed names.
@@ -140,9 +140,9 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     dashes, markers = DASHES[1:], _SPARE_MARKERS
     pairs = [(markers[i % len(markers)], dashes[i % len(dashes)]) for i in range(len(markers) * len(dashes))]
     free = [pair for pair in pairs if pair not in used]
-    looks = dict(KNOWN)
+    styles = dict(KNOWN)
     for index, name in enumerate(sorted(set(ordered) - KNOWN.keys())):
         marker, dash = free[index % len(free)]
-        looks[name] = Style(label=name, color=_SPARE_COLORS[index % len(_SPARE_COLORS)], marker=marker, dash=dash)
+        styles[name] = Style(label=name, color=_SPARE_COLORS[index % len(_SPARE_COLORS)], marker=marker, dash=dash)
     ranks = {name: rank for rank, name in enumerate(sorted(ordered, key=lambda name: name == METHODS["apo"]))}
-    return {name: replace(looks[name], rank=ranks[name]) for name in ordered}
+    return {name: replace(styles[name], rank=ranks[name]) for name in ordered}

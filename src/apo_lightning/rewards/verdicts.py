@@ -26,7 +26,7 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: st
     function raised. `unparsed` and `timeout` are what a policy brings about by itself, and would let it end the run.
 
     Args:
-        verdicts: all completions of one step, or of one look at one held-out set, over all ranks: a rank that judged
+        verdicts: those of one step, or of one validation pass over one held-out set, on all ranks: a rank that judged
             its own share alone would leave the others waiting for it.
         limit: the largest tolerated share of errors, in [0, 1].
         of: what was judged, for the message.

@@ -210,10 +210,10 @@ def legend_handle(style: Style) -> Line2D:
 
 def filled_and_hollow() -> list[Line2D]:
     """Legend entries: what was measured here is filled, what was published is hollow."""
-    look = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
+    shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
     return [
-        Line2D([], [], markerfacecolor=QUIET, label="measured", **look),
-        Line2D([], [], markerfacecolor="white", label="published", **look),
+        Line2D([], [], markerfacecolor=QUIET, label="measured", **shared),
+        Line2D([], [], markerfacecolor="white", label="published", **shared),
     ]
 
 

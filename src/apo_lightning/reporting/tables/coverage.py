@@ -7,7 +7,7 @@ from apo_lightning.reporting.tables.cells import EMPTY, share_cell
 
 
 def coverage_table(evaluations: Evaluations) -> Table:
-    """Oracle recall at K [%] of every model that was looked at, the published row last; a block for each preset.
+    """Oracle recall at K [%] of every model that was measured, the published row last; a block for each preset.
 
     Source: the paper's table of oracle coverage.
     """

@@ -87,9 +87,9 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
     rows = []
     for item in items:
         for name in in_benchmark_order(item.by_benchmark) if item.method != BASE else ():
-            looks = (before.get((item.block, name)), item.by_benchmark[name])
+            sides = (before.get((item.block, name)), item.by_benchmark[name])
             metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
-            shares = [share_cell(look.metrics.get(metric) if look else None) for metric in metrics for look in looks]
+            shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
             k = [Cell(text=f"{budget[name]}", value=float(budget[name]))] if several_k else []
             first = (label(item), seeds_cell(item, [name]), Cell(text=benchmark_name(name)), *k)
             rows.append(Row(cells=(*first, *shares, *gain_cells(item, [name])), section=item.block))
