@@ -102,7 +102,7 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
     return table
 
 
-def coverage_table(result: CoverageResult) -> Table:
+def recall_table(result: CoverageResult) -> Table:
     """Recall by K, for the terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("K", "recall", "95% interval"):

@@ -58,7 +58,7 @@ class Comparison:
     """Problems that k samples of B solve at least once and k of A never, as expected of a seed of each."""
 
 
-def compare(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Counts]], k: int) -> Comparison:
+def compare_methods(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Counts]], k: int) -> Comparison:
     """Compare method A with method B; problems are matched by their ids, not by their places.
 
     With p the pass@k of a problem, mean over seeds, num_lost = Σ_i p_A,i·(1 − p_B,i): with one seed each and k = n the
@@ -80,7 +80,7 @@ def compare(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Coun
         >>> from collections import namedtuple
         >>> Problem = namedtuple("Problem", ["prompt_id", "num_samples", "num_correct"])
         >>> a, b = [Problem("x", 2, 1), Problem("y", 2, 0)], [Problem("y", 2, 2), Problem("x", 2, 0)]
-        >>> result = compare([a], [b], k=1)
+        >>> result = compare_methods([a], [b], k=1)
         >>> result.difference.mean, result.num_lost, result.num_gained
         (0.25, 0.5, 1.0)
     """

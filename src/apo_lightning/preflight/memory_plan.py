@@ -1,7 +1,7 @@
 """How much memory one process of a run will need, from sizes alone: no weights, no device, a second.
 
-Every part is a product of sizes of the model and the run, derived in the docstring of the function that returns it.
-What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
+Every allocation is a product of sizes of the model and the run, derived in the docstring of the function that returns
+it. What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NCCL_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Allocation:
     """One row of the plan [bytes]: how much of it there is in each phase. 0: given back, or not there yet."""
 
     name: str
@@ -45,7 +45,7 @@ class Part:
 class MemoryPlan:
     """Memory of the run's first process: of its GPU where it has one, else of the machine [bytes]."""
 
-    parts: tuple[Part, ...]
+    allocations: tuple[Allocation, ...]
     loading: int
     """Machine memory of the first process while weights are read."""
     loading_others: int
@@ -56,17 +56,17 @@ class MemoryPlan:
     @property
     def generate(self) -> int:
         """Memory while completions are sampled."""
-        return sum(part.generate for part in self.parts)
+        return sum(item.generate for item in self.allocations)
 
     @property
     def update(self) -> int:
         """Memory at the worst moment of forward, backward and optimizer step."""
-        return sum(part.update for part in self.parts)
+        return sum(item.update for item in self.allocations)
 
     @property
     def sync(self) -> int:
         """Memory while weights go to the engine."""
-        return sum(part.sync for part in self.parts)
+        return sum(item.sync for item in self.allocations)
 
     @property
     def peak(self) -> int:
@@ -76,7 +76,7 @@ class MemoryPlan:
     @property
     def peak_others(self) -> int:
         """Memory in the worst phase of a step, of each process but the first."""
-        return self.peak - sum(part.update for part in self.parts if part.is_first_only)
+        return self.peak - sum(item.update for item in self.allocations if item.is_first_only)
 
 
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
@@ -95,21 +95,23 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     gradients = trained * (2 if run.strategy == "ddp" else 1)
     engine_weights = run.compute_bytes * model.num_parameters
     workspace = engine_workspace_bytes(model, run)
-    parts = (
-        _part("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _part("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
-        _part("weights", weight_bytes(model, run) * on_device, stays=True),
-        _part("optimizer moments", 2 * trained, stays=True),
-        _part("reference weights", reference_bytes(model, run) * on_device, stays=True),
-        Part(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
-        Part(name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights),
-        _part("keys and values", kv_cache_bytes(model, run), stays=is_kept),
-        _part("engine workspace", workspace, stays=is_kept),
-        *update_parts(model, run),
-        Part(name="whole tensors on their way", sync=sync_bytes(model, run)),
+    allocations = (
+        _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
+        _allocation("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
+        _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
+        _allocation("optimizer moments", 2 * trained, stays=True),
+        _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
+        Allocation(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
+        Allocation(
+            name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights
+        ),
+        _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
+        _allocation("engine workspace", workspace, stays=is_kept),
+        *update_allocations(model, run),
+        Allocation(name="whole tensors on their way", sync=sync_bytes(model, run)),
     )
     return MemoryPlan(
-        parts=tuple(part for part in parts if part.is_any),
+        allocations=tuple(item for item in allocations if item.is_any),
         loading=loading_bytes(model, run, is_first=True),
         loading_others=loading_bytes(model, run, is_first=False),
         beside_gpu=beside_gpu_bytes(model, run),
@@ -270,7 +272,7 @@ def head_tile_bytes(run: RunShape) -> int:
     return 3 * FLOAT32 * rows * columns
 
 
-def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
+def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ...]:
     """Memory of a mini-batch beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
 
     - The forward is through: activations, and all that autocast has cast.
@@ -280,33 +282,33 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2 once
       more as input of the reduction. The optimizer's step is fused and takes nothing of its own.
     """
-    activations = Part(name="activations", update=activation_bytes(model, run))
-    gathered = Part(name="gathered by FSDP2", update=gathered_bytes(model, run))
+    activations = Allocation(name="activations", update=activation_bytes(model, run))
+    gathered = Allocation(name="gathered by FSDP2", update=gathered_bytes(model, run))
     is_head_trained = model.adapters is None
     new_head = is_head_trained * model.head_parameters
     head = head_tile_bytes(run) + FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
     copies = is_head_trained * (2 if gathered.update else 1)
     ending = run.microbatch_tokens * layer_activation_bytes(model, run) + copies * FLOAT32 * model.root_parameters
-    reduced = Part(name="a layer's gradient on its way", update=reduced_bytes(model, run))
+    reduced = Allocation(name="a layer's gradient on its way", update=reduced_bytes(model, run))
     if not run.is_cuda:
         cast = cast_weight_bytes(model, run, backward=False)
         return activations, _cast(cast), _head(head), gathered, reduced, _ending(ending)
     forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered
     backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered, reduced
     ends = _ending(ending), gathered
-    return max(forward, backward, ends, key=lambda parts: sum(part.update for part in parts))
+    return max(forward, backward, ends, key=lambda moment: sum(item.update for item in moment))
 
 
-def _cast(size: int) -> Part:
-    return Part(name="weights cast by autocast", update=size)
+def _cast(size: int) -> Allocation:
+    return Allocation(name="weights cast by autocast", update=size)
 
 
-def _head(size: int) -> Part:
-    return Part(name="head: a tile of logits, its gradient", update=size)
+def _head(size: int) -> Allocation:
+    return Allocation(name="head: a tile of logits, its gradient", update=size)
 
 
-def _ending(size: int) -> Part:
-    return Part(name="end of backward: new gradients", update=size)
+def _ending(size: int) -> Allocation:
+    return Allocation(name="end of backward: new gradients", update=size)
 
 
 def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
@@ -325,5 +327,5 @@ def sync_bytes(model: ModelShape, run: RunShape) -> int:
     return run.compute_bytes * model.head_parameters * (2 if run.strategy == "fsdp" else 1)
 
 
-def _part(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Part:
-    return Part(name=name, generate=size, update=size * stays, sync=size * stays, is_first_only=is_first_only)
+def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
+    return Allocation(name=name, generate=size, update=size * stays, sync=size * stays, is_first_only=is_first_only)

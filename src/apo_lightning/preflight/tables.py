@@ -14,10 +14,10 @@ from apo_lightning.update.settings import StepSettings
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
-    """The parts by phase, their sums, and what they are to be held against."""
+    """The allocations by phase, their sums, and what they are to be held against."""
     table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", "generate", "update", "sync")
-    for part in plan.parts:
-        table.add_row(Text(part.name), *(_gib(size) for size in (part.generate, part.update, part.sync)))
+    for item in plan.allocations:
+        table.add_row(Text(item.name), *(_gib(size) for size in (item.generate, item.update, item.sync)))
     table.add_section()
     totals = (plan.generate, plan.update, plan.sync)
     table.add_row(

@@ -13,7 +13,7 @@ from apo_lightning.evaluation.records import EvaluationResult
 from apo_lightning.reporting.figures.canvas import inline_svg
 from apo_lightning.reporting.figures.report import NamedFigure
 from apo_lightning.reporting.names import benchmark_name
-from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Table, TableRow
 from apo_lightning.reporting.render import MARK
 from apo_lightning.types import VerdictStatus
 
@@ -116,7 +116,7 @@ def verdict_table(evaluations: Sequence[Evaluated]) -> Table:
     )
 
 
-def sections(table: Table) -> list[tuple[str, list[Row]]]:
+def sections(table: Table) -> list[tuple[str, list[TableRow]]]:
     """Neighbouring rows of one section, under its heading."""
     return [(name, list(rows)) for name, rows in itertools.groupby(table.rows, key=lambda row: row.section)]
 
@@ -135,9 +135,9 @@ def notes(table: Table) -> list[str]:
 _WHAT = tuple(Column(name=name, align="left") for name in ("Model", "Method", "Benchmark"))
 
 
-def _row(evaluated: Evaluated, texts: Sequence[str]) -> Row:
+def _row(evaluated: Evaluated, texts: Sequence[str]) -> TableRow:
     what = (evaluated.model, evaluated.method, benchmark_name(evaluated.result.benchmark))
-    return Row(cells=tuple(Cell(text=text) for text in (*what, *texts)))
+    return TableRow(cells=tuple(Cell(text=text) for text in (*what, *texts)))
 
 
 def _settings(evaluated: Evaluated) -> list[str]:

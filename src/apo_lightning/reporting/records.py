@@ -46,7 +46,7 @@ class RunCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class EvaluationFile:
     """A file that measures one policy, and the training run it came from where that run is among those read."""
 
     path: Path
@@ -65,14 +65,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated(Found):
+class Evaluated(EvaluationFile):
     """One `results.json`."""
 
     result: EvaluationResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered(Found):
+class Covered(EvaluationFile):
     """One `coverage.json`."""
 
     result: CoverageResult
@@ -177,7 +177,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of a table."""
 
     cells: tuple[Cell, ...]
@@ -196,6 +196,6 @@ class Table:
     """Stem of its files: `main_results`."""
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
     """Sentences below it: what bold means, what a mark says."""

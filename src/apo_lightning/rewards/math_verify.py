@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.comparison import compare, expressions
+from apo_lightning.rewards.comparison import compare_answers, expressions
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after
 from apo_lightning.rewards.normalise import normalise
 from apo_lightning.rewards.worker_pool import WorkerPool
@@ -137,7 +137,7 @@ def _decide(
             questions.append((one, other))
         return known.get((one, other))
 
-    status = compare(gold, answer, ask)
+    status = compare_answers(gold, answer, ask)
     return status, questions[0] if status is None else None
 
 

@@ -65,7 +65,7 @@ def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class RankLayout:
     """The processes that the trainer would start, whether or not their GPUs are there."""
 
     device: torch.device
@@ -79,13 +79,13 @@ class Ranks:
         """The number of processes, and where they run.
 
         Example:
-            >>> Ranks(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
+            >>> RankLayout(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
             '2 processes on cpu'
         """
         return f"{self.world_size} process{'es' * (self.world_size > 1)} on {self.device.type}"
 
 
-def ranks_of(cfg: DictConfig) -> Ranks:
+def rank_layout(cfg: DictConfig) -> RankLayout:
     """The processes that `cfg.trainer` asks for."""
     trainer = cfg.trainer
     available = torch.cuda.device_count()
@@ -94,7 +94,7 @@ def ranks_of(cfg: DictConfig) -> Ranks:
     world_size = num_local * trainer.num_nodes
     strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=trainer.strategy))
     is_sharded = strategy.endswith("ShardedStrategy")
-    return Ranks(
+    return RankLayout(
         device=torch.device("cuda" if is_cuda else "cpu"),
         world_size=world_size,
         num_local=num_local,
@@ -122,14 +122,14 @@ def plan_run(cfg: DictConfig) -> Plan:
     Raises:
         ConfigError: sizes that contradict each other, or a model whose config is not to be had.
     """
-    settings, ranks = step_settings(cfg, instantiate(cfg.data)), ranks_of(cfg)
+    settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
     model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
     run = run_shape(cfg, settings, ranks, spec)
     return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
 
 
-def run_shape(cfg: DictConfig, settings: StepSettings, ranks: Ranks, spec: PolicySpec) -> RunShape:
+def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
     """The settings of a configuration that decide how much memory a run of the model takes."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)

@@ -31,7 +31,7 @@ from apo_lightning.preflight.checks import check_devices, check_dtype, check_mod
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.run.ending import EndTogether
+from apo_lightning.run.fail_fast import FailFast
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, callbacks_for, step_settings
@@ -62,11 +62,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     say(parts.data.describe())
     if parts.loss.notice is not None:
         say(parts.loss.notice)
-    together = EndTogether()
+    fail_fast = FailFast()
     trainer = instantiate(
         cfg.trainer,
         logger=_loggers(cfg, output_dir, _earlier_rows(found)),
-        callbacks=[together, *parts.callbacks],
+        callbacks=[fail_fast, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
         inference_mode=False,
@@ -103,7 +103,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     if found is not None:
         set_finished_steps(trainer, steps_done)
         module.held_out.last_step = found.header.validated_step
-    with together, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
+    with fail_fast, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
         if (found is None and parts.data.validation_names) or module.held_out.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.reporting.names import benchmark_name
-from apo_lightning.reporting.records import Cell, Column, Measurement, Row
+from apo_lightning.reporting.records import Cell, Column, Measurement, TableRow
 from apo_lightning.reporting.tables.cells import PER_CENT, number_cell, share_cell
 from apo_lightning.reporting.tables.series import Series, average, interval_note, missing_note, num_seeds
 
@@ -53,7 +53,7 @@ def gain_cells(item: Series, names: Iterable[str]) -> list[Cell]:
     return [number_cell(gain, scale=PER_CENT, decimals=2, signed=True) for gain in gains]
 
 
-def reading_notes(rows: Sequence[Row], items: Sequence[Series], *, held_out: bool) -> list[str]:
+def reading_notes(rows: Sequence[TableRow], items: Sequence[Series], *, held_out: bool) -> list[str]:
     """How to read the numbers of a table of accuracies; nothing for an empty one."""
     cells = [cell for row in rows for cell in row.cells]
     bracket = f" In brackets: {interval_note(items)}." if any(cell.interval for cell in cells) else ""

@@ -28,7 +28,7 @@ it kills them."""
 _logger = logging.getLogger(__name__)
 
 
-class EndTogether(pl.Callback):
+class FailFast(pl.Callback):
     """First of the trainer's callbacks, and a context around all that the trainer does. Alone it does nothing.
 
     Without it the other ranks wait in their next collective, over NCCL until the process group's time-out, or see
@@ -58,7 +58,7 @@ class EndTogether(pl.Callback):
         self._launched = getattr(trainer.strategy.launcher, "procs", [])
         self._report(exception)
 
-    def __enter__(self) -> "EndTogether":
+    def __enter__(self) -> "FailFast":
         return self
 
     def __exit__(

@@ -26,7 +26,7 @@ OF_SAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class EvaluatedPolicy:
     """The policy to be measured; no weights are loaded yet."""
 
     spec: PolicySpec
@@ -76,7 +76,7 @@ class Subject:
         return policy.to(device).eval().requires_grad_(False)
 
 
-def find_subject(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> Subject:
+def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
     """Read what the configuration says of the policy.
 
     Args:
@@ -103,7 +103,7 @@ def find_subject(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = 
         output_dir /= settings_folder(overrides)
     tokenizer = spec.load_tokenizer()
     output_dir.mkdir(parents=True, exist_ok=True)
-    return Subject(
+    return EvaluatedPolicy(
         spec=spec,
         run=run,
         tokenizer=tokenizer,
