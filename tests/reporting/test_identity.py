@@ -331,7 +331,7 @@ def test_held_out_numbers_of_a_run_without_a_summary_come_from_its_metrics(tmp_p
     ]  # fmt: skip
 
 
-def test_validation_passes_over_the_same_untrained_weights_are_pooled_and_other_settings_are_not(
+def test_validations_of_the_same_untrained_weights_are_pooled_and_other_settings_are_not(
     tmp_path: Path,
 ) -> None:
     for seed, temperature in ((1, 1.0), (2, 1.0), (3, 0.5)):
