@@ -125,7 +125,7 @@ def _num_correct(validation: ValidationPass, problem: str) -> int:
     return round(validation.accuracies[problem] * validation.samples_per_problem)
 
 
-def verdict_counts(history: RunHistory) -> dict[str, int]:
+def total_verdicts(history: RunHistory) -> dict[str, int]:
     """How many training completions got each status, over the whole run and all ranks."""
     counts: dict[str, int] = {}
     for metrics in history.steps.values():

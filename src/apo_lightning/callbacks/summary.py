@@ -9,7 +9,7 @@ from rich.console import Console
 
 from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.callbacks.curves import curves_png
-from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, verdict_counts
+from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json, write_atomically
@@ -93,7 +93,7 @@ class RunSummary(StepCallback):
             "wall_seconds": round(self._seconds, 1),
             "train": first_and_last(history, self.num_edge_steps),
             "held_out": {name: held_out_change(passes) for name, passes in history.validations.items()},
-            "verdicts": verdict_counts(history),
+            "verdicts": total_verdicts(history),
             "versions": versions(),
             "weights_sha256": self._weights_sha256,
         }

@@ -1,10 +1,8 @@
 """Samples → results: everything that `results.json` says is computed here, from the samples file alone."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -24,7 +22,7 @@ from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similar
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
 from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
-from apo_lightning.types import VerdictStatus
+from apo_lightning.rewards.verdicts import count_statuses
 
 NO_VOTE, CORRECT = -1, 0
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
@@ -89,7 +87,7 @@ def summarise(
         data=data,
         settings=settings,
         versions=versions,
-        verdicts=count_verdicts(samples),
+        verdicts=count_statuses(sample.status for sample in samples),
         num_truncated=sum(sample.finish_reason == "length" for sample in samples),
         num_tokens=sum(sample.num_tokens for sample in samples),
         metrics=metrics,
@@ -129,12 +127,6 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
 def estimate_of(interval: Interval) -> Estimate:
     """The interval in the form in which results hold it."""
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
-
-
-def count_verdicts(samples: Sequence[Sample]) -> dict[VerdictStatus, int]:
-    """How many samples have each status; every status is there."""
-    counts = Counter(sample.status for sample in samples)
-    return {status: counts[status] for status in get_args(VerdictStatus)}
 
 
 def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:

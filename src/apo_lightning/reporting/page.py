@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,7 +19,6 @@ from apo_lightning.reporting.render import MARK
 from apo_lightning.types import VerdictStatus
 
 HASH_LETTERS = 8
-STATUSES: tuple[VerdictStatus, ...] = ("correct", "incorrect", "unparsed", "timeout", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def settings_table(evaluations: Sequence[Evaluated]) -> Table:
 
 def verdict_table(evaluations: Sequence[Evaluated]) -> Table:
     """How the samples of each evaluation were judged: one row an evaluation."""
-    names = (*(status.capitalize() for status in STATUSES), "Truncated", "Tokens a sample")
+    names = (*(status.capitalize() for status in get_args(VerdictStatus)), "Truncated", "Tokens a sample")
     return Table(
         name="verdicts",
         title="Verdicts on their samples",
@@ -160,7 +160,7 @@ def _settings(evaluated: Evaluated) -> list[str]:
 
 def _verdicts(result: EvaluationResult) -> list[str]:
     total = max(1, sum(result.verdicts.values()))
-    counts = [f"{result.verdicts.get(status, 0):,}" for status in STATUSES]
+    counts = [f"{result.verdicts.get(status, 0):,}" for status in get_args(VerdictStatus)]
     return [*counts, f"{result.num_truncated / total:.1%}", f"{result.num_tokens / total:,.0f}"]
 
 
