@@ -15,7 +15,8 @@ from rich.text import Text
 from apo_lightning.formatting import duration, number, sparkline
 from apo_lightning.types import StepOutput, ValidationOutput
 
-PHASES = ("generate", "reward", "reference", "old_logprobs", "update", "sync")
+NOT_SHOWN = frozenset({"between_steps", "prepare", "metrics", "step"})
+"""Timings that are left out of the line of phases: they are short, or no phase of a step."""
 SHOWN_FROM_SECONDS = 0.05
 MAX_WIDTH = 100
 
@@ -185,7 +186,8 @@ def _change(series: Sequence[float]) -> Text:
 def _activity(state: RunState) -> Text:
     """The phases with their seconds in the last step; the one that runs now is lit and counts."""
     elapsed = time.monotonic() - state.phase_since
-    phases = [p for p in PHASES if state.timings.get(p, 0.0) >= SHOWN_FROM_SECONDS] if state.history else []
+    seconds = state.timings if state.history else {}
+    phases = [p for p, spent in seconds.items() if p not in NOT_SHOWN and spent >= SHOWN_FROM_SECONDS]
     cells = Text(no_wrap=True, overflow="ellipsis")
     if state.phase is None and not state.history:
         cells.append(f"● starting {elapsed:.0f}s", style="bold cyan")
