@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from apo_lightning.formatting import GIB
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.preflight.memory_plan import (
-    GIB,
     LIBRARIES_BYTES,
     activation_bytes,
     layer_activation_bytes,

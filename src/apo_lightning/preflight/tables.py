@@ -7,8 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from apo_lightning.formatting import GIB
 from apo_lightning.preflight.environment import Finding
-from apo_lightning.preflight.memory_plan import GIB, MemoryPlan
+from apo_lightning.preflight.memory_plan import MemoryPlan
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.update.settings import StepSettings
 

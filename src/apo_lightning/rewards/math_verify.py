@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.formatting import GIB
 from apo_lightning.rewards.comparison import compare_answers, expressions
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after
 from apo_lightning.rewards.normalise import normalise
@@ -55,7 +56,7 @@ class MathVerifyReward:
             raise ConfigError(f"reward.timeout_s is {timeout_s}: give a positive number of seconds")
         if memory_limit_gib < 0.25:
             raise ConfigError(f"reward.memory_limit_gib is {memory_limit_gib}: sympy alone needs 0.25")
-        self.pool = WorkerPool(num_workers, timeout_s, int(memory_limit_gib * 2**30))
+        self.pool = WorkerPool(num_workers, timeout_s, int(memory_limit_gib * GIB))
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order."""

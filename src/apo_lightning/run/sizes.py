@@ -11,13 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
+from apo_lightning.formatting import GIB
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import FLOAT32, EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.rollout.vllm_engine import GIB, VLLMEngine
+from apo_lightning.rollout.vllm_engine import VLLMEngine
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
