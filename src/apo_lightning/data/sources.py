@@ -1,6 +1,5 @@
 """Where a run's problems come from: training rows, held-out rows, and what was dropped on the way."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -9,6 +8,7 @@ from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
 from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError
+from apo_lightning.hashing import hash64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,4 +160,4 @@ def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
 
 
 def _rank(row: Row) -> bytes:
-    return hashlib.blake2b(normalised_problem(row.problem).encode(), digest_size=8).digest()
+    return hash64(normalised_problem(row.problem))

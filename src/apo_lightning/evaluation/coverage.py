@@ -18,6 +18,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.ratio import ratio_estimate
 from apo_lightning.evaluation.records import CoverageResult, DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
+from apo_lightning.hashing import hash64
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -239,7 +240,7 @@ def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> So
 
 def _rank(row: Row) -> tuple[bytes, str]:
     """A set can hold a problem twice, with two solutions."""
-    return hashlib.blake2b(normalised_problem(row.problem).encode(), digest_size=8).digest(), solution_of(row)
+    return hash64(normalised_problem(row.problem)), solution_of(row)
 
 
 def solution_of(row: Row) -> str:
