@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.adapted_linear import AdaptedLinear, merged_matrix
+from apo_lightning.process_group import process_rank
 
 ADAPTER = "default"
 """PEFT's name for an adapter that was given none."""
@@ -201,7 +202,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _on_first_rank(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    is_first = process_rank() == 0
     weights = {}
     for name, part in named:
         gathered = whole(part)
