@@ -14,6 +14,7 @@ from apo_lightning.data.sources import ProblemSource
 from apo_lightning.formatting import GIB
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.preflight.checks import requested_devices
 from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import FLOAT32, EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.rollout.engine import RolloutEngine
@@ -89,14 +90,12 @@ class RankLayout:
 def rank_layout(cfg: DictConfig) -> RankLayout:
     """The processes that `cfg.trainer` asks for."""
     trainer = cfg.trainer
-    available = torch.cuda.device_count()
-    is_cuda = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and available > 0)
-    num_local = int(trainer.devices) if str(trainer.devices).isdigit() else max(available, 1)
+    device, num_local = requested_devices(trainer.accelerator, trainer.devices)
     world_size = num_local * trainer.num_nodes
     strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=trainer.strategy))
     is_sharded = strategy.endswith("ShardedStrategy")
     return RankLayout(
-        device=torch.device("cuda" if is_cuda else "cpu"),
+        device=device,
         world_size=world_size,
         num_local=num_local,
         strategy="fsdp" if is_sharded else "ddp" if world_size > 1 else "single",
