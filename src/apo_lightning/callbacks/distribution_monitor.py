@@ -18,7 +18,7 @@ from apo_lightning.types import Needs, StepOutput, StepTokens
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
 PAPER_ANCHOR_SIZE = 8
-"""K under a loss without anchors."""
+"""The K that is measured under a loss without anchors."""
 
 
 class DistributionMonitor(StepCallback):
@@ -88,9 +88,9 @@ class SupportFacts:
     anchor_ratio: Float[Tensor, "rows"]
     """r_anchor; 0 where the anchor set is empty."""
     ref_anchor_mass: Float[Tensor, "rows"]
-    """Z_ref"""
+    """Z_ref, the reference's probability of the anchor set."""
     ref_prob: Float[Tensor, "rows"]
-    """π_ref(y)"""
+    """π_ref(y), the reference's probability of the sampled token."""
     advantages: Float[Tensor, "rows"]
     entropy: Float[Tensor, "rows"]
     max_prob: Float[Tensor, "rows"]

@@ -91,7 +91,7 @@ class RunState:
 
 
 def header(state: RunState) -> str:
-    """The names above the columns of `step_line`."""
+    """A line of names above the columns of `step_line`."""
     labels = [label for label, _ in state.rows()]
     return _aligned(["step", *labels, "tokens/s", "s/step", "left"])
 

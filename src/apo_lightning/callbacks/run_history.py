@@ -27,7 +27,7 @@ class ValidationPass:
 
 @dataclass(slots=True)
 class RunHistory:
-    """Keyed by step, so that steps done again after a resume replace those they repeat."""
+    """Metrics of all steps so far, keyed by step: those done again after a resume replace what they repeat."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     validations: dict[str, dict[int, ValidationPass]] = field(default_factory=dict)

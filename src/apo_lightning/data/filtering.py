@@ -8,7 +8,7 @@ from typing import Literal
 from apo_lightning.data.rows import Row
 
 SHINGLE_LENGTH = 60
-"""Letters and digits in one shingle."""
+"""Number of letters and digits in one shingle."""
 SHINGLE_FRACTION = 0.5
 """A benchmark problem counts as seen from this share of its shingles on."""
 
@@ -33,11 +33,11 @@ class FilterReport:
     num_duplicates: int = 0
     """Further copies of a problem that is kept."""
     num_in_benchmark_verbatim: int = 0
-    """Also in an excluded benchmark, up to spacing and case."""
+    """Problems that are also in an excluded benchmark, up to spacing and case."""
     num_in_benchmark_normalised: int = 0
-    """Also in an excluded benchmark, reworded a little (see `Contamination`)."""
+    """Problems that are also in an excluded benchmark, reworded a little (see `Contamination`)."""
     num_too_long: int = 0
-    """More than `max_prompt_tokens` inside its template."""
+    """Prompts of more than `max_prompt_tokens`, template included."""
     num_held_out: int = 0
     """Rows that are not dropped but kept for validation."""
     num_kept: int = 0

@@ -24,9 +24,9 @@ class Row:
     """One problem of a data set, before any template."""
 
     id: str
-    """Unique within its data set."""
+    """Name of the problem, unique within its data set."""
     problem: str
-    """Never empty."""
+    """Text of the problem, never empty."""
     answer: str
     """The gold answer; empty only where a worked solution was read that holds no `\\boxed{…}`."""
     prefill: str = ""

@@ -33,7 +33,7 @@ class ProblemSource(Protocol):
 
     @property
     def instruction(self) -> str:
-        """The user's turn, with `{problem}` in it."""
+        """The text of the user's turn, with `{problem}` in it."""
         ...
 
     @property
@@ -43,12 +43,12 @@ class ProblemSource(Protocol):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longer training prompts are dropped and counted."""
+        """Tokens above which a training prompt is dropped and counted."""
         ...
 
     @property
     def max_completion_tokens(self) -> int:
-        """A completion is cut there."""
+        """Tokens after which a completion is cut."""
         ...
 
     def check(self) -> None:

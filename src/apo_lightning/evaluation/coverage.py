@@ -43,7 +43,7 @@ class Coverage:
     recall: Mapping[int, Estimate]
     """K → share of solution tokens y*_t with y*_t ∈ TopK(π(· | x, y*_<t)), in [0, 1]; K ascending."""
     rows: Sequence[Row]
-    """The problems that entered it."""
+    """The problems whose solutions were scored."""
     num_tokens: int
     """Number of tokens in the solutions of `rows`."""
     num_too_long: int

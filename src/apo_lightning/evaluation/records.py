@@ -21,7 +21,7 @@ class Sample:
 
     prompt_id: str
     sample: int
-    """0 … n − 1 within its problem."""
+    """Index of the sample within its problem, 0 … n − 1."""
     seed: int
     status: VerdictStatus
     reward: float
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemCount:
-    """How one problem went."""
+    """Samples of one problem, and how many were correct."""
 
     prompt_id: str
     num_samples: int
@@ -68,7 +68,7 @@ class ModelCard:
     name: str
     """The name in the model config: `qwen_math7b`."""
     path: str | None
-    """Where its weights were read; None for random weights."""
+    """Folder or hub id of its weights; None for random weights."""
     weights_sha256: str
     dtype: str
     """The dtype of matrix products: `bfloat16`."""

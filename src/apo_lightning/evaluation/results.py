@@ -154,7 +154,7 @@ def reported_k(num_samples: int) -> list[int]:
 
 
 def answer_classes(group: Sequence[Sample]) -> list[int]:
-    """Who votes with whom: 0 for correct answers, −1 for none, else a number a distinct text.
+    """Class of each sample's answer for the vote: 0 if correct, −1 for none, else a number a distinct text.
 
     Example:
         >>> def says(answer, status):

@@ -78,7 +78,7 @@ class SamplesFile:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the file, so that another process may write it."""
         if self._file is not None:
             self._file.close()
             self._file = None

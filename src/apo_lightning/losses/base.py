@@ -125,7 +125,7 @@ class PolicyLoss(ABC):
         """Loss and metrics of some tokens; no token's loss depends on another token."""
 
     def _has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
-        """Where `_surrogate` can have a gradient: at A ≠ 0, and everywhere with an entropy bonus."""
+        """Tokens where `_surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
         return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
 
     def _is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:

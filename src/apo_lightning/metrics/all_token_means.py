@@ -13,7 +13,7 @@ from apo_lightning.types import StepTokens
 FIT_FROM = 8
 """Completions from which the three coefficients of a control variate are fitted."""
 UNFITTED = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-"""Where there are fewer: entropy ≈ surprisal, max-prob ≈ probability of the sampled token."""
+"""Coefficients for fewer completions: entropy ≈ surprisal, max-prob ≈ probability of the sampled token."""
 
 
 class AllTokenMeansResult(NamedTuple):

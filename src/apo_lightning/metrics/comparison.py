@@ -15,16 +15,16 @@ from apo_lightning.metrics.intervals import Interval, paired_interval
 from apo_lightning.metrics.seeds import seed_difference_intervals
 
 NUM_NAMED = 5
-"""Problem ids in an error line."""
+"""Number of problem ids named in an error line."""
 
 
 @runtime_checkable
 class Counts(Protocol):
-    """How one problem went, such as `evaluation.records.ProblemCount`."""
+    """Samples and correct samples of one problem, such as `evaluation.records.ProblemCount`."""
 
     @property
     def prompt_id(self) -> str:
-        """Unique within the problems of a policy."""
+        """Name of the problem, unique within the problems of a policy."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Comparison:
     num_seeds_b: int
     """With one seed an arm stands for that checkpoint alone, and `difference` says nothing of its method."""
     pass_at_k_a: float
-    """Mean over seeds and problems."""
+    """Mean pass@k of A over seeds and problems."""
     pass_at_k_b: float
     difference: Interval
     """B − A of pass@k, its 95 % interval paired by problem; the ends are NaN where all seeds and problems agree."""

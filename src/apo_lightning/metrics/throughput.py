@@ -99,7 +99,7 @@ class ModelSize:
     layer_weights: int
     """Weights of all matrices between embedding and head. Departure: of a mixture of experts, all are counted."""
     head_weights: int
-    """V·D"""
+    """V·D, the number of weights of the head."""
     attention_width: int
     """Layers · heads · size of a head."""
     frozen_layer_weights: int = 0

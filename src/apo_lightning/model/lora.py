@@ -174,7 +174,7 @@ def _merged(weight: Tensor, layer: Any) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """All of a parameter; gathering one that is sharded is collective."""
+    """The whole of a parameter; gathering one that is sharded is collective."""
     if not isinstance(weight, DTensor):
         return weight
     # Offloaded shards are gathered on the accelerator: between CPUs it takes many times as long.

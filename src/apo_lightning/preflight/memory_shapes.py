@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def head_parameters(self) -> int:
-        """V·D, tied or not."""
+        """V·D, the parameters of the head, tied or not."""
         return self.vocab_size * self.hidden_size
 
 
@@ -69,7 +69,7 @@ class EngineSize:
     num_sequences: int
     """Sequences that one rank decodes at once."""
     num_forward_tokens: int
-    """The most tokens of one forward."""
+    """The largest number of tokens in one forward."""
     kv_cache_bytes: int
     """Bytes reserved at the start; 0: the cache grows with the sequences."""
 

@@ -55,7 +55,7 @@ class EvaluationFile:
 
     @property
     def method(self) -> str:
-        """`Base` for a model as it was downloaded."""
+        """The printed name of the method; `Base` for a model as it was downloaded."""
         return method_name(self.result.model.algo) if self.result.model.algo else BASE
 
     @property
@@ -181,7 +181,7 @@ class TableRow:
     """One line of a table."""
 
     cells: tuple[Cell, ...]
-    """One a column."""
+    """The cells, one for each column."""
     section: str = ""
     """A heading above this row and its neighbours of the same section."""
     highlight: bool = False

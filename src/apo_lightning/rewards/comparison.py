@@ -220,10 +220,10 @@ _ANY: tuple[VerdictStatus | None, ...] = ("correct", "timeout", "error", None, "
 
 
 def _all(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
-    """`correct` where all are, or where there is none."""
+    """The verdict on parts that must all be right: `correct` where all are, or where there is none."""
     return min([*statuses, "correct"], key=_ALL.index)
 
 
 def _any(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
-    """`correct` where one is."""
+    """The verdict on alternatives: `correct` where one is."""
     return min([*statuses, "unparsed"], key=_ANY.index)

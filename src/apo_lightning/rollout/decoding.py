@@ -44,7 +44,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def spread(self, index: Int[Tensor, "rows"]) -> None:
-        """Let row i become what row `index[i]` was."""
+        """Copy row `index[i]` to row i."""
         self._storage = ()
         self.keys, self.values = self.keys[index], self.values[index]
 

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 CACHED_PROBABILITIES = 2**18
-"""On the CPU, so many are sampled from at once: in float64, what fits a second-level cache."""
+"""Probabilities that the CPU samples from at once: in float64, what fits a second-level cache."""
 
 
 def sample_tokens(

@@ -25,7 +25,7 @@ class Process(Protocol):
 
     @property
     def world_size(self) -> int:
-        """The number of processes."""
+        """The number of processes of the run."""
         ...
 
 

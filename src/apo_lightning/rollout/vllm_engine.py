@@ -272,7 +272,7 @@ def _layers_left_out() -> Iterator[list[str]]:
 
 
 def _layers_with_parameters(worker: Any) -> set[str]:
-    """Class names; a layer of buffers alone (rotary tables) is rightly left out of a sync."""
+    """Class names of layers; one of buffers alone (rotary tables) is rightly left out of a sync."""
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }

@@ -57,7 +57,7 @@ def _rows(layer: Any, place: int, num_rows: int) -> tuple[int, int, int]:
 
 
 def _first(layer: Any, whole: int, part: int) -> int:
-    """Where this rank's slice begins. Of fewer slices than ranks (keys of few heads), neighbours hold the same."""
+    """The start of this rank's slice. Of fewer slices than ranks (keys of few heads), neighbours hold the same."""
     num_slices = whole // part
     return 0 if num_slices == 1 else layer.tp_rank * num_slices // layer.tp_size * part
 

@@ -54,7 +54,7 @@ class WeightAudit:
         self._expected = expected
         self._version = version
         self.samples: dict[str, WeightSample] = {}
-        """Of what has gone by, to be held against what the receiver has made of it."""
+        """Samples of the weights that went by, to be held against what the receiver has made of them."""
         self._seen: set[str] = set()
         self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
         self._source_error: Exception | None = None

@@ -26,22 +26,22 @@ register_launch_time()
 
 
 def train_from_command_line() -> None:
-    """`train.py`."""
+    """Entry point of `train.py`."""
     _main("train", _train_or_preflight)
 
 
 def evaluate_from_command_line() -> None:
-    """`evaluate.py`."""
+    """Entry point of `evaluate.py`."""
     _main("evaluate", _evaluate)
 
 
 def report_from_command_line() -> None:
-    """`report.py`."""
+    """Entry point of `report.py`."""
     _main("report", _report)
 
 
 def export_from_command_line() -> None:
-    """`export.py`."""
+    """Entry point of `export.py`."""
     _main("export", _export)
 
 

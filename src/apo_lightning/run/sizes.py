@@ -75,7 +75,7 @@ class RankLayout:
     num_local: int
     """Processes on one machine."""
     strategy: str
-    """`single`, `ddp` or `fsdp`."""
+    """Name of the strategy: `single`, `ddp` or `fsdp`."""
 
     def describe(self) -> str:
         """The number of processes, and where they run.

@@ -36,7 +36,7 @@ class ParetoPoint:
     method: str
     pass_at_1: Estimate
     pass_at_k: Estimate
-    """K is the sample budget of each benchmark."""
+    """Pass@K, where K is the sample budget of each benchmark."""
 
 
 def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
