@@ -4,7 +4,7 @@
 class ConfigError(ValueError):
     """A setting, a file or an environment that cannot work, found before any expensive work.
 
-    The message is one line that names the offending value and the remedy; `run.py` prints it without a traceback
+    The message is one line that names the offending value and the remedy; the scripts print it without a traceback
     and exits with status 1.
 
     Example:

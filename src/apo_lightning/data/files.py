@@ -42,7 +42,7 @@ class HubDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemSet:
-    """Problems at rest.
+    """Problems in a local file or in a data set of the hub.
 
     Attributes:
         path: a local `.jsonl` or `.parquet` file, with an answer in one of the columns that `RecordLayout()` reads, in
