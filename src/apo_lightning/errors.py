@@ -5,7 +5,7 @@ class ConfigError(ValueError):
     """A setting, a file or an environment that cannot work, found before any expensive work.
 
     The message is one line that names the offending value and the remedy; the scripts print it without a traceback
-    and exits with status 1.
+    and exit with status 1.
 
     Example:
         >>> raise ConfigError("group_size is 1: a group-normalised advantage needs at least 2")
