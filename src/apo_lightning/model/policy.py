@@ -130,15 +130,12 @@ class Policy(nn.Module):
         Adapters are merged into it.
         """
         weights = None
-        is_first = True
-        if torch.distributed.is_initialized():
-            is_first = torch.distributed.get_rank() == 0
         if has_adapters(self.model):
             weights = merged_weights(self.model)
         elif torch.distributed.is_initialized():
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)
-        if is_first:
+        if process_rank() == 0:
             self.model.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
 
