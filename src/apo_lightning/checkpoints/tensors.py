@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from apo_lightning.process_group import num_processes
+
 BYTES_PER_FILE = 256 * 2**20
-"""Of one rank. A file is put together in memory, twice: in one file a save would take two copies of the policy and its
+"""How large a file of one rank is. It is put together in memory, twice: in one file a save would take two copies of the policy and its
 optimizer."""
 
 

@@ -20,6 +20,7 @@ from apo_lightning.model.attention import attention_arguments, use_shared_prompt
 from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_id
+from apo_lightning.process_group import process_rank
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 
