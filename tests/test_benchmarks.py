@@ -1,7 +1,5 @@
 """The measuring method of benchmarks/, and its scripts at sizes of a second. No duration is asserted."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,21 +10,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import timing  # pyright: ignore[reportMissingImports]
 
+from processes import start_script
+
 BENCHMARKS = Path(timing.__file__).parent
 
 
 def run_script(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return start_script(str(BENCHMARKS / name), *arguments).finish(timeout_seconds=500)
 
 
 def test_minimum_and_median_of_unsorted_rounds():
