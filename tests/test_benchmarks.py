@@ -1,5 +1,7 @@
 """The measuring method of benchmarks/, and its scripts at sizes of a second. No duration is asserted."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,13 +12,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import timing  # pyright: ignore[reportMissingImports]
 
-from processes import start_script
-
 BENCHMARKS = Path(timing.__file__).parent
 
 
+# A fresh process a point, as the scripts ask for, but forked: each would import torch for seconds.
+FORKING = """
+import multiprocessing, runpy, sys, timing
+timing.get_context = lambda method: multiprocessing.get_context("forkserver")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run_script(name, *arguments):
-    return start_script(str(BENCHMARKS / name), *arguments).finish(timeout_seconds=500)
+    paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(BENCHMARKS / name), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_minimum_and_median_of_unsorted_rounds():
