@@ -37,7 +37,7 @@ class Script:
     """A script that runs."""
 
     processes: list[BaseProcess]
-    said: Path
+    folder: tempfile.TemporaryDirectory[str]
 
     def is_running(self) -> bool:
         return any(process.is_alive() for process in self.processes)
@@ -54,7 +54,7 @@ class Script:
             process.join(max(deadline - time.monotonic(), 0))
         status = [process.exitcode for process in self.processes]
         self.kill()
-        said = self.said.read_text()
+        said = _said(self.folder.name).read_text()
         assert not any(status), f"{status}: {said}"
         assert None not in status, f"still running after {timeout_seconds} s: {said}"
         return said
@@ -62,17 +62,21 @@ class Script:
 
 def start_script(name: str, *arguments: str, num_ranks: int = 1) -> Script:
     """`python NAME ARGUMENTS` at the top of the project; several ranks are told what torchrun tells them."""
-    said = Path(tempfile.mkdtemp()) / "said.txt"
+    folder = tempfile.TemporaryDirectory()
     port = str(_free_port())
     processes: list[BaseProcess] = []
     for rank in range(num_ranks):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         environment = {**ranks, **address} if num_ranks > 1 else {}
-        process = CONTEXT.Process(target=_run_script, args=(name, arguments, environment, said))
+        process = CONTEXT.Process(target=_run_script, args=(name, arguments, environment, folder.name), daemon=True)
         process.start()
         processes.append(process)
-    return Script(processes, said)
+    return Script(processes, folder)
+
+
+def _said(folder: str) -> Path:
+    return Path(folder) / "said.txt"
 
 
 def _free_port() -> int:
@@ -81,12 +85,12 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _run_script(name: str, arguments: tuple[str, ...], environment: dict[str, str], said: Path) -> None:
+def _run_script(name: str, arguments: tuple[str, ...], environment: dict[str, str], folder: str) -> None:
     os.environ.update(environment)
     os.chdir(ROOT)
     torch.set_num_threads(1)
     sys.argv = [name, *arguments]
-    with output_to(said):
+    with _output_to(_said(folder)):
         try:
             runpy.run_path(name, run_name="__main__")
         finally:
@@ -95,7 +99,7 @@ def _run_script(name: str, arguments: tuple[str, ...], environment: dict[str, st
 
 
 @contextlib.contextmanager
-def output_to(path: Path) -> Iterator[None]:
+def _output_to(path: Path) -> Iterator[None]:
     """Both streams of this process, of what is not Python too."""
     with path.open("ab") as file:
         for stream in (1, 2):
