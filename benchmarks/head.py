@@ -25,8 +25,7 @@ from timing import (
 )
 from torch import Tensor
 
-from apo_lightning.logprobs import objective_sum, token_statistics
-from apo_lightning.types import TokenStatistics
+from apo_lightning.logprobs import DetachedHead, token_statistics
 
 SIZES = {"default": (1024, 576, 49152), "large": (2048, 512, 128256)}
 PULL = 0.1
@@ -100,17 +99,16 @@ def naive(inputs: Inputs) -> tuple[Tensor, Outputs]:
 def ours(inputs: Inputs) -> tuple[Tensor, Outputs]:
     """As in a training step: the gradient is taken while the logits of some tokens are there."""
     parts: list[Outputs] = []
-
-    def objective(found: TokenStatistics, rows: slice) -> Tensor:
+    head = DetachedHead(inputs.hidden, inputs.weight)
+    for tokens in head.chunks():
+        found = head.statistics(tokens, inputs.targets[tokens], inputs.anchor_ids[tokens])
         parts.append(Outputs(found.logprobs, found.entropy.detach(), found.anchor_logprobs))
-        return loss(inputs, parts[-1], rows)
-
-    total = objective_sum(inputs.hidden, inputs.weight, inputs.targets, inputs.anchor_ids, objective)
+        head.add(loss(inputs, parts[-1], tokens).sum())
     columns = zip(*((part.logprobs, part.entropy, part.anchor_logprobs) for part in parts), strict=True)
-    return total, Outputs(*(torch.cat([value.detach() for value in column]) for column in columns))
+    return head.joined(), Outputs(*(torch.cat([value.detach() for value in column]) for column in columns))
 
 
-def ours_recomputing(inputs: Inputs) -> tuple[Tensor, Outputs]:
+def ours_at_once(inputs: Inputs) -> tuple[Tensor, Outputs]:
     found = token_statistics(inputs.hidden, inputs.weight, inputs.targets, inputs.anchor_ids)
     outputs = Outputs(found.logprobs, found.entropy.detach(), found.anchor_logprobs)
     return loss(inputs, outputs).sum(), outputs
@@ -144,7 +142,7 @@ def trl(inputs: Inputs) -> tuple[Tensor, Outputs]:
     return loss(inputs, outputs).sum(), outputs
 
 
-WITH_ANCHORS: dict[str, Variant] = {"naive": naive, "ours": ours, "ours, recomputing": ours_recomputing}
+WITH_ANCHORS: dict[str, Variant] = {"naive": naive, "ours": ours, "ours, all tokens at once": ours_at_once}
 PEERS: dict[str, tuple[str, Variant]] = {"Liger": ("liger-kernel", liger), "TRL": ("trl", trl)}
 
 

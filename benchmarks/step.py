@@ -87,11 +87,8 @@ def run(runs: Runs, setting: Setting) -> None:
 
 
 def with_engine(engine: str, new_tokens: int) -> tuple[str, ...]:
-    """Overrides: the engine, with as much cache as the keys and values of 128 completions take."""
-    if engine == "transformers":
-        return (f"engine={engine}",)
-    key = "engine.vllm.kv_cache_gib" if engine == "auto" else "engine.kv_cache_gib"
-    return f"engine={engine}", f"{key}={0.25 if new_tokens <= 8 else 0.5}"
+    """Overrides: the engine, and for vLLM as much cache as the keys and values of 128 completions take."""
+    return f"engine={engine}", f"kv_cache_gib={0.25 if new_tokens <= 8 else 0.5}"
 
 
 def against_trl(setting: Setting, *, with_trl: bool) -> None:

@@ -49,10 +49,10 @@ from apo_lightning.rewards import NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.types import AdvantageInputs, Advantages, Completion, Needs, Prompt, Rollouts, Verdict
-from apo_lightning.update.minibatch_loss import MinibatchLoss
-from apo_lightning.update.minibatches import plan_minibatches, updated_tokens
+from apo_lightning.update.minibatch import MinibatchUpdate
 from apo_lightning.update.scoring import score_reference
 from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.step_plan import plan_step
 from apo_lightning.update.table import StepTable
 
 LLAMA = LlamaConfig(
@@ -189,11 +189,18 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
         table = StepTable(rollouts, estimate(rollouts), module.device)
-        updated = updated_tokens(table, module.loss)
-        (minibatch,) = plan_minibatches(table, updated, settings, module.ranks)
-        loss_mask = score_reference(table, None, module.loss, updated, Needs(), settings, module.ranks)
-        minibatch_loss = MinibatchLoss.of(module.loss, table, minibatch, loss_mask, settings, is_first=True)
-        module._accumulate(minibatch_loss, settings)
+        plan = plan_step(table, module.loss, Needs(), settings, module.ranks, seed=0)
+        loss_mask = score_reference(plan, None, module.loss, settings, module.ranks)
+        (minibatch,) = plan.minibatches
+        update = MinibatchUpdate(
+            loss=module.loss,
+            table=table,
+            minibatch=minibatch,
+            loss_mask=loss_mask,
+            settings=settings,
+            is_first=True,
+        )
+        module._accumulate(update, settings)
         return gradients(model)
 
     return action

@@ -113,6 +113,14 @@ def make_validation(statuses, *, step=0, name="sums", group_size=2):
     return ValidationOutput(step=step, name=name, rollouts=rollouts, metrics=metrics)
 
 
+def logprob_sum(policy, microbatch):
+    """Σ log π of a micro-batch, with its gradient, as the update takes it."""
+    head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
+    for tokens in head.chunks():
+        head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())
+    return head.joined()
+
+
 def sampling_settings(**changes) -> SamplingSettings:
     settings = {
         "num_samples": 4,

@@ -1,23 +1,28 @@
 """Tokens to try losses on: the same facts once as `LossInputs` and once as the reference's plain-Python tokens."""
 
+import functools
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from apo_lightning.types import Anchor, LossInputs
+from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 
-ALGORITHMS = sorted((Path(__file__).parents[1] / "configs" / "algo").glob("*.yaml"))
+ALGORITHMS = names("algo")
 VOCAB = 12
 
 
-def configured_loss(path, **changes):
-    """The loss of one algorithm file, with some of its fields changed."""
-    node = OmegaConf.load(path).loss
-    return replace(instantiate(node), **changes)
+@functools.cache
+def algorithm(name):
+    """The composed node `algo` of one algorithm file."""
+    return composed(f"algo={name}").algo
+
+
+def configured_loss(name, **changes):
+    """The loss of one algorithm, with some of its fields changed."""
+    return replace(instantiate(algorithm(name).loss), **changes)
 
 
 def settings_of(loss):

@@ -9,12 +9,11 @@ import pytest
 import torch
 from hydra.utils import get_class, instantiate
 from hypothesis import given
-from omegaconf import OmegaConf
 
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs
-from loss_cases import ALGORITHMS
+from loss_cases import ALGORITHMS, algorithm
 
 CENTERED = [GroupNormalized(), GroupNormalized(normalize_std=False), LeaveOneOut()]
 
@@ -24,9 +23,9 @@ def inputs(rewards):
     return AdvantageInputs(rewards=table, is_correct=table > 0, lengths=torch.ones_like(table, dtype=torch.long))
 
 
-@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
-def test_every_algorithm_estimates_advantages_for_a_group_of_eight(path):
-    estimator = instantiate(OmegaConf.load(path).advantage)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_estimates_advantages_for_a_group_of_eight(name):
+    estimator = instantiate(algorithm(name).advantage)
     assert isinstance(estimator, AdvantageEstimator)
     estimator.check(8)
     rewards = torch.randint(2, (6, 8), generator=torch.Generator().manual_seed(0)).float().tolist()
@@ -35,11 +34,11 @@ def test_every_algorithm_estimates_advantages_for_a_group_of_eight(path):
     assert advantages.values.isfinite().all()
 
 
-@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
-def test_the_keys_of_an_algorithm_file_are_the_constructors_parameters(path):
-    config = OmegaConf.load(path)
-    # And its aggregation, where that is not the default of train.yaml.
-    assert set(config) - {"aggregation"} == {"advantage", "loss"}
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_keys_of_an_algorithm_are_the_constructors_parameters(name):
+    config = algorithm(name)
+    # And its aggregation, that of train.yaml where it names none.
+    assert set(config) == {"advantage", "loss", "aggregation"}
     for node in (config.advantage, config.loss):
         parameters = set(inspect.signature(get_class(node._target_)).parameters)
         assert set(node) - {"_target_"} == parameters

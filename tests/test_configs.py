@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from apo_lightning.types import AdvantageInputs
 from composing import CONFIGS, composed, names
-from loss_cases import ALGORITHMS
+from loss_cases import ALGORITHMS, algorithm
 
 PAPER = {
     *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),
@@ -34,6 +34,14 @@ def test_every_option_of_the_other_groups_composes(group):
     for option in names(group):
         if (group, option) != ("reward", "callable"):
             OmegaConf.to_container(composed(f"{group}={option}").get(group), resolve=False)
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate"])
+def test_kv_cache_gib_is_typed_alike_under_every_engine(program):
+    for option in names("engine"):
+        engine = composed(f"engine={option}", "kv_cache_gib=0.5", config_name=program).engine
+        found = [node.kv_cache_gib for node in (engine, engine.get("vllm", {})) if "kv_cache_gib" in node]
+        assert found == ([] if option == "transformers" else [0.5])
 
 
 def test_the_papers_runs_are_all_there():
@@ -87,9 +95,9 @@ def test_the_command_line_overrules_an_algorithms_aggregation_and_an_experiment_
 def test_the_trigger_looks_at_the_verdict_only_where_a_correct_answer_can_have_a_negative_advantage():
     groups = torch.tensor(list(itertools.product([0.0, 1.0], repeat=6)))
     inputs = AdvantageInputs(rewards=groups, is_correct=groups > 0, lengths=torch.ones_like(groups, dtype=torch.long))
-    for path in ALGORITHMS:
-        node = OmegaConf.load(path)
+    for name in ALGORITHMS:
+        node = algorithm(name)
         if "trigger" in node.loss:
             values = instantiate(node.advantage)(inputs).values
             can_be_negative = bool((values[groups > 0] < 0).any())
-            assert (node.loss.trigger == "incorrect") is can_be_negative, path.stem
+            assert (node.loss.trigger == "incorrect") is can_be_negative, name

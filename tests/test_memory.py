@@ -8,7 +8,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apo_lightning.errors import DoesNotFitError
 from apo_lightning.model.policy import Policy
-from apo_lightning.update.retry import Memory, is_out_of_memory
+from apo_lightning.update.retry import MemoryRetry, is_out_of_memory
 from apo_lightning.update.settings import StepSettings
 from composing import composed
 from running import SIGNAL, train_tiny, training_rows, weights
@@ -63,8 +63,8 @@ def test_a_batch_that_does_not_fit_is_done_again_and_trains_the_same(tmp_path, p
     positions[direction] = 128
     with caplog.at_level(logging.WARNING, logger="apo_lightning"):
         tight, tight_rows, module = run(tmp_path / "tight", "tokens_per_microbatch=256")
-    assert module.memory.was_halved
-    assert module.memory.settings.tokens_per_microbatch == 128
+    assert module.retry.was_halved
+    assert module.retry.settings.tokens_per_microbatch == 128
     assert sum("going on with 128" in record.message for record in caplog.records) == 1
     for name, weight in roomy.items():
         torch.testing.assert_close(tight[name], weight, atol=1e-6, rtol=1e-4)
@@ -74,7 +74,7 @@ def test_a_batch_that_does_not_fit_is_done_again_and_trains_the_same(tmp_path, p
 
 
 def test_what_does_not_fit_in_half_ends_the_run_with_a_budget_to_set():
-    memory = Memory(settings(256))
+    retry = MemoryRetry(settings(256))
     seen = []
 
     def work(settings):
@@ -82,7 +82,7 @@ def test_what_does_not_fit_in_half_ends_the_run_with_a_budget_to_set():
         fail()
 
     with pytest.raises(DoesNotFitError, match=r"tokens_per_microbatch=128, and it was halved before.*=64") as caught:
-        memory.fit(work)
+        retry.call(work)
     assert seen == [256, 128]
     assert "\n" not in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_several_ranks_repeat_nothing():
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with pytest.raises(DoesNotFitError, match=r"2 ranks cannot .* tokens_per_microbatch=128"):
-            Memory(settings(256)).fit(lambda settings: fail())
+            MemoryRetry(settings(256)).call(lambda settings: fail())
     finally:
         torch.distributed.destroy_process_group()
 
@@ -101,5 +101,5 @@ def test_other_errors_pass_through():
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        Memory(settings(256)).fit(bug)
+        MemoryRetry(settings(256)).call(bug)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))

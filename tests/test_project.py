@@ -19,11 +19,11 @@ from packaging.requirements import Requirement
 
 from composing import CONFIGS, ROOT
 
-# An experiment only overrides what other files define: it has no whole node of its own.
+# An experiment only overrides what other files define, and a base is a part of what they define: neither is whole.
 OPTIONS = sorted(
     path.relative_to(CONFIGS).with_suffix("").as_posix()
     for path in CONFIGS.rglob("*.yaml")
-    if path.relative_to(CONFIGS).parts[0] != "experiment"
+    if path.relative_to(CONFIGS).parts[0] not in ("experiment", "base")
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

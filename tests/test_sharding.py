@@ -17,6 +17,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec
 from composing import composed
+from factories import logprob_sum
 from processes import on_two_ranks
 
 CPU = torch.device("cpu")
@@ -36,8 +37,7 @@ def make_policy(spec, model) -> Policy:
 def gradient_of(policy, completions, scale=1.0) -> None:
     """Of Σ log π over the completions: what backward leaves in `.grad`."""
     (microbatch,) = SEQUENCES.microbatches(completions, 100, CPU)
-    objective = policy.objective_sum(microbatch, lambda statistics, _: statistics.logprobs)
-    (scale * objective).backward()
+    (scale * logprob_sum(policy, microbatch)).backward()
 
 
 class CountedCasts(TorchDispatchMode):

@@ -10,7 +10,7 @@ from running import finish, read_metrics, run_train, start_train, training_rows
 pytestmark = pytest.mark.slow
 
 SIZES = ("group_size=8", "data.num_validation=8", "optimizer.lr=1e-3")
-ENGINE = ("engine=vllm", "engine.kv_cache_gib=0.125")
+ENGINE = ("engine=vllm", "kv_cache_gib=0.125")
 if importlib.util.find_spec("vllm") is None:
     ENGINE = ("engine=transformers",)
 

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator
-from apo_lightning.checkpoints import Checkpointer, GenerationStopped, StepInProgress
-from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, count_rollout, settle_gradient, total_peak_flops
+from apo_lightning.checkpoints import Checkpointer, GenerationStopped
+from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, complete_gradient, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.metrics.phases import StepTimer
+from apo_lightning.metrics.phases import StepTimer, timed
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord
 from apo_lightning.metrics.throughput import model_size, work_of
 from apo_lightning.model.policy import Policy
@@ -24,15 +24,15 @@ from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import check_policy_version, publish
-from apo_lightning.types import AdvantageInputs, Prompt, Rollouts, StepOutput, ValidationOutput
-from apo_lightning.update import scoring
+from apo_lightning.types import AdvantageInputs, Advantages, Prompt, Rollouts, StepOutput, ValidationOutput
 from apo_lightning.update.engine_check import EngineCheck
-from apo_lightning.update.minibatch_loss import MinibatchLoss
-from apo_lightning.update.minibatches import Minibatch, plan_minibatches, updated_tokens
+from apo_lightning.update.minibatch import MinibatchUpdate
 from apo_lightning.update.nonfinite import NonfiniteSteps
-from apo_lightning.update.retry import Memory
+from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.schedule import begin_schedule
+from apo_lightning.update.scoring import score_policy, score_reference, table_to_check
 from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.step_plan import StepPlan, needs_of_diagnostics, plan_step
 from apo_lightning.update.table import StepTable
 
 PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "update", "sync", "metrics")
@@ -85,7 +85,7 @@ class RLVRModule(pl.LightningModule):
         self.clock = collector.clock
         self.checkpointer = checkpointer
         self.settings = settings
-        self.memory = Memory(settings)
+        self.retry = MemoryRetry(settings)
         self.nonfinite = NonfiniteSteps(settings.max_nonfinite_steps)
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
@@ -146,6 +146,7 @@ class RLVRModule(pl.LightningModule):
         )
         self._publish()
 
+    @timed("sync")
     def _publish(self) -> None:
         """Policy → engine."""
         self.engine.wake()
@@ -174,67 +175,86 @@ class RLVRModule(pl.LightningModule):
     def training_step(self, batch: Sequence[Prompt], batch_idx: int) -> Mapping[str, Any]:
         """One iteration of the algorithm, from prompts to published weights."""
         self.timer.enter()
-        step = self.global_step + 1
-        begun = self.checkpointer.resumed_step()
-        with self.clock.phase("generate"):
-            prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
-            rollouts = self._collect(prompts, step) if begun is None else begun.rollouts
-            self.engine.sleep()
-            check_error_rate(self.ranks.together(rollouts.verdicts), of=f"step {step}")
-        with self.clock.phase("prepare"):
-            advantages = self.advantage(
-                AdvantageInputs(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
-            )
-            table = StepTable(rollouts, advantages, self.device)
-            updated = updated_tokens(table, self.loss)
-            plan = plan_minibatches(table, updated, self.memory.settings, self.ranks)
-            watched = scoring.watched_by(self.trainer.callbacks, step)  # pyright: ignore[reportAttributeAccessIssue]
-            unscored = scoring.unscored_parts(table, plan, watched, self.memory.settings, self.ranks, self.seed)
-        if begun is None or begun.update is None:
-            with self.clock.phase("reference"):
-                mask = self.memory.fit(
-                    scoring.score_reference, table, self.reference, self.loss, updated, watched, ranks=self.ranks
-                )
-            if unscored:
-                with self.clock.phase("old_logprobs"):
-                    self.memory.fit(scoring.score_policy, table, self.policy, unscored, watched)
-            record = UpdateRecord(num_tokens=len(table.token_ids), skipped_values=self.loss.skipped_values)
-        else:
-            mask, record = begun.update.resume(table)
-        with self.clock.phase("update"):
-            self._update(table, plan, mask, record)
-        with self.clock.phase("sync"):
-            self._publish()
-        with self.clock.phase("metrics"):
-            tokens = table.freeze()
-            record.metric_names = self.ranks.union(record.own_metric_names)
-            metrics = self.step_metrics.compute(rollouts, tokens, record)
-            speed = self.step_metrics.speed(rollouts, record, self.model_size, self.peak_flops, self.device)
-        count_rollout(self.trainer)
-        timings = self.timer.take()
-        metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()} | speed.metrics(timings)
-        self.log_dict({**metrics, "step": float(step)}, on_step=True, batch_size=1)
-        return {
-            "step_output": StepOutput(
-                step=step,
-                max_steps=self.trainer.max_steps,
-                rollouts=rollouts,
-                advantages=advantages,
-                tokens=tokens,
-                loss_metrics=record.loss_metrics,
-                metrics=metrics,
-                timings=timings,
-            )
-        }
+        rollouts = self._sample_and_judge(batch)
+        advantages = self.advantage(AdvantageInputs.of(rollouts))
+        plan = self._plan(rollouts, advantages)
+        loss_mask = self._score_reference(plan)
+        self._score_policy(plan)
+        record = self._update(plan, loss_mask)
+        self._publish()
+        return {"step_output": self._report(plan, advantages, record)}
 
-    def _collect(self, prompts: Sequence[Prompt], step: int) -> Rollouts:
-        rollouts = self._sample(prompts, self.settings.group_size, step=step, stream="train")
-        self.checkpointer.within_step(self, None if rollouts is None else StepInProgress(rollouts=rollouts))
-        assert rollouts is not None
+    @timed("generate")
+    def _sample_and_judge(self, batch: Sequence[Prompt]) -> Rollouts:
+        """This rank's share; a run that was stopped here before has its rollouts already."""
+        step = self.global_step + 1
+        rollouts = self.checkpointer.sampled_rollouts()
+        if rollouts is None:
+            prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
+            rollouts = self._sample(prompts, self.settings.group_size, step=step, stream="train")
+            self.checkpointer.after_sampling(self, rollouts)
+            assert rollouts is not None
+        self.engine.sleep()
+        check_error_rate(self.ranks.together(rollouts.verdicts), of=f"step {step}")
         return rollouts
 
+    @timed("prepare")
+    def _plan(self, rollouts: Rollouts, advantages: Advantages) -> StepPlan:
+        table = StepTable(rollouts, advantages, self.device)
+        needs = needs_of_diagnostics(self.trainer.callbacks, rollouts.step)  # pyright: ignore[reportAttributeAccessIssue]
+        return plan_step(table, self.loss, needs, self.retry.settings, self.ranks, self.seed)
+
+    @timed("reference")
+    def _score_reference(self, plan: StepPlan) -> Tensor:
+        """log π_ref and anchors, where loss or diagnostics read them; the tokens where the loss may."""
+        return self.retry.call(score_reference, plan, self.reference, self.loss, ranks=self.ranks)
+
+    def _score_policy(self, plan: StepPlan) -> None:
+        """log π_old, where the update will not find it out by itself."""
+        if plan.unscored:
+            with self.clock.phase("old_logprobs"):
+                self.retry.call(score_policy, plan, self.policy)
+
+    @timed("update")
+    def _update(self, plan: StepPlan, loss_mask: Tensor) -> UpdateRecord:
+        """N optimizer steps, but for those recorded."""
+        record = UpdateRecord(num_tokens=len(plan.table.token_ids), skipped_values=self.loss.skipped_values)
+        for minibatch in plan.minibatches:
+            update = MinibatchUpdate(
+                loss=self.loss,
+                table=plan.table,
+                minibatch=minibatch,
+                loss_mask=loss_mask,
+                settings=self.settings,
+                is_first=record.num_minibatches == 0,
+            )
+            self.retry.call(self._accumulate, update)
+            update.add_to(record)
+            record.work += work_of(minibatch.real_microbatches)
+            self._optimizer_step(update, record)
+        return record
+
+    def _accumulate(self, update: MinibatchUpdate, settings: StepSettings) -> None:
+        """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
+        self.policy.zero_grad(set_to_none=True)
+        for scalar in update.scalars(self.policy, self.reference, settings):
+            # Strategies average gradients over ranks; the weights already count the tokens of all of them.
+            self.manual_backward(scalar * self.ranks.world_size)
+
+    def _optimizer_step(self, update: MinibatchUpdate, record: UpdateRecord) -> None:
+        """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
+        complete_gradient(self.policy, has_run=bool(update.minibatch.microbatches))
+        norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
+        norm = self.nonfinite.judge(norm, update, self.ranks, Path(self.trainer.default_root_dir))
+        if record.awaits_check(norm):
+            record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(update.table)
+        if record.count_step(norm, update.minibatch.num_tokens):
+            self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
     def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
-        """None: given up, because the run is asked to stop."""
+        """Completions with their verdicts; None: given up, because the run is asked to stop."""
         try:
             rollouts = self.collector.collect(
                 prompts, group_size=group_size, temperature=self.settings.temperature, step=step, stream=stream
@@ -244,38 +264,32 @@ class RLVRModule(pl.LightningModule):
         check_policy_version(rollouts.completions, self.policy_version)
         return rollouts
 
-    def _update(self, table: StepTable, plan: Sequence[Minibatch], loss_mask: Tensor, record: UpdateRecord) -> None:
-        """N optimizer steps, but for those recorded."""
-        for i, minibatch in enumerate(plan[record.num_minibatches :], start=record.num_minibatches):
-            minibatch_loss = MinibatchLoss.of(self.loss, table, minibatch, loss_mask, self.settings, is_first=i == 0)
-            self.memory.fit(self._accumulate, minibatch_loss)
-            minibatch_loss.add_to(record)
-            record.work += work_of(minibatch.real_microbatches)
-            self._optimizer_step(minibatch_loss, record)
-            self.checkpointer.within_step(self, StepInProgress.of(table, loss_mask, record))
-
     def _check_engine(self, table: StepTable) -> tuple[float, float]:
         """That it samples from the policy; see `EngineCheck.run`."""
-        return self.engine_check.run(table, self.policy, self.memory, self.ranks, self.policy_version)
+        return self.engine_check.run(table, self.policy, self.retry, self.ranks, self.policy_version)
 
-    def _accumulate(self, minibatch_loss: MinibatchLoss, settings: StepSettings) -> None:
-        """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
-        self.policy.zero_grad(set_to_none=True)
-        for scalar in minibatch_loss.scalars(self.policy, self.reference, settings):
-            # Strategies average gradients over ranks; the weights already count the tokens of all of them.
-            self.manual_backward(scalar * self.ranks.world_size)
-
-    def _optimizer_step(self, minibatch_loss: MinibatchLoss, record: UpdateRecord) -> None:
-        """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
-        settle_gradient(self.policy, has_run=bool(minibatch_loss.minibatch.microbatches))
-        norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
-        norm = self.nonfinite.judge(norm, minibatch_loss, self.ranks, Path(self.trainer.default_root_dir))
-        if record.awaits_check(norm):
-            record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(minibatch_loss.table)
-        if record.count_step(norm, minibatch_loss.minibatch.num_tokens):
-            self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def _report(self, plan: StepPlan, advantages: Advantages, record: UpdateRecord) -> StepOutput:
+        """What the step came to, logged and for the callbacks."""
+        rollouts = plan.table.rollouts
+        with self.clock.phase("metrics"):
+            tokens = plan.table.freeze()
+            record.metric_names = self.ranks.union(record.own_metric_names)
+            metrics = self.step_metrics.compute(rollouts, tokens, record)
+            speed = self.step_metrics.speed(rollouts, record, self.model_size, self.peak_flops, self.device)
+        count_rollout(self.trainer)
+        timings = self.timer.take()
+        metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()} | speed.metrics(timings)
+        self.log_dict({**metrics, "step": float(rollouts.step)}, on_step=True, batch_size=1)
+        return StepOutput(
+            step=rollouts.step,
+            max_steps=self.trainer.max_steps,
+            rollouts=rollouts,
+            advantages=advantages,
+            tokens=tokens,
+            loss_metrics=record.loss_metrics,
+            metrics=metrics,
+            timings=timings,
+        )
 
     # ------------------------------------------------------------------ held-out problems
 
@@ -289,7 +303,7 @@ class RLVRModule(pl.LightningModule):
             assert share is not None
             self.held_out.add(name, batch, share)
             if self.engine_check.checked_version < self.policy_version and self.nonfinite.num_in_a_row == 0:
-                self._check_engine(scoring.table_to_check(share, self.device))
+                self._check_engine(table_to_check(share, self.device))
         self.clock.take()
 
     def on_validation_epoch_end(self) -> None:

@@ -134,15 +134,18 @@ class AdvantageInputs:
     is_correct: Bool[Tensor, "prompts group"]
     lengths: Int[Tensor, "prompts group"]
     """Response tokens of each completion."""
-    values: Float[Tensor, "tokens"] | None = None
-    """A critic's estimate per packed response token; None without a critic."""
+
+    @classmethod
+    def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
+        """What rollouts come to."""
+        return cls(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantages:
-    """How much better each completion (or each packed token) was than expected."""
+    """How much better each completion was than expected."""
 
-    values: Float[Tensor, "prompts group"] | Float[Tensor, "tokens"]
+    values: Float[Tensor, "prompts group"]
     keep: Bool[Tensor, "prompts group"]
     """False: the completion leaves the update *and every denominator*, unlike one whose advantage is 0."""
 
@@ -188,9 +191,6 @@ class LossInputs:
     """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
     importance_weights: Float[Tensor, "tokens"] | None = None
     """min(π_old/π_rollout, cap), detached: corrects for an engine that samples from slightly other numbers."""
-    values: Float[Tensor, "tokens"] | None = None
-    old_values: Float[Tensor, "tokens"] | None = None
-    returns: Float[Tensor, "tokens"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,6 @@ class Needs:
     entropy: bool = False
     full_kl: bool = False
     """The exact KL(π‖π_ref): runs the reference once more, with every micro-batch of the update."""
-    values: bool = False
 
     @property
     def reference_statistics(self) -> bool:
@@ -232,7 +231,6 @@ class Needs:
             anchor_size=max(self.anchor_size, other.anchor_size),
             entropy=self.entropy or other.entropy,
             full_kl=self.full_kl or other.full_kl,
-            values=self.values or other.values,
         )
 
 

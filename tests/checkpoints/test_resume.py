@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import apo_lightning.checkpoints.checkpointer
+import apo_lightning.module
 from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
@@ -81,10 +82,11 @@ class Stopper:
 
 # The held-out set is sampled before the first step and after the second and the third.
 PLACES = {
-    "before the first checkpoint": (RLVRModule, "_optimizer_step", 1, "step_000000_minibatch_001"),
+    "before the first checkpoint": (apo_lightning.module, "check_policy_version", 2, "step_000000_sampled"),
+    "in the first update": (RLVRModule, "_optimizer_step", 1, "step_000001"),
     "while it samples": (TransformersEngine, "generate", 3, "step_000001"),
-    "between two mini-batches": (RLVRModule, "_optimizer_step", 3, "step_000001_minibatch_001"),
-    "after the last mini-batch": (RLVRModule, "_optimizer_step", 4, "step_000001_minibatch_002"),
+    "when it has sampled": (apo_lightning.module, "check_policy_version", 3, "step_000001_sampled"),
+    "between two mini-batches": (RLVRModule, "_optimizer_step", 3, "step_000002"),
     "at the sync": (RLVRModule, "_publish", 3, "step_000002"),
     "while it looks at the held-out problems": (TransformersEngine, "generate", 4, "step_000002"),
 }
@@ -103,9 +105,10 @@ def test_stopped_by_a_signal_it_goes_on_as_if_nothing_had_happened(uninterrupted
 
 
 def test_stopped_again_and_again_within_one_step(uninterrupted, tmp_path, monkeypatch):
-    for call in (1, 1, 1):
+    places = ((TransformersEngine, "generate", 2), (apo_lightning.module, "check_policy_version", 1))
+    for place in (*places, (RLVRModule, "_score_reference", 1)):
         with monkeypatch.context() as patch:
-            Stopper(patch, RLVRModule, "_optimizer_step", call, signal.SIGUSR1)
+            Stopper(patch, *place, signal.SIGUSR1)
             with pytest.raises(Preempted, match="SIGUSR1"):
                 run(tmp_path, "resume=auto")
     assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)

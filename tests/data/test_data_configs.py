@@ -2,15 +2,15 @@
 
 import inspect
 import json
-from pathlib import Path
 
 import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.data import ProblemSet
+from composing import composed, names
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
+SOURCES = names("data")
 
 
 def nodes(config):
@@ -21,17 +21,17 @@ def nodes(config):
             yield from nodes(value)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_keys_are_the_constructors_parameters(path):
-    for node in nodes(OmegaConf.load(path)):
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_keys_are_the_constructors_parameters(name):
+    for node in nodes(composed(f"data={name}").data):
         parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
         assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_source_is_named_as_its_file_and_asks_for_its_problem(path):
-    source = instantiate(OmegaConf.load(path))
-    assert source.name == path.stem
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_source_is_named_as_its_file_and_asks_for_its_problem(name):
+    source = instantiate(composed(f"data={name}").data)
+    assert source.name == name
     assert "{problem}" in source.instruction
     source.check()
 
@@ -41,7 +41,7 @@ def test_a_local_file_takes_the_place_of_the_hub(tmp_path):
     path.write_text("".join(json.dumps({"problem": f"{i}?", "answer": str(i)}) + "\n" for i in range(300)))
     bench = {"_target_": "apo_lightning.data.ProblemSet", "path": str(path), "hub": None}
     for name in ("gsm8k", "math", "dapo17k"):
-        config = OmegaConf.load(Path(CONFIGS[0]).parent / f"{name}.yaml")
+        config = composed(f"data={name}").data
         overrides = {"path": str(path), "num_validation": 10, "validation": {"bench": bench, "file": str(path)}}
         source = instantiate(OmegaConf.merge(config, overrides))
         assert isinstance(source.validation["bench"], ProblemSet)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from hydra.utils import get_class, instantiate
-from omegaconf import OmegaConf
 from tokenizers.processors import TemplateProcessing
 
 from apo_lightning.data.rows import Row
@@ -20,7 +19,7 @@ from apo_lightning.evaluation.scoring import pack
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import START_OF_TURN
 from apo_lightning.types import Prompt
-from composing import CONFIGS, composed, names
+from composing import composed, names
 
 
 def new_policy() -> Policy:
@@ -217,7 +216,7 @@ PRESETS = names("coverage")
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_keys_are_the_constructors_parameters(name):
-    config = OmegaConf.load(CONFIGS / "coverage" / f"{name}.yaml")
+    config = composed(f"coverage={name}", config_name="evaluate").coverage
     for node in (config, config.hub):
         parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
         assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
@@ -231,7 +230,8 @@ def test_a_local_file_takes_the_place_of_the_hub(name, tmp_path, policy):
             json.dumps({"problem": f"{i}?", "answer": str(i), "solution": f"\\boxed{{{i}}}"}) + "\n" for i in range(9)
         )
     )
-    config = OmegaConf.merge(OmegaConf.load(CONFIGS / "coverage" / f"{name}.yaml"), {"path": str(path), "limit": 3})
+    overrides = (f"coverage={name}", f"coverage.path={path}", "coverage.limit=3")
+    config = composed(*overrides, config_name="evaluate").coverage
     coverage = instantiate(config)
     assert coverage.name == name
     coverage.check()

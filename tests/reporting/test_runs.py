@@ -9,10 +9,10 @@ from apo_lightning.evaluation.loading import write_result
 from apo_lightning.reporting.axes import axes, settings
 from apo_lightning.reporting.evaluations import measurements, read_evaluations
 from apo_lightning.reporting.records import Evaluations, Measurement, RunCard
-from apo_lightning.reporting.runs import read_defaults, read_metrics, read_runs, swept
+from apo_lightning.reporting.runs import read_metrics, read_runs, swept
+from apo_lightning.run.reporting import training_defaults
 from reporting.cases import result, write_run
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}}
 
 
@@ -105,7 +105,7 @@ def test_an_experiment_stands_for_the_config_keys_in_which_runs_differ() -> None
 
 
 def test_the_defaults_are_those_that_training_composes() -> None:
-    defaults = read_defaults(CONFIGS)
+    defaults = training_defaults()
     expected = {"algo.loss.pull_coef": "0.1", "group_size": "8", "optimizer.lr": "1e-05", "data.max_operand": "99"}
     assert {key: defaults["apo"][key] for key in expected} == expected
     assert "algo.loss.pull_coef" not in defaults["grpo"]

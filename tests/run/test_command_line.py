@@ -45,6 +45,18 @@ def test_a_report_reads_results_without_what_makes_them():
     )
 
 
+def test_a_report_composes_the_defaults_of_training_while_hydra_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "report.py", f"runs=[{tmp_path}]", f"output_dir={tmp_path / 'report'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
 def test_the_names_of_the_composition_root_are_its_functions():
     # One has a module of its own name, which an import of that must not put in its place.
     assert all(callable(getattr(run, name)) for name in run.__all__)

@@ -3,14 +3,12 @@
 from apo_lightning.checkpoints.checkpointer import Checkpointer
 from apo_lightning.checkpoints.resume import find_checkpoint
 from apo_lightning.checkpoints.settings import CheckpointSettings
-from apo_lightning.checkpoints.step_in_progress import StepInProgress
 from apo_lightning.checkpoints.stop import GenerationStopped, StopRequest
 
 __all__ = [
     "CheckpointSettings",
     "Checkpointer",
     "GenerationStopped",
-    "StepInProgress",
     "StopRequest",
     "find_checkpoint",
 ]

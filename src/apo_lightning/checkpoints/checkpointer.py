@@ -25,6 +25,7 @@ from apo_lightning.checkpoints.folder import (
     write_header,
 )
 from apo_lightning.checkpoints.plain import SHARED, TENSORS, load_plain, rank_file, save_plain
+from apo_lightning.checkpoints.rollouts import from_plain, to_plain
 from apo_lightning.checkpoints.run_state import (
     Run,
     TrainingRun,
@@ -38,7 +39,6 @@ from apo_lightning.checkpoints.run_state import (
     shared_state,
 )
 from apo_lightning.checkpoints.settings import CheckpointSettings
-from apo_lightning.checkpoints.step_in_progress import StepInProgress, from_plain, to_device, to_plain
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import (
     background_group,
@@ -53,6 +53,7 @@ from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.files import publish_folder
 from apo_lightning.model.policy import Policy
+from apo_lightning.types import Rollouts
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class _Pending:
 
 
 class Checkpointer:
-    """Saves at the boundary of two steps, and within a step when the run is asked to stop.
+    """Saves between two steps, and when the run is asked to stop, after sampling too; an update is never cut in two.
 
     All methods are collective. A save that fails leaves the checkpoints before it as they are; it is said, and the run
     goes on, unless a folder is missing: that will not mend itself, as a full disk may.
@@ -93,7 +94,7 @@ class Checkpointer:
         self.num_failed = 0
         """Saves that did not succeed."""
         self._found = found
-        self._resumed_step: StepInProgress | None = None
+        self._rollouts: Rollouts | None = None
         self._saved: Position | None = found.header.position if found else None
         self._pending: _Pending | None = None
 
@@ -128,7 +129,7 @@ class Checkpointer:
         return shared["policy_version"] - 1
 
     def restore_training(self, run: TrainingRun) -> None:
-        """Optimizer, schedule, random states, and the step that had begun. To be called once the optimizer exists."""
+        """Optimizer, schedule, random states, and rollouts sampled already. To be called once the optimizer exists."""
         if self._found is None:
             return
         folder, self._found = self._found.folder, None
@@ -142,13 +143,13 @@ class Checkpointer:
         if own.is_file():
             mine = load_plain(own)
             restore_random_states(mine["random"])
-            if mine["step"] is not None:
-                self._resumed_step = from_plain(to_device(mine["step"], run.ranks.trainer.strategy.root_device))
+            if mine["rollouts"] is not None:
+                self._rollouts = from_plain(mine["rollouts"])
 
-    def resumed_step(self) -> StepInProgress | None:
-        """The step that the checkpoint was taken in, once; None: there is none, or it was handed out."""
-        step, self._resumed_step = self._resumed_step, None
-        return step
+    def sampled_rollouts(self) -> Rollouts | None:
+        """This rank's rollouts of the step that the run was stopped in, once; None: they are still to be sampled."""
+        rollouts, self._rollouts = self._rollouts, None
+        return rollouts
 
     # ------------------------------------------------------------------ saving
 
@@ -166,18 +167,17 @@ class Checkpointer:
         elif every is not None and position.step > 0 and position.step % every == 0 and position != self._saved:
             self._save(run, position, None, asynchronous=self.settings.asynchronous)
 
-    def within_step(self, run: TrainingRun, step: StepInProgress | None) -> None:
-        """Stop if asked to, with what the step has come to; None: this rank has given up sampling.
+    def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
+        """Stop if asked to, with the rollouts where every rank has them; None: this rank has given up sampling.
 
         Raises:
             Preempted: as above.
         """
         if not self._should_stop(run):
             return
-        has_rollout = not run.ranks.max(step is None)
-        minibatches = step.minibatches if step is not None and has_rollout else -1
-        position = Position(step=run.trainer.global_step, minibatches=minibatches)
-        self._save_and_stop(run, position, step if has_rollout else None)
+        is_sampled = not run.ranks.max(rollouts is None)
+        position = Position(step=run.trainer.global_step, is_sampled=is_sampled)
+        self._save_and_stop(run, position, rollouts if is_sampled else None)
 
     def while_validating(self, run: Run) -> None:
         """Stop if asked to. In the middle of training this saves; before and after it, there is nothing new to save.
@@ -201,10 +201,10 @@ class Checkpointer:
     def _should_stop(self, run: Run) -> bool:
         return bool(run.ranks.max(self.stop.signal is not None))
 
-    def _save_and_stop(self, run: TrainingRun, position: Position, step: StepInProgress | None) -> None:
+    def _save_and_stop(self, run: TrainingRun, position: Position, rollouts: Rollouts | None) -> None:
         self._finish(run, wait=True)
-        if position != self._saved and (position.step > 0 or position.minibatches >= 0):
-            self._save(run, position, step, asynchronous=False)
+        if position != self._saved and (position.step > 0 or position.is_sampled):
+            self._save(run, position, rollouts, asynchronous=False)
         raise self._preempted(run)
 
     def _preempted(self, run: Run) -> Preempted:
@@ -212,14 +212,14 @@ class Checkpointer:
         newest = f"checkpoint {self._saved.name}" if self._saved is not None else "no checkpoint yet"
         return Preempted(f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: go on with resume=auto")
 
-    def _save(self, run: TrainingRun, position: Position, step: StepInProgress | None, *, asynchronous: bool) -> None:
+    def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None, *, asynchronous: bool) -> None:
         partial = partial_folder(self.root, position)
         is_first = run.ranks.rank == 0
 
         def small_files() -> None:
             if is_first:
                 save_plain(shared_state(run), partial / SHARED)
-            own = {"random": random_states(), "step": None if step is None else to_plain(step)}
+            own = {"random": random_states(), "rollouts": None if rollouts is None else to_plain(rollouts)}
             save_plain(own, partial / rank_file(run.ranks.rank))
 
         tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)

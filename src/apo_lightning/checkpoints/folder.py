@@ -14,7 +14,7 @@ from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "checkpoint.json"
 DAMAGED = ".damaged"
 CHUNK_BYTES = 1 << 24
@@ -26,19 +26,18 @@ class Position:
 
     step: int
     """Finished rollouts."""
-    minibatches: int = -1
-    """Optimizer steps done within the next one; −1: not begun, 0: sampled and no more."""
+    is_sampled: bool = False
+    """The rollouts of the next one are there, and nothing was learnt from them."""
 
     @property
     def name(self) -> str:
         """Of the folder; sorts like the position.
 
         Example:
-            >>> Position(step=7).name, Position(step=7, minibatches=3).name
-            ('step_000007', 'step_000007_minibatch_003')
+            >>> Position(step=7).name, Position(step=7, is_sampled=True).name
+            ('step_000007', 'step_000007_sampled')
         """
-        inside = "" if self.minibatches < 0 else f"_minibatch_{self.minibatches:03d}"
-        return f"step_{self.step:06d}{inside}"
+        return f"step_{self.step:06d}{'_sampled' * self.is_sampled}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ def write_header(partial: Path, header: Header) -> None:
     content = {
         "format": FORMAT,
         "step": header.position.step,
-        "minibatches": header.position.minibatches,
+        "is_sampled": header.position.is_sampled,
         "world_size": header.world_size,
         "validated_step": header.validated_step,
         "score": header.score,
@@ -147,7 +146,7 @@ def read_header(folder: Path) -> Header:
         if content["format"] != FORMAT:
             raise ConfigError(f"checkpoint {folder} has format {content['format']}, and this version reads {FORMAT}")
         header = Header(
-            position=Position(step=content["step"], minibatches=content["minibatches"]),
+            position=Position(step=content["step"], is_sampled=content["is_sampled"]),
             world_size=content["world_size"],
             validated_step=content["validated_step"],
             score=content["score"],

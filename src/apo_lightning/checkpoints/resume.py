@@ -76,11 +76,11 @@ def _checked(found: Found, config: Mapping[str, Any], world_size: int) -> Found:
 
 
 def _other_layout(found: Found, world_size: int) -> str | None:
-    if found.header.position.minibatches < 0 or found.header.world_size == world_size:
+    if not found.header.position.is_sampled or found.header.world_size == world_size:
         return None
     return (
-        f"checkpoint {found.folder} was taken within a rollout of {found.header.world_size} processes and can be ended "
-        f"by as many alone, not by {world_size}"
+        f"checkpoint {found.folder} holds the rollouts of {found.header.world_size} processes, which as many alone "
+        f"can learn from, not {world_size}"
     )
 
 

@@ -63,7 +63,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def settle_gradient(policy: nn.Module, *, has_run: bool) -> None:
+def complete_gradient(policy: nn.Module, *, has_run: bool) -> None:
     """Make the policy ready for an optimizer step, where there may have been no backward.
 
     Args:

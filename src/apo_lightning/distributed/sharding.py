@@ -150,7 +150,7 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
         fully_shard(layer, reshard_after_forward=reshards, mp_policy=layer_precision, **options)
     fully_shard(policy, reshard_after_forward=False, **options)
     # Sharded weights are gathered around `forward` alone, unless another method is named.
-    for method in ("hidden_states", "as_reference", "objective_sum"):
+    for method in ("hidden_states", "as_reference"):
         register_fsdp_forward_method(policy, method)
 
 

@@ -5,20 +5,23 @@ own gradient, which has a closed form. Besides its inputs a call keeps a handful
 
     u_v = z_v − max z,   s = Σ_v exp(u_v),   log p_v = u_v − log s,   H = −Σ_v p_v log p_v
 
-`token_statistics` makes the logits again in its backward. `objective_sum` is told the loss of a token and has the
-gradient ready when its forward returns: fewer operations, where memory for enough tokens at once is no matter.
+`DetachedHead` is how the update uses it: the loss of a chunk of tokens is asked for, and its gradient taken, while the
+chunk's logits are still there. Statistics of more tokens than that hold what there is room for, and make the rest of
+the logits again in their backward.
 
 Softmax state and gradient sums are float32 (float64 for float64 inputs), whatever the matrix products run in. Logits
 of −∞ are legal: p·log p is 0 where p is 0.
 
     head.py         tiles of logits, and the gradient of h and W from tiles
     softmax.py      what is read off the tiles, and the gradient that goes back through it
-    statistics.py   objective.py   reference.py   divergence.py      one question each
+    workspace.py    what is held between forward and backward
+    statistics.py   reference.py   divergence.py      one question each
+    detached.py     a micro-batch's chunks, and their gradient in one piece
 """
 
+from apo_lightning.logprobs.detached import DetachedHead
 from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.logprobs.objective import Objective, objective_sum
 from apo_lightning.logprobs.reference import reference_statistics
 from apo_lightning.logprobs.statistics import token_statistics
 
-__all__ = ["Objective", "full_kl", "objective_sum", "reference_statistics", "token_statistics"]
+__all__ = ["DetachedHead", "full_kl", "reference_statistics", "token_statistics"]

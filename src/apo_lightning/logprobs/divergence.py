@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from apo_lightning.logprobs.head import Head, HeadGradient, check_temperature, compute_dtype_of, part_of, tile_kernel
 from apo_lightning.logprobs.softmax import Softmax
+from apo_lightning.logprobs.workspace import Workspace, weight_gradient
 
 
 def full_kl(
@@ -19,6 +20,7 @@ def full_kl(
     ref_head_weight: Float[Tensor, "vocab ref_hidden"],
     *,
     temperature: float | int = 1.0,
+    workspace: Workspace | None = None,
 ) -> Float[Tensor, "tokens"]:
     """The exact KL divergence of the policy from the reference, over the whole vocabulary.
 
@@ -30,6 +32,7 @@ def full_kl(
         ref_hidden: the reference's last hidden states at the same positions; constant.
         ref_head_weight: the reference's head; constant.
         temperature: τ > 0, of both.
+        workspace: of the `DetachedHead` that asks; ∂L/∂W then goes there.
 
     Returns:
         KL [nats], ≥ 0 up to rounding; ∞ where the policy gives weight to a token of reference probability 0.
@@ -43,8 +46,9 @@ def full_kl(
         tensor([0.])
     """
     check_temperature(temperature)
-    dtype = compute_dtype_of(hidden, head_weight)
-    return _FullKL.apply(hidden, head_weight, ref_hidden.detach(), ref_head_weight.detach(), temperature, dtype)
+    dtype = compute_dtype_of(hidden, head_weight) if workspace is None else workspace.weight.dtype
+    constant = ref_hidden.detach(), ref_head_weight.detach()
+    return _FullKL.apply(hidden, head_weight, *constant, temperature, dtype, workspace)
 
 
 class _FullKL(torch.autograd.Function):
@@ -64,8 +68,10 @@ class _FullKL(torch.autograd.Function):
         ref_head_weight: Tensor,
         temperature: float | int,
         compute_dtype: torch.dtype,
+        workspace: Workspace | None,
     ) -> Tensor:
-        tiles = _TwoHeads(hidden, head_weight, ref_hidden, ref_head_weight, temperature, compute_dtype)
+        weight = head_weight if workspace is None else workspace.weight
+        tiles = _TwoHeads(hidden, weight, ref_hidden, ref_head_weight, temperature, compute_dtype)
         nothing = hidden.new_empty(len(hidden), 0, dtype=torch.long)
         policy, reference = (Softmax(nothing, tiles.head.state_dtype) for _ in range(2))
         weights, differences = tiles.head.buffer(), tiles.head.buffer()
@@ -80,7 +86,7 @@ class _FullKL(torch.autograd.Function):
         log_total, ref_log_total = (s.largest + s.total.log() for s in (policy, reference))
         kl = distance / policy.total - (log_total - ref_log_total)
         ctx.save_for_backward(hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl)
-        ctx.temperature, ctx.compute_dtype = temperature, compute_dtype
+        ctx.temperature, ctx.compute_dtype, ctx.workspace = temperature, compute_dtype, workspace
         return kl
 
     @staticmethod
@@ -89,14 +95,17 @@ class _FullKL(torch.autograd.Function):
         ctx: Any, grad_kl: Tensor
     ) -> tuple[Any, ...]:
         hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl = ctx.saved_tensors
-        tiles = _TwoHeads(hidden, head_weight, ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
-        gradient = HeadGradient(tiles.head, hidden=ctx.needs_input_grad[0], weight=ctx.needs_input_grad[1])
+        weight = head_weight if ctx.workspace is None else ctx.workspace.weight
+        tiles = _TwoHeads(hidden, weight, ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
+        grad_weight = weight_gradient(head_weight, tiles.head, ctx.workspace, wanted=ctx.needs_input_grad[1])
+        gradient = HeadGradient(tiles.head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
         for rows, columns, weight_tile, logits, ref_logits in tiles:
             grad_logits = _kl_gradient_(
                 logits, ref_logits, *(x[rows].unsqueeze(1) for x in (log_total, ref_log_total, kl, grad_kl))
             )
             gradient.add(rows, columns, weight_tile, grad_logits)
-        return *gradient.take(), None, None, None, None
+        grad_weight = None if ctx.workspace is not None or grad_weight is None else grad_weight.to(head_weight.dtype)
+        return gradient.take_hidden(), grad_weight, None, None, None, None, None
 
 
 class _TwoHeads:

@@ -19,6 +19,12 @@ TILE_CPU = (512, 2048)
 TILE = (4096, 16384)
 """… and elsewhere what keeps matrix products at full speed (256 MiB of logits)."""
 FEWEST_ROWS = 64
+LOGITS_HELD_CPU = 2**23
+"""Logits that may be held between making them and taking their gradient: 32 MiB in float32 …"""
+LOGITS_HELD = 2**27
+"""… and on a GPU, where fewer tokens at once would leave it idle, 512 MiB."""
+ROWS_MULTIPLE = 16
+"""Matrix products are slower for other numbers of tokens."""
 
 
 @dataclass
@@ -30,6 +36,7 @@ class Head:
 
     hidden: Tensor
     weight: Tensor
+    """In its own dtype, and cast tile by tile, or in the compute dtype."""
     temperature: float | int
     compute_dtype: torch.dtype
 
@@ -40,17 +47,14 @@ class Head:
 
     def row_tiles(self) -> Iterator[slice]:
         """Tokens, a tile's worth at a time."""
-        return _slices(len(self.hidden), self.tile_shape[0])
+        return slices(len(self.hidden), self.tile_shape[0])
 
     def column_tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """(columns, the rows of W that make them), a tile's worth of the vocabulary at a time.
-
-        The head is cast tile by tile: cast as a whole it would be one more head.
-        """
-        for columns in _slices(len(self.weight), self.tile_shape[1]):
+        """(columns, the rows of W that make them), a tile's worth of the vocabulary at a time."""
+        for columns in slices(len(self.weight), self.tile_shape[1]):
             yield columns, self.weight[columns].to(self.compute_dtype)
 
-    def logits(self, rows: slice, weight_tile: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, rows: slice | Tensor, weight_tile: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, columns] in the state dtype, the caller's to overwrite; `out` is a buffer of at least that size."""
         logits = matmul(self.rows_operand[rows], weight_tile.T, self.state_dtype, out)
         # Dividing by 1 changes nothing and would read all logits once more.
@@ -67,10 +71,11 @@ class HeadGradient:
     Sums are float32 until the end: bfloat16 would lose most of a long sum.
     """
 
-    def __init__(self, head: Head, *, hidden: bool, weight: bool) -> None:
+    def __init__(self, head: Head, *, hidden: bool, weight: Tensor | None) -> None:
+        """Args: whose gradient; whether ∂L/∂h is wanted; where ∂L/∂W is added to, in the state dtype."""
         self._head = head
         self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if hidden else None
-        self._weight = torch.zeros_like(head.weight, dtype=head.state_dtype) if weight else None
+        self._weight = weight
 
     def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
         """Take in ∂L/∂z of a tile.
@@ -93,17 +98,13 @@ class HeadGradient:
         if self._weight is not None:
             add_product_(self._weight[columns], grad_logits.T, head.rows_operand[rows])
 
-    def take(self) -> tuple[Tensor | None, Tensor | None]:
-        """(∂L/∂h, ∂L/∂W) in the dtypes of h and W.
+    def take_hidden(self) -> Tensor | None:
+        """∂L/∂h in the dtype of h.
 
-        Nothing here refers to them any more: autograd copies a gradient that someone else still holds.
+        Nothing here refers to it any more: autograd copies a gradient that someone else still holds.
         """
-        hidden, weight = self._hidden, self._weight
-        self._hidden = self._weight = None
-        return (
-            None if hidden is None else hidden.to(self._head.hidden.dtype),
-            None if weight is None else weight.to(self._head.weight.dtype),
-        )
+        hidden, self._hidden = self._hidden, None
+        return None if hidden is None else hidden.to(self._head.hidden.dtype)
 
 
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
@@ -176,6 +177,7 @@ def part_of(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
     return buffer.flatten()[: math.prod(shape)].view(shape)
 
 
-def _slices(length: int, step: int) -> Iterator[slice]:
+def slices(length: int, step: int) -> Iterator[slice]:
+    """0 to `length` in slices of `step`, the last one as long as is left."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))

@@ -53,6 +53,11 @@ class Softmax:
         self.largest[rows], self.total[rows], self.dot[rows] = state
         return state[0]
 
+    def weights_(self, logits: Tensor, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """(exp(z − m), m) of a tile, in place of its logits, once the whole vocabulary has been seen."""
+        largest = self.largest[rows]
+        return logits.sub_(largest.unsqueeze(1)).exp_(), largest
+
     def normalise(self, logits: Tensor) -> Tensor:
         """Log-probs [tokens, any] of logits of the same tokens, once the whole vocabulary has been seen."""
         return logits - self.largest.unsqueeze(1) - self.total.log().unsqueeze(1)
@@ -98,21 +103,12 @@ class LogitGradient:
             slope = slope.unsqueeze(1)
         return cls(ids, grad_ids, softmax.largest[rows].unsqueeze(1), constant.unsqueeze(1), slope)
 
-    def from_logits_(self, rows: slice, columns: slice, logits: Tensor, scratch: Tensor) -> Tensor:
-        """∂L/∂z of one tile, in place of its logits; `scratch`, at least as large, is overwritten."""
-        slope = None if self.slope is None else self.slope[rows]
-        gradient = _from_logits_(logits, part_of(scratch, logits.shape), self.largest[rows], self.constant[rows], slope)
-        return self._add_sparse_(rows, columns, gradient)
-
-    def from_weights_(self, rows: slice, columns: slice, weights: Tensor, largest: Tensor) -> Tensor:
-        """The same from exp(z − m) and the m of `Softmax.absorb`, in place of the former."""
-        slope = None if self.slope is None else self.slope[rows]
-        shift = largest.unsqueeze(1) - self.largest[rows]
-        return self._add_sparse_(rows, columns, _from_weights_(weights, shift, self.constant[rows], slope))
-
-    def _add_sparse_(self, rows: slice, columns: slice, gradient: Tensor) -> Tensor:
-        index, inside = positions(self.ids[rows], columns)
-        return gradient.scatter_add_(1, index, self.grad_ids[rows] * inside)
+    def from_weights_(self, columns: slice, weights: Tensor, largest: Tensor) -> Tensor:
+        """∂L/∂z of one tile from exp(z − m) and the m of `Softmax.absorb`, in place of the former."""
+        shift = largest.unsqueeze(1) - self.largest
+        gradient = _from_weights_(weights, shift, self.constant, self.slope)
+        index, inside = positions(self.ids, columns)
+        return gradient.scatter_add_(1, index, self.grad_ids * inside)
 
 
 def positions(ids: Int[Tensor, "rows picks"], columns: slice) -> tuple[Tensor, Tensor]:
@@ -138,18 +134,8 @@ def _absorb_(
 
 
 @tile_kernel
-def _from_logits_(logits: Tensor, scratch: Tensor, largest: Tensor, constant: Tensor, slope: Tensor | None) -> Tensor:
-    """exp(u)·(constant − slope·u), in place of the logits."""
-    shifted = logits.sub_(largest)
-    if slope is None:
-        return shifted.exp_().mul_(constant)
-    weights = torch.exp(shifted, out=scratch)
-    return shifted.clamp_(min=LOWEST_LOGIT).mul_(-slope).add_(constant).mul_(weights)
-
-
-@tile_kernel
 def _from_weights_(weights: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None) -> Tensor:
-    """The same in place of exp(u − shift)."""
+    """exp(u)·(constant − slope·u), in place of exp(u − shift)."""
     scale = shift.exp()
     if slope is None:
         return weights.mul_(scale * constant)

@@ -116,10 +116,6 @@ class PolicyLoss(ABC):
             cls._mask_given_up = cls.gradient_mask.__qualname__
         cls.gradient_mask = PolicyLoss.gradient_mask
 
-    def prepare(self, minibatch: Any) -> "PolicyLoss":
-        """The loss for one mini-batch, asked before its split: a place for statistics over the whole of it."""
-        return self
-
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Loss and metrics of some tokens; no token's loss depends on another token."""

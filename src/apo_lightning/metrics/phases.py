@@ -3,6 +3,11 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PhaseListener = Callable[[str | None], None]
 
@@ -73,6 +78,20 @@ class PhaseClock:
             listener(current)
 
 
+def timed(phase: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Decorate a method so that its time is charged to a phase of its object's `clock`."""
+
+    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        @wraps(method)
+        def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self.clock.phase(phase):
+                return method(self, *args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 class StepTimer:
     """How long each phase of a step took, and the whole of it: from the end of the step before to its own end.
 
@@ -102,7 +121,8 @@ class StepTimer:
         self._began = self._paused = self._between = 0.0
 
     def begin(self) -> None:
-        """Before the first step of a run."""
+        """Before the first step of a run; what the clock has counted until then belongs to none."""
+        self.clock.take()
         self._began = self.clock.now()
 
     def enter(self) -> None:
@@ -114,7 +134,7 @@ class StepTimer:
         self._paused = self.clock.now()
 
     def resume(self) -> None:
-        """It does again."""
+        """The step goes on."""
         self._began += self.clock.now() - self._paused
 
     def take(self) -> dict[str, float]:

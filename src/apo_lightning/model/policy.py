@@ -3,7 +3,6 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from apo_lightning.logprobs import Objective, full_kl, objective_sum, reference_statistics, token_statistics
+from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
 from apo_lightning.model.attention import attention_arguments, use_shared_prompts
 from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
 from apo_lightning.model.packing import Microbatch
@@ -80,12 +79,13 @@ class Policy(nn.Module):
 
         One forward of the backbone, in which every prompt and every completion stands once.
         """
-        output = self.model.base_model(
-            input_ids=microbatch.input_ids[None],
-            position_ids=microbatch.position_ids[None],
-            use_cache=False,
-            **attention_arguments(microbatch.groups, microbatch.input_ids.device),
-        )
+        with self.autocast():
+            output = self.model.base_model(
+                input_ids=microbatch.input_ids[None],
+                position_ids=microbatch.position_ids[None],
+                use_cache=False,
+                **attention_arguments(microbatch.groups, microbatch.input_ids.device),
+            )
         return output.last_hidden_state[0].index_select(0, microbatch.rows)
 
     def forward(
@@ -94,8 +94,6 @@ class Policy(nn.Module):
         anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
         *,
         temperature: float = 1.0,
-        ref_hidden: Float[Tensor, "tokens hidden"] | None = None,
-        ref_head_weight: Float[Tensor, "vocab hidden"] | None = None,
     ) -> TokenStatistics:
         """Log-prob, entropy, max-prob and anchor log-probs of the micro-batch's response tokens.
 
@@ -103,52 +101,20 @@ class Policy(nn.Module):
             microbatch: what to run and where to read it off.
             anchor_ids: the reference's top-K there; None: no anchors.
             temperature: of the rollout; the same for policy, old policy and reference.
-            ref_hidden: the reference's hidden states there; with them, `full_kl` is filled in.
-            ref_head_weight: the reference's head.
         """
         with self.autocast():
             hidden = self.hidden_states(microbatch)
-            statistics = token_statistics(
-                hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature
-            )
-            if ref_hidden is None or ref_head_weight is None:
-                return statistics
-            kl = full_kl(hidden, self.head_weight, ref_hidden, ref_head_weight, temperature=temperature)
-        return replace(statistics, full_kl=kl)
+            return token_statistics(hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature)
 
-    def objective_sum(
-        self,
-        microbatch: Microbatch,
-        objective: Objective,
-        anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
-        *,
-        temperature: float = 1.0,
-        ref_hidden: Float[Tensor, "tokens hidden"] | None = None,
-        ref_head_weight: Float[Tensor, "vocab hidden"] | None = None,
-    ) -> Float[Tensor, ""]:
-        """Σ over the micro-batch's response tokens of an objective of their statistics, ready for its backward.
-
-        Where it is cheaper the statistics come a few tokens at a time, and the gradient of the head is taken while
-        their logits are still there.
+    def detached_head(self, hidden: Float[Tensor, "tokens hidden"], *, temperature: float) -> DetachedHead:
+        """The head over hidden states that `hidden_states` gave, for a loss whose gradient is taken chunk by chunk.
 
         Args:
-            microbatch: as in `forward`, and so the rest.
-            objective: (statistics of some tokens, which of the micro-batch's) → one value a token.
-            anchor_ids: the reference's top-K there.
+            hidden: of a micro-batch.
             temperature: of the rollout.
-            ref_hidden: the reference's hidden states there.
-            ref_head_weight: the reference's head.
         """
-        if ref_hidden is not None:
-            statistics = self(
-                microbatch, anchor_ids, temperature=temperature, ref_hidden=ref_hidden, ref_head_weight=ref_head_weight
-            )
-            return objective(statistics, slice(0, len(microbatch.rows))).sum()
         with self.autocast():
-            hidden = self.hidden_states(microbatch)
-            return objective_sum(
-                hidden, self.head_weight, microbatch.targets, anchor_ids, objective, temperature=temperature
-            )
+            return DetachedHead(hidden, self.head_weight, temperature=temperature)
 
     def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
         """What a frozen policy says of the micro-batch's response tokens: log-probs and its own top K."""

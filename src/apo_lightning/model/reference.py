@@ -61,7 +61,7 @@ class Reference:
     @torch.no_grad()
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
         """What the exact KL needs: the reference's last hidden states at the response tokens."""
-        with self.answering(), self.policy.autocast():
+        with self.answering():
             return self.policy.hidden_states(microbatch)
 
     @property

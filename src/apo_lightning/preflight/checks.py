@@ -45,7 +45,7 @@ def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Nee
         settings: sizes of a step.
 
     Raises:
-        ConfigError: the longest sequence does not fit, there are fewer tokens than anchors, or a critic is asked for.
+        ConfigError: the longest sequence does not fit, or there are fewer tokens than anchors.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:
@@ -59,8 +59,6 @@ def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Nee
             f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {vocab_size} tokens: an anchor must "
             f"be a proper part of it"
         )
-    if needs.values:
-        raise ConfigError("this loss needs a critic's values, which this version does not train")
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:

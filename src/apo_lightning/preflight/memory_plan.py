@@ -6,7 +6,7 @@ What is not is measured, and a constant below says on what. `benchmarks/memory.p
 
 from dataclasses import dataclass
 
-from apo_lightning.logprobs.head import TILE, TILE_CPU
+from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, TILE, TILE_CPU
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
@@ -264,17 +264,22 @@ def reduced_bytes(model: ModelShape, run: RunShape) -> int:
     return (run.compute_bytes + FLOAT32) * model.layer_parameters
 
 
-def head_tile_bytes(run: RunShape) -> int:
-    """Logits of one tile, their exponentials and the gradient, float32."""
+def head_logits_bytes(run: RunShape) -> int:
+    """Logits of one tile and their exponentials, and those that are held until their gradient is taken; float32."""
     rows, columns = TILE if run.is_cuda else TILE_CPU
-    return 3 * FLOAT32 * rows * columns
+    return FLOAT32 * (2 * rows * columns + (LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU))
+
+
+def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
+    """The head in the compute dtype, made once a micro-batch: c·V·D; nothing in float32."""
+    return run.compute_bytes * model.head_parameters if run.compute_bytes < FLOAT32 else 0
 
 
 def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     """What a mini-batch takes beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
 
     - The forward is through: activations, and all that autocast has cast.
-    - The backward begins: activations, what autocast has cast, a tile of logits, ∂L/∂h, and in float32 ∂L/∂W of the
+    - The head: activations, what autocast has cast, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the
       head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen. Under
       FSDP2 the gradient of the layer at work on its way to the shards.
     - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2 once
@@ -284,7 +289,8 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     gathered = Part(name="gathered by FSDP2", update=gathered_bytes(model, run))
     is_head_trained = model.adapters is None
     new_head = is_head_trained * model.head_parameters
-    head = head_tile_bytes(run) + FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
+    head = head_logits_bytes(run) + cast_head_bytes(model, run)
+    head += FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
     copies = is_head_trained * (2 if gathered.update else 1)
     ending = run.microbatch_tokens * layer_activation_bytes(model, run) + copies * FLOAT32 * model.root_parameters
     reduced = Part(name="a layer's gradient on its way", update=reduced_bytes(model, run))
@@ -302,7 +308,7 @@ def _cast(size: int) -> Part:
 
 
 def _head(size: int) -> Part:
-    return Part(name="head: a tile of logits, its gradient", update=size)
+    return Part(name="head: some logits, its gradient", update=size)
 
 
 def _ending(size: int) -> Part:

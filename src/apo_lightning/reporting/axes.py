@@ -8,7 +8,7 @@ from apo_lightning.reporting.names import axis_place
 from apo_lightning.reporting.records import RunCard
 
 Defaults = Mapping[str, Mapping[str, str]]
-"""Stem of `algo=` → dotted key → value where nothing is overridden, as `runs.read_defaults` gives them."""
+"""Stem of `algo=` → dotted key → value where nothing is overridden, as `run.reporting` composes them."""
 
 NO_AXIS = frozenset({"algo", "model", "seed", "experiment"})
 """Method and model have columns of their own, seeds are averaged over, an experiment is a bundle of other keys."""

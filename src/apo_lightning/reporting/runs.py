@@ -113,28 +113,6 @@ def resolved(flat: Mapping[str, str]) -> dict[str, str]:
     return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
 
 
-def read_defaults(config_folder: Path) -> dict[str, dict[str, str]]:
-    """What a run uses where nothing is overridden: stem of `algo=` → flat config.
-
-    From `train.yaml`, the config groups that its defaults list names, and each file of `algo/`.
-
-    Raises:
-        ConfigError: a file is missing or no YAML.
-    """
-    train = _read_yaml(config_folder / "train.yaml")
-    shared = flatten({key: value for key, value in train.items() if key not in ("defaults", "hydra")})
-    for entry in train.get("defaults", []):
-        for group, option in entry.items() if isinstance(entry, dict) else ():
-            path = config_folder / group / f"{option}.yaml"
-            if group not in ("algo", "model") and path.is_file():
-                own = {key: value for key, value in _read_yaml(path).items() if key != "defaults"}
-                shared = flatten({group: own}) | shared
-    return {
-        path.stem: resolved(shared | flatten({"algo": _read_yaml(path)}))
-        for path in sorted((config_folder / "algo").glob("*.yaml"))
-    }
-
-
 def _read_run(folder: Path) -> RunCard:
     config = resolved(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
     overrides = parse_overrides(_read_yaml(folder / ".hydra" / "overrides.yaml", kind=list))

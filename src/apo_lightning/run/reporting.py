@@ -1,8 +1,12 @@
 """Configuration → a folder of tables and figures, and one page that shows them all."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from apo_lightning.console import say
 from apo_lightning.errors import ConfigError
@@ -13,10 +17,9 @@ from apo_lightning.reporting.figures.report import report_figures
 from apo_lightning.reporting.page import ReportContents, files_of, page
 from apo_lightning.reporting.published_check import published_check
 from apo_lightning.reporting.render import write_tables
-from apo_lightning.reporting.runs import read_defaults, read_runs
+from apo_lightning.reporting.runs import flatten, read_runs, resolved
 from apo_lightning.reporting.tables import report_tables
-
-CONFIG_FOLDER = Path(__file__).resolve().parents[3] / "configs"
+from apo_lightning.run.choices import CONFIG_DIR, options_of
 
 
 def report(cfg: DictConfig) -> Path:
@@ -34,7 +37,7 @@ def report(cfg: DictConfig) -> Path:
     folders, output_dir = _folders(cfg), Path(cfg.output_dir)
     runs = read_runs(folders)
     evaluations = read_evaluations(folders, runs)
-    defaults = read_defaults(CONFIG_FOLDER)
+    defaults = training_defaults()
     tables = report_tables(runs, evaluations, defaults)
     figures = report_figures(runs, measurements(runs, evaluations, defaults), evaluations.coverage, defaults)
     paths = [*write_tables(tables, output_dir / "tables")]
@@ -58,6 +61,19 @@ def report(cfg: DictConfig) -> Path:
     say(f"figures: {', '.join(figure.name for figure in figures) or 'none'}")
     say(f"open {path}")
     return path
+
+
+def training_defaults() -> dict[str, dict[str, str]]:
+    """What a run uses where nothing is overridden: stem of `algo=` → flat config, without the model's part."""
+    # From the command line Hydra runs already, and refuses to be started again.
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return {algo: _flat(compose("train", [f"algo={algo}"])) for algo in options_of("algo")}
+
+
+def _flat(cfg: DictConfig) -> dict[str, str]:
+    container: Any = OmegaConf.to_container(cfg)
+    return resolved(flatten({key: value for key, value in container.items() if key != "model"}))
 
 
 def _folders(cfg: DictConfig) -> list[Path]:

@@ -13,7 +13,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap
 from apo_lightning.update import scoring
 from apo_lightning.update.minibatches import Ranks
-from apo_lightning.update.retry import Memory
+from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
 
@@ -51,13 +51,15 @@ class EngineCheck:
         self.checked_version = 0
         self.noise: RoundingNoise | None = None
 
-    def run(self, table: StepTable, policy: Policy, memory: Memory, ranks: Ranks, version: int) -> tuple[float, float]:
+    def run(
+        self, table: StepTable, policy: Policy, retry: MemoryRetry, ranks: Ranks, version: int
+    ) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 
         Args:
             table: of completions that the policy of now sampled; where this rank knows no log-prob, it runs some.
             policy: not moved since.
-            memory: makes the passes fit.
+            retry: makes the passes fit into memory.
             ranks: of the run.
             version: of the policy.
 
@@ -67,12 +69,12 @@ class EngineCheck:
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
-        memory.fit(scoring.score_for_check, table, policy, ranks=ranks)
+        retry.call(scoring.score_for_check, table, policy, ranks=ranks)
         known = ~table.old_logprobs.isnan()
         gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
         num_tokens = int(-ranks.max(-int(known.sum())))
         if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
-            self.noise = memory.fit(_measured_noise, table, policy, ranks=ranks, version=version)
+            self.noise = retry.call(_measured_noise, table, policy, ranks=ranks, version=version)
         tolerance = self._tolerance(num_tokens)
         check_logprob_gap(gap, tolerance, version)
         self.checked_version = version

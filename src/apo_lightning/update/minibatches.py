@@ -50,6 +50,11 @@ class Minibatch:
         """Without the empty forwards."""
         return self.microbatches[: len(self.microbatches) - self.num_padding]
 
+    @property
+    def empty_microbatches(self) -> Sequence[Microbatch]:
+        """Run because other ranks have more; their loss is 0."""
+        return self.microbatches[len(self.microbatches) - self.num_padding :]
+
 
 def even_microbatches(
     table: StepTable, completions: Sequence[int], settings: StepSettings, ranks: Ranks

@@ -12,7 +12,7 @@ from torch import Tensor
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.files import write_atomically
-from apo_lightning.update.minibatch_loss import MinibatchLoss
+from apo_lightning.update.minibatch import MinibatchUpdate
 from apo_lightning.update.minibatches import Ranks
 
 _logger = logging.getLogger(__name__)
@@ -30,29 +30,29 @@ class NonfiniteSteps:
         self.num_in_a_row = 0
         """Optimizer steps skipped since the last that was finite; state of the run."""
 
-    def judge(self, grad_norm: float, minibatch_loss: MinibatchLoss, ranks: Ranks, folder: Path) -> float:
+    def judge(self, grad_norm: float, update: MinibatchUpdate, ranks: Ranks, folder: Path) -> float:
         """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show.
 
         Args:
             grad_norm: over all ranks.
-            minibatch_loss: this rank's part.
+            update: this rank's part of a mini-batch.
             ranks: all call this, and all decide alike.
             folder: where `nonfinite/` goes.
 
         Raises:
             NonfiniteError: it was the last that is put up with. Its batch is saved.
         """
-        step = minibatch_loss.table.rollouts.step
-        is_finite = math.isfinite(grad_norm) and minibatch_loss.is_finite and minibatch_loss.table.has_any_logprob
+        step = update.table.rollouts.step
+        is_finite = math.isfinite(grad_norm) and update.is_finite and update.table.has_any_logprob
         if not ranks.max(not is_finite):
             # Without a kept token there was no step to be finite.
-            self.num_in_a_row = 0 if minibatch_loss.minibatch.num_tokens else self.num_in_a_row
+            self.num_in_a_row = 0 if update.minibatch.num_tokens else self.num_in_a_row
             return grad_norm
         self.num_in_a_row += 1
         _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
         if self.num_in_a_row >= self.max_in_a_row:
             path = folder / "nonfinite" / f"step_{step:06d}.pt"
-            _save(path, minibatch_loss, step, grad_norm)
+            _save(path, update, step, grad_norm)
             raise NonfiniteError(
                 f"step {step}: loss or gradient not finite, {self.num_in_a_row} optimizer steps in a row "
                 f"(max_nonfinite_steps): look for NaN and inf in the rewards, advantages and log-probs of {path}"
@@ -60,11 +60,11 @@ class NonfiniteSteps:
         return math.nan
 
 
-def _save(path: Path, minibatch_loss: MinibatchLoss, step: int, grad_norm: float) -> None:
+def _save(path: Path, update: MinibatchUpdate, step: int, grad_norm: float) -> None:
     """One file of what all ranks had, for `torch.load(path, weights_only=True)`."""
-    parts = from_all_ranks(completion_rows(minibatch_loss))
+    parts = from_all_ranks(completion_rows(update))
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        completions = minibatch_loss.minibatch.completions
+        completions = update.minibatch.completions
         content = {
             "step": step,
             "minibatch": completions.start // len(completions),
@@ -78,25 +78,25 @@ def _save(path: Path, minibatch_loss: MinibatchLoss, step: int, grad_norm: float
     from_all_ranks(None)
 
 
-def completion_rows(minibatch_loss: MinibatchLoss) -> list[dict[str, Any]]:
+def completion_rows(update: MinibatchUpdate) -> list[dict[str, Any]]:
     """A mini-batch, one dict a completion; log-probs and losses are NaN too where `was_run` is False."""
-    table = minibatch_loss.table
+    table = update.table
     rollouts = table.rollouts
     unknown = torch.full_like(table.rollout_logprobs, math.nan)
     columns = {"logprobs": unknown, "old_logprobs": unknown.clone(), "loss": unknown.clone()}
     was_run = torch.zeros_like(unknown, dtype=torch.bool)
-    for part in minibatch_loss.parts:
-        was_run[part.token_index] = True
+    for losses in update.losses:
+        was_run[losses.token_index] = True
         for name, values in (
-            ("logprobs", part.logprobs),
-            ("old_logprobs", part.old_logprobs),
-            ("loss", part.output.per_token),
+            ("logprobs", losses.logprobs),
+            ("old_logprobs", losses.old_logprobs),
+            ("loss", losses.output.per_token),
         ):
-            columns[name][part.token_index] = values.to(unknown.dtype)
+            columns[name][losses.token_index] = values.to(unknown.dtype)
     columns |= {"was_run": was_run, "advantages": table.advantages, "rollout_logprobs": table.rollout_logprobs}
     starts = table.sequences.starts
     rows = []
-    for b in minibatch_loss.minibatch.completions:
+    for b in update.minibatch.completions:
         prompt, completion, verdict = (
             rollouts.prompts[b // rollouts.group_size],
             rollouts.completions[b],

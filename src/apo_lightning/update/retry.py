@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 _logger = logging.getLogger(__name__)
 
 
-class Memory:
+class MemoryRetry:
     """Halves `tokens_per_microbatch` where a forward or backward ran out of memory, the first time it happens.
 
     A micro-batch is a matter of memory alone, so what is done again has the same result. With several ranks the run
@@ -36,7 +36,7 @@ class Memory:
         self.settings = settings
         self.was_halved = False
 
-    def fit(self, work: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    def call(self, work: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """What `work(*args, settings=…, **kwargs)` returns.
 
         Args:
@@ -57,7 +57,7 @@ class Memory:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return self.fit(work, *args, **kwargs)
+        return self.call(work, *args, **kwargs)
 
     def _halve(self, error: Exception) -> None:
         num_ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1

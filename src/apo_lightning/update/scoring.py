@@ -1,55 +1,44 @@
 """The passes without a gradient: what reference and sampling policy say of the tokens that someone will read."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from apo_lightning.types import Advantages, Needs, Rollouts
-from apo_lightning.update.minibatches import Minibatch, Ranks, even_microbatches
+from apo_lightning.types import Advantages, Rollouts
+from apo_lightning.update.minibatches import Ranks, even_microbatches
 from apo_lightning.update.retry import within_budget
 from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.subset import draw_subset
+from apo_lightning.update.step_plan import StepPlan
 from apo_lightning.update.table import StepTable
 
 
 def score_reference(
-    table: StepTable,
-    reference: Reference | None,
-    loss: PolicyLoss,
-    updated: Bool[Tensor, "tokens"],
-    watched: Needs,
-    settings: StepSettings,
-    ranks: Ranks,
+    plan: StepPlan, reference: Reference | None, loss: PolicyLoss, settings: StepSettings, ranks: Ranks
 ) -> Bool[Tensor, "tokens"]:
     """Run the reference on the tokens that need it.
 
     Args:
-        table: of the step; filled in.
+        plan: of the step, whose table is filled in.
         reference: None where nothing needs it.
         loss: says which tokens it can use the reference on.
-        updated: tokens of the completions that the update runs; of the others the loss is not asked.
-        watched: what this step's diagnostics read.
         settings: sizes of a step.
         ranks: all of them run equally many micro-batches.
 
     Returns:
         The tokens whose reference rows the loss may use.
     """
-    loss_mask = loss.reference_mask(table.advantages, table.is_correct) & updated
-    needs = loss.needs | watched
+    table, diagnostics = plan.table, plan.diagnostic_needs
+    loss_mask = loss.reference_mask(table.advantages, table.is_correct) & plan.updated
+    needs = loss.needs | diagnostics
     if not needs.reference_statistics:
         return loss_mask
     assert reference is not None
     passes = []
-    if watched.reference_statistics:
-        passes.append((torch.ones_like(loss_mask), watched.anchor_size))
+    if diagnostics.reference_statistics:
+        passes.append((torch.ones_like(loss_mask), diagnostics.anchor_size))
     # Again where a diagnostic has just looked: what the loss reads must be the same to the last bit, and that depends
     # on which completions are run together.
     if loss.needs.reference_statistics:
@@ -63,63 +52,12 @@ def score_reference(
     return loss_mask
 
 
-def watched_by(callbacks: Iterable[Any], step: int) -> Needs:
-    """What the diagnostics that are due at this step read beyond the loss."""
-    needs = Needs()
-    for callback in callbacks:
-        if hasattr(callback, "needs") and callback.is_due(step):
-            needs |= callback.needs
-    return needs
-
-
-def unscored_parts(
-    table: StepTable, plan: Sequence[Minibatch], watched: Needs, settings: StepSettings, ranks: Ranks, seed: int
-) -> list[Microbatch]:
-    """What the sampling policy must be run on before the update, because it will have moved or someone asks for more.
-
-    The update's first mini-batch is run by the sampling policy itself: there π_old is the policy's own log-prob,
-    detached, and costs no forward. A diagnostic reads all tokens, those too that the update does not run; without one,
-    some of these are drawn by lot.
-
-    Args:
-        table: of the step; `required` and `drawn` are filled in.
-        plan: of the update.
-        watched: what this step's diagnostics read.
-        settings: sizes of a step.
-        ranks: all of them run equally many micro-batches.
-        seed: the run's, of the draw.
-    """
-    if watched == Needs():
-        later = plan[1:] if settings.old_logprobs == "trainer" else []
-        table.required = _completions_run(table, [*plan[:1], *later])
-        table.drawn = draw_subset(table, settings.scored_fraction, seed)
-        # First, since padding may run a completion again that the update will run with others.
-        drawn, _ = even_microbatches(table, table.drawn.nonzero().flatten().tolist(), settings, ranks)
-        return drawn + [microbatch for minibatch in later for microbatch in minibatch.microbatches]
-    table.required = torch.ones_like(table.required)
-    microbatches: list[Microbatch] = []
-    for minibatch in plan:
-        is_run = _completions_run(table, [minibatch])
-        rest = [b for b in minibatch.completions if not is_run[b]]
-        # As the update splits them: π_old must be the same to the last bit whether or not a diagnostic looks.
-        microbatches += [*even_microbatches(table, rest, settings, ranks)[0], *minibatch.microbatches]
-    return microbatches
-
-
-def _completions_run(table: StepTable, plan: Sequence[Minibatch]) -> Bool[Tensor, "sequences"]:
-    is_run = torch.zeros_like(table.required)
-    for part in (part for minibatch in plan for part in minibatch.real_microbatches):
-        is_run[table.sequence_ids[part.token_index].cpu()] = True
-    return is_run
-
-
 @torch.no_grad()
-def score_policy(
-    table: StepTable, policy: Policy, microbatches: Sequence[Microbatch], watched: Needs, settings: StepSettings
-) -> None:
-    """Fill in what the sampling policy says of these micro-batches, and of the anchors that a diagnostic reads."""
-    for microbatch in within_budget(table, microbatches, settings.tokens_per_microbatch):
-        anchor_ids = table.anchor_ids(microbatch, watched.anchor_size)
+def score_policy(plan: StepPlan, policy: Policy, settings: StepSettings) -> None:
+    """Fill in what the sampling policy says of what is to be scored, and of the anchors that a diagnostic reads."""
+    table = plan.table
+    for microbatch in within_budget(table, plan.unscored, settings.tokens_per_microbatch):
+        anchor_ids = table.anchor_ids(microbatch, plan.diagnostic_needs.anchor_size)
         table.record_policy(microbatch, policy(microbatch, anchor_ids, temperature=settings.temperature))
 
 

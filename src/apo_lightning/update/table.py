@@ -4,7 +4,7 @@ Rows stand in packed order: completion after completion, as in `Rollouts.complet
 the tokens writes the rows it computed; the rest stay NaN (log-probs) or absent (anchors).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,9 +23,6 @@ from apo_lightning.types import (
     TokenStatistics,
 )
 
-SCORED_COLUMNS = ("old_logprobs", "entropy", "max_prob", "required", "drawn")
-ANCHOR_COLUMNS = ("token_ids", "ref_logprobs", "logprobs")
-
 
 class StepTable:
     """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks."""
@@ -34,7 +31,6 @@ class StepTable:
         completions = rollouts.completions
         lengths = rollouts.lengths.flatten()
         owner = torch.arange(len(completions)).repeat_interleave(lengths)
-        per_completion = advantages.values.flatten() if advantages.values.dim() == 2 else None
         self.rollouts = rollouts
         self.device = device
         self.sequences = PackedSequences(
@@ -47,7 +43,7 @@ class StepTable:
         self.sequence_ids: Int[Tensor, "tokens"] = owner.to(device)
         self.token_ids = torch.tensor([i for c in completions for i in c.token_ids]).to(device)
         self.rollout_logprobs = torch.tensor([value for c in completions for value in c.logprobs]).to(device)
-        self.advantages = (advantages.values if per_completion is None else per_completion[owner]).float().to(device)
+        self.advantages = advantages.values.flatten()[owner].float().to(device)
         self.is_correct = rollouts.is_correct.flatten()[owner].to(device)
         # Completions that are scored before the policy moves: for the update or a diagnostic, and of the others by lot.
         self.required: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
@@ -184,23 +180,6 @@ class StepTable:
         """False where the sampling policy was asked and not one of its answers is a number."""
         scored = self.scored_tokens
         return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
-
-    def columns(self) -> dict[str, Tensor]:
-        """What stages have written, by name; absent ones left out."""
-        columns = {name: getattr(self, name) for name in SCORED_COLUMNS}
-        if self.ref_logprobs is not None:
-            columns["ref_logprobs"] = self.ref_logprobs
-        if self.anchor is not None:
-            columns |= {f"anchor.{name}": getattr(self.anchor, name) for name in ANCHOR_COLUMNS}
-        return columns
-
-    def restore(self, columns: Mapping[str, Tensor]) -> None:
-        """What `columns` gave."""
-        anchor = {name: columns[f"anchor.{name}"] for name in ANCHOR_COLUMNS if f"anchor.{name}" in columns}
-        for name in SCORED_COLUMNS:
-            setattr(self, name, columns[name].to(getattr(self, name).device))
-        self.ref_logprobs = columns.get("ref_logprobs")
-        self.anchor = Anchor(**anchor) if anchor else None
 
     def freeze(self) -> StepTokens:
         """The table as the callbacks see it."""

@@ -23,7 +23,7 @@ def report_tables(
     Args:
         runs: the training runs.
         evaluations: of these runs and of untrained models.
-        defaults: what a run uses where nothing is overridden, from `runs.read_defaults`.
+        defaults: what a run uses where nothing is overridden, as `run.reporting` composes it.
 
     Raises:
         ConfigError: a run's summary lacks what every summary has.

@@ -1,10 +1,10 @@
-"""The gradient taken in the forward against the one taken in the backward."""
+"""The gradient taken chunk by chunk against the one of all tokens at once."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from apo_lightning.logprobs import objective, objective_sum, softmax, token_statistics
+from apo_lightning.logprobs import DetachedHead, softmax, token_statistics, workspace
 
 
 def problem(num_tokens=37, hidden_size=6, vocab=53, anchors=3, dtype=torch.float64):
@@ -28,10 +28,18 @@ def with_entropy(statistics, rows):
     return anchored(statistics, rows) + 0.1 * statistics.entropy.square()
 
 
+def summed(hidden, weight, token_ids, anchor_ids, function, temperature=1.0):
+    """Σ of a function of the statistics, chunk by chunk."""
+    head = DetachedHead(hidden, weight, temperature=temperature)
+    for rows in head.chunks():
+        head.add(function(head.statistics(rows, token_ids[rows], anchor_ids[rows]), rows).sum())
+    return head.joined()
+
+
 def both(inputs, function, temperature=1.0):
-    """(value, gradients) of the pass that takes the gradient in the forward, then of the one that does not."""
+    """(value, gradients) chunk by chunk, then of all tokens at once."""
     hidden, weight, token_ids, anchor_ids = inputs
-    total = objective_sum(hidden, weight, token_ids, anchor_ids, function, temperature=temperature)
+    total = summed(hidden, weight, token_ids, anchor_ids, function, temperature=temperature)
     statistics = token_statistics(hidden, weight, token_ids, anchor_ids, temperature=temperature)
     expected = function(statistics, slice(0, len(hidden))).sum()
     wanted = [tensor for tensor in (hidden, weight) if tensor.requires_grad]
@@ -45,7 +53,7 @@ def both(inputs, function, temperature=1.0):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("held", [1, 53 * 4, 2**23])
 def test_value_and_gradient_are_those_of_the_statistics(monkeypatch, function, temperature, held):
-    monkeypatch.setattr(objective, "LOGITS_HELD", held)
+    monkeypatch.setattr(workspace, "LOGITS_HELD_CPU", held)
     actual, expected = both(problem(), function, temperature)
     for one, two in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
@@ -65,7 +73,7 @@ def test_a_frozen_head_gets_no_gradient_and_costs_no_product():
     actual, expected = both(inputs, anchored)
     torch.testing.assert_close(actual[1], expected[1])
     with FlopCounterMode(display=False) as flops:
-        objective_sum(*inputs, with_entropy).backward()
+        summed(*inputs, with_entropy).backward()
     assert flops.get_total_flops() == 2 * 2 * 37 * weight.numel()
 
 
@@ -74,7 +82,7 @@ def test_six_operations_a_logit_and_hidden_unit_and_fewer_where_tokens_have_no_g
     counts = {}
     for function in (with_entropy, anchored):
         with FlopCounterMode(display=False) as flops:
-            objective_sum(hidden, weight, token_ids, anchor_ids, function).backward()
+            summed(hidden, weight, token_ids, anchor_ids, function).backward()
         counts[function] = flops.get_total_flops() / (2 * weight.numel())
     num_zero = 8  # tokens 0, 5, …, 35
     assert counts == {with_entropy: 3 * 37, anchored: 3 * 37 - 2 * num_zero}
@@ -88,32 +96,50 @@ def test_every_token_is_asked_for_once_and_in_order():
         assert len(statistics.logprobs) == rows.stop - rows.start
         return statistics.logprobs
 
-    objective_sum(*problem(), note)
+    summed(*problem(), note)
     assert seen == list(range(37))
 
 
 def test_an_objective_without_a_gradient_gives_zeros():
     hidden, weight, token_ids, anchor_ids = problem()
-    total = objective_sum(hidden, weight, token_ids, anchor_ids, lambda statistics, rows: statistics.max_prob)
+    total = summed(hidden, weight, token_ids, anchor_ids, lambda statistics, rows: statistics.max_prob)
     gradients = torch.autograd.grad(total, (hidden, weight))
     assert all((gradient == 0).all() for gradient in gradients)
 
 
 def test_no_tokens_make_nothing():
     hidden, weight, token_ids, anchor_ids = problem()
-    total = objective_sum(hidden[:0], weight, token_ids[:0], anchor_ids[:0], anchored)
+    total = summed(hidden[:0], weight, token_ids[:0], anchor_ids[:0], anchored)
     assert total == 0
     (gradient,) = torch.autograd.grad(total, weight)
     assert (gradient == 0).all()
 
 
-def test_without_gradients_the_value_is_the_same():
-    inputs = problem()
-    expected = objective_sum(*inputs, with_entropy)
-    with torch.no_grad():
-        actual = objective_sum(*inputs, with_entropy)
-    assert not actual.requires_grad
-    torch.testing.assert_close(actual, expected.detach())
+def test_what_made_the_hidden_states_is_gone_back_through_once():
+    hidden, weight, token_ids, anchor_ids = problem()
+    calls = []
+    hidden.register_hook(calls.append)
+    weight.register_hook(calls.append)
+    head = DetachedHead(hidden, weight)
+    head.chunks = lambda: (slice(start, start + 5) for start in range(0, 35, 5))
+    for rows in head.chunks():
+        head.add(anchored(head.statistics(rows, token_ids[rows], anchor_ids[rows]), rows).sum())
+    assert not calls
+    head.joined().backward()
+    assert len(calls) == 2
+
+
+def test_a_loss_that_comes_after_the_next_statistics_is_still_exact():
+    hidden, weight, token_ids, anchor_ids = problem()
+    head = DetachedHead(hidden, weight)
+    first, second = (head.statistics(rows, token_ids[rows], anchor_ids[rows]) for rows in (slice(0, 9), slice(9, 37)))
+    leaf = head._leaf
+    (gradient,) = torch.autograd.grad(second.logprobs.sum(), leaf)
+    expected = token_statistics(hidden[9:], weight, token_ids[9:], anchor_ids[9:])
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.logprobs.sum(), hidden)[0][9:])
+    first.logprobs.sum().backward()
+    everything = token_statistics(hidden, weight, token_ids, anchor_ids).logprobs.sum()
+    torch.testing.assert_close(head._workspace.gradient, torch.autograd.grad(everything, weight)[0])
 
 
 def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
@@ -123,8 +149,8 @@ def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
     constant, slope = torch.randn(8, 1), torch.randn(8, 1)
     cases = [
         (softmax._absorb_, (logits, weights, largest, total, dot)),
-        (softmax._from_logits_, (logits, weights, largest[:, None], constant, slope)),
-        (softmax._from_logits_, (logits, weights, largest[:, None], constant, None)),
+        (softmax._from_weights_, (logits.exp(), largest[:, None], constant, slope)),
+        (softmax._from_weights_, (logits.exp(), largest[:, None], constant, None)),
     ]
     for kernel, arguments in cases:
         copies = [[None if a is None else a.clone() for a in arguments] for _ in range(2)]

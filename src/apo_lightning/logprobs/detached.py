@@ -1,0 +1,135 @@
+"""The head of one micro-batch, cut off from the backbone, so that its gradient is taken a few tokens at a time."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from apo_lightning.logprobs.divergence import full_kl
+from apo_lightning.logprobs.head import ROWS_MULTIPLE, check_temperature, compute_dtype_of, slices, tile_shape
+from apo_lightning.logprobs.statistics import token_statistics
+from apo_lightning.logprobs.workspace import HeldLogits, Workspace, num_held
+from apo_lightning.types import TokenStatistics
+
+
+class DetachedHead:
+    """Statistics of consecutive tokens, a bounded number of logits at a time, and the gradient of a loss of them.
+
+    The loss of a chunk goes back as far as the hidden states and the head, while the chunk's logits are still there.
+    What has been gathered goes on from there once: `joined()` is one scalar for one backward, so that whatever listens
+    for gradients of the policy (DDP, FSDP2) hears of each of them once.
+
+    Args:
+        hidden: last hidden states at the positions that predict the tokens; what made them is not touched until the
+            backward of `joined()`.
+        weight: the head, one row a token of the vocabulary.
+        temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
+
+    Raises:
+        ConfigError: the temperature is not positive.
+
+    Example:
+        Minus the log-probs of a token of probability 1/4, twice: Σ = 2·log 4, ∂Σ/∂h = 2·Σ_v p_v·w_v − …
+
+        >>> hidden, weight = torch.ones(2, 1, requires_grad=True), torch.tensor([[1.0], [3.0]]).log()
+        >>> head = DetachedHead(hidden, weight)
+        >>> for tokens in head.chunks():
+        ...     statistics = head.statistics(tokens, torch.tensor([0, 0])[tokens])
+        ...     head.add(-statistics.logprobs.sum())
+        >>> head.joined().exp()
+        tensor(16., grad_fn=<ExpBackward0>)
+    """
+
+    def __init__(
+        self,
+        hidden: Float[Tensor, "tokens hidden"],
+        weight: Float[Tensor, "vocab hidden"],
+        *,
+        temperature: float | int = 1.0,
+    ) -> None:
+        check_temperature(temperature)
+        dtype = compute_dtype_of(hidden, weight)
+        state_dtype = torch.promote_types(dtype, torch.float32)
+        self.temperature = temperature
+        self._hidden, self._weight = hidden, weight
+        self._workspace = Workspace(
+            weight=weight.detach().to(dtype),
+            gradient=torch.zeros_like(weight, dtype=state_dtype) if weight.requires_grad else None,
+            held=HeldLogits(capacity=2 * num_held(hidden.device)),  # tiles at the edges are counted as whole ones
+        )
+        self._grad_hidden = torch.zeros_like(hidden)
+        self._total = torch.zeros((), dtype=state_dtype, device=hidden.device)
+        self._chunk, self._leaf = slice(0, 0), hidden[:0]
+
+    def chunks(self) -> Iterator[slice]:
+        """The tokens, as many at a time as have their logits held."""
+        num_tokens, vocab_size, device = len(self._hidden), len(self._weight), self._hidden.device
+        size = min(num_held(device) // vocab_size, tile_shape(num_tokens, vocab_size, device)[0])
+        size -= size % ROWS_MULTIPLE if size > ROWS_MULTIPLE else 0
+        return slices(num_tokens, max(1, size))
+
+    def statistics(
+        self,
+        tokens: slice,
+        token_ids: Int[Tensor, "chunk"],
+        anchor_ids: Int[Tensor, "chunk anchors"] | None = None,
+        *,
+        ref_hidden: Float[Tensor, "tokens ref_hidden"] | None = None,
+        ref_weight: Float[Tensor, "vocab ref_hidden"] | None = None,
+    ) -> TokenStatistics:
+        """What the policy says at some of the tokens, as `token_statistics`; to be followed by `add`.
+
+        Args:
+            tokens: which.
+            token_ids: the tokens y there.
+            anchor_ids: further tokens of each position.
+            ref_hidden: the reference's hidden states at *all* tokens; with them `full_kl` is filled in.
+            ref_weight: the reference's head.
+        """
+        self._chunk, self._leaf = tokens, self._hidden.detach()[tokens].requires_grad_()
+        asked = self._leaf, self._weight.detach()
+        options: dict[str, Any] = {"temperature": self.temperature, "workspace": self._workspace}
+        statistics = token_statistics(*asked, token_ids, anchor_ids, **options)
+        if ref_hidden is None or ref_weight is None:
+            return statistics
+        return replace(statistics, full_kl=full_kl(*asked, ref_hidden[tokens], ref_weight, **options))
+
+    def add(self, loss: Float[Tensor, ""]) -> None:
+        """Take the gradient of a loss of the latest statistics; one that depends on none of them has none."""
+        if loss.requires_grad:
+            loss.backward()
+        if self._leaf.grad is not None:
+            self._grad_hidden[self._chunk] = self._leaf.grad
+        self._total += loss.detach()
+
+    def joined(self) -> Float[Tensor, ""]:
+        """Σ of what was added, to be taken back through hidden states and head."""
+        return _Joined.apply(self._hidden, self._weight, self._total, self._grad_hidden, self._workspace)
+
+
+class _Joined(torch.autograd.Function):
+    """A sum whose gradients are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, total: Tensor, grad_hidden: Tensor, workspace: Workspace
+    ) -> Tensor:
+        ctx.grad_hidden, ctx.workspace, ctx.weight_dtype = grad_hidden, workspace, weight.dtype
+        return total.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad_total: Tensor
+    ) -> tuple[Any, ...]:
+        grad_weight = ctx.workspace.gradient
+        gradients = [ctx.grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype)]
+        # Autograd copies a gradient that someone else still holds.
+        ctx.grad_hidden = ctx.workspace.gradient = grad_weight = None
+        if grad_total != 1:
+            gradients = [None if gradient is None else gradient.mul_(grad_total) for gradient in gradients]
+        return *gradients, None, None, None
