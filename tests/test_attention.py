@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.attention import (
     SHARED_PROMPTS,
-    Layout,
+    AttentionLayout,
     attend,
     block_mask,
     refuse_unsupported_attention,
@@ -71,7 +71,7 @@ def inputs(groups, heads=4, kv_heads=2, dtype=torch.float64):
 def test_output_and_gradients_are_those_of_the_softmax_written_out(shapes, heads):
     groups = groups_of(shapes)
     tensors = inputs(groups, *heads)
-    found = attend(*tensors, Layout.of(groups, CPU), scale=0.6)
+    found = attend(*tensors, AttentionLayout.of(groups, CPU), scale=0.6)
     expected = naive(*tensors, groups, 0.6)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     upstream = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -85,7 +85,7 @@ def test_bfloat16_is_off_by_its_rounding_alone():
     groups = groups_of([(5, [3, 0, 6]), (2, [1])])
     exact = inputs(groups)
     rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in exact]
-    layout = Layout.of(groups, CPU)
+    layout = AttentionLayout.of(groups, CPU)
     found, expected = (attend(*tensors, layout, scale=0.35) for tensors in (rounded, exact))
     # bfloat16 has 8 significant bits: a relative step of 2⁻⁸ = 0.004 at each rounding.
     torch.testing.assert_close(found.double(), expected, atol=0.03, rtol=0.03)
@@ -98,7 +98,7 @@ def test_bfloat16_is_off_by_its_rounding_alone():
 def test_scores_too_large_for_exp_do_not_overflow():
     groups = groups_of([(3, [2, 2])])
     query, key, value = inputs(groups, 2, 2, torch.float32)
-    found = attend(query, key, value, Layout.of(groups, CPU), scale=1e3)
+    found = attend(query, key, value, AttentionLayout.of(groups, CPU), scale=1e3)
     gradients = torch.autograd.grad(found.sum(), (query, key, value))
     assert all(tensor.isfinite().all() for tensor in (found, *gradients))
 
@@ -115,7 +115,7 @@ def test_the_block_mask_of_a_gpu_lets_through_what_the_cpu_computes(shapes):
     assert [row.nonzero().flatten().tolist() for row in dense] == attended(groups)
 
     tensors = inputs(groups)
-    expected = attend(*tensors, Layout.of(groups, CPU), scale=0.6)
+    expected = attend(*tensors, AttentionLayout.of(groups, CPU), scale=0.6)
     heads_first = [tensor.transpose(0, 1)[None] for tensor in tensors]
     # Flex attention has no backward on the CPU; the same mask, made dense, stands in for it below.
     flex = flex_attention(*(tensor.detach() for tensor in heads_first), block_mask=mask, scale=0.6, enable_gqa=True)

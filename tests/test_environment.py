@@ -2,8 +2,8 @@
 
 from packaging.requirements import Requirement
 
+from apo_lightning.formatting import GIB
 from apo_lightning.preflight.environment import (
-    GIB,
     Machine,
     accepted_versions,
     disk_findings,

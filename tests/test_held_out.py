@@ -45,7 +45,7 @@ def test_shares_put_together_are_the_batch_whatever_the_number_of_ranks(num_prom
 
 
 @pytest.mark.parametrize(("last", "steps", "due"), [(None, 4, False), (4, 4, False), (0, 4, True), (0, 3, False)])
-def test_a_look_is_due_at_its_interval_if_there_was_one_before(last, steps, due):
+def test_a_validation_pass_is_due_at_its_interval_if_there_was_one_before(last, steps, due):
     held_out = HeldOut(["sums"])
     held_out.last_step = last
     assert held_out.is_due(trainer(max_steps=9, val_check_interval=2), steps) is due
@@ -63,7 +63,7 @@ def looked_at(statuses):
     return held_out
 
 
-def test_how_the_completions_of_a_look_were_judged_is_logged():
+def test_how_the_completions_of_a_validation_pass_were_judged_is_logged():
     held_out = looked_at(["correct"] * 20 + ["incorrect"] * 69 + ["unparsed"] * 7 + ["timeout"] * 3 + ["error"])
     [output] = held_out.finish(4, torch.device("cpu"))
     counts = {"correct": 20, "incorrect": 69, "unparsed": 7, "timeout": 3, "error": 1}
@@ -72,7 +72,7 @@ def test_how_the_completions_of_a_look_were_judged_is_logged():
     assert held_out.last_step == 4
 
 
-def test_a_look_of_which_too_much_could_not_be_judged_ends_the_run_and_is_no_look():
+def test_a_validation_pass_of_which_too_much_could_not_be_judged_ends_the_run_and_is_none():
     # None in the first batch, 2 of 40 in the second: 2 % of the whole.
     held_out = looked_at(["incorrect"] * 98 + ["error"] * 2)
     with pytest.raises(VerifierError, match="2 of 100 completions of held-out sums at step 0 could not be judged"):

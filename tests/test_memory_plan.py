@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from apo_lightning.formatting import GIB
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.preflight.memory_plan import (
-    GIB,
     LIBRARIES_BYTES,
     activation_bytes,
     layer_activation_bytes,
@@ -53,7 +53,7 @@ def test_a_7b_model_is_counted_without_its_weights():
 
 def test_the_papers_run_on_eight_gpus_by_hand():
     plan = plan_memory(qwen_math7b(), PAPER)
-    parts = {part.name: part for part in plan.parts}
+    parts = {part.name: part for part in plan.allocations}
     # 4·N/8 = 3,807,808,256 bytes = 3.55 GiB, the same for gradients and reference, twice for Adam.
     assert parts["weights"].update == parts["reference weights"].update == parts["gradients"].update == 3_807_808_256
     assert parts["optimizer moments"].update == 2 * 3_807_808_256
@@ -88,7 +88,7 @@ def test_sharding_divides_what_fsdp2_shards_and_ddp_holds_everything_twice_over(
     model, alone = qwen_math7b(), replace(PAPER, world_size=1, strategy="single")
 
     def sizes(run):
-        return {part.name: part.update for part in plan_memory(model, run).parts}
+        return {part.name: part.update for part in plan_memory(model, run).allocations}
 
     for name in ("weights", "gradients", "optimizer moments"):
         assert sizes(alone)[name] == 8 * sizes(PAPER)[name]
@@ -120,7 +120,7 @@ def test_the_first_rank_alone_loads_whole_weights_where_they_are_sharded_by_hand
 def test_what_the_strategy_is_told_moves_the_plan_by_hand():
     model = qwen_math7b()
     plan, offloaded = plan_memory(model, PAPER), plan_memory(model, replace(PAPER, offloads=True))
-    names = {part.name for part in offloaded.parts}
+    names = {part.name for part in offloaded.allocations}
     assert not names & {"weights", "reference weights", "gradients", "optimizer moments"}
     # Weights, gradients, two moments and the reference: 5·4·N/8 bytes leave the GPU for the machine's memory.
     assert plan.update - offloaded.update == offloaded.beside_gpu - plan.beside_gpu == 5 * 3_807_808_256
@@ -131,7 +131,8 @@ def test_what_the_strategy_is_told_moves_the_plan_by_hand():
 
 def test_without_a_reference_in_float32_nothing_is_kept_for_either():
     names = {
-        part.name for part in plan_memory(qwen_math7b(), replace(PAPER, has_reference=False, compute_bytes=4)).parts
+        part.name
+        for part in plan_memory(qwen_math7b(), replace(PAPER, has_reference=False, compute_bytes=4)).allocations
     }
     assert not names & {"reference weights", "weights cast by autocast"}
 
@@ -142,7 +143,7 @@ def test_adapters_alone_have_gradients_and_moments_by_hand():
     # 16·(m + n) of every matrix of a layer: q and o 7168 each, k and v 4096 each, gate, up and down 22528 each.
     adapters = 28 * 16 * (2 * 7168 + 2 * 4096 + 3 * 22528)
     assert (model.num_parameters, model.trained_parameters) == (N, adapters) == (7_615_616_512, 40_370_176)
-    parts = {part.name: part for part in plan_memory(model, PAPER).parts}
+    parts = {part.name: part for part in plan_memory(model, PAPER).allocations}
     # 4·40,370,176/8 = 20,185,088; the base beside it is frozen, whole in float32, and its own reference.
     assert parts["gradients"].update == 20_185_088
     assert parts["optimizer moments"].update == 2 * 20_185_088

@@ -29,7 +29,7 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     assert row(printed, "completions sampled") == ["2,560"]
     assert row(printed, "tokens sampled, at most") == ["20,480"]
     # before step 1, after steps 10 and 20
-    assert row(printed, "looks at held-out problems") == ["3"]
+    assert row(printed, "validation passes") == ["3"]
     assert "error" not in printed
 
 
@@ -45,7 +45,7 @@ def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tm
     assert "weights 3.55 3.55 3.55" in printed  # 4·7,615,616,512/8 bytes
     assert "gradients · 3.55 ·" in printed
     assert "loading: 29.04 GiB the first process, 2.70 GiB each other; from then on 0.87 GiB a process" in printed
-    assert "looks at held-out problems 0" in printed  # the paper's training set holds none out
+    assert "validation passes 0" in printed  # the paper's training set holds none out
     assert "error: the trainer asks for 8 GPUs" in printed
     assert "error: prompts_per_minibatch is 4" in printed
 

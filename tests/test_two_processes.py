@@ -25,7 +25,7 @@ def completions(folder):
 
 
 def held_out_rows(folder):
-    """What each look at the held-out problems found."""
+    """What each validation pass found."""
     rows = [{name: row[name] for name in row if name.startswith("val/")} for row in read_metrics(folder)]
     return [row for row in rows if any(row.values())]
 
@@ -42,11 +42,11 @@ def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(opti
         for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
     )
     assert len(completions(tmp_path / "cpu")) == len(alone)
-    looks = held_out_rows(tmp_path / "cpu")
-    assert len(looks) == 2
+    passes = held_out_rows(tmp_path / "cpu")
+    assert len(passes) == 2
     for trainer, together in zip(("ddp_cpu2", "fsdp_cpu2"), others, strict=True):
         assert completions(tmp_path / trainer) == completions(tmp_path / "cpu")
-        assert held_out_rows(tmp_path / trainer)[0] == looks[0]  # before an update has rounded its sums otherwise
+        assert held_out_rows(tmp_path / trainer)[0] == passes[0]  # before an update has rounded its sums otherwise
         for one, two in zip(alone, together, strict=True):
             for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy", "apo/triggered_fraction"):
                 assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
@@ -60,4 +60,4 @@ def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
     finish(start_train(tmp_path, *common, *sizes, reward))
     [row] = training_rows(tmp_path)
     assert float(row["reward/num_error"]) == 1
-    assert [float(look["val/arithmetic/num_error"]) for look in held_out_rows(tmp_path)] == [1, 1]
+    assert [float(one["val/arithmetic/num_error"]) for one in held_out_rows(tmp_path)] == [1, 1]

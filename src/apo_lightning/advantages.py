@@ -21,7 +21,7 @@ EPSILON = 1e-6
 
 @runtime_checkable
 class AdvantageEstimator(Protocol):
-    """What the module calls."""
+    """Turns the rewards of a step's completions into advantages; the module holds one and calls it."""
 
     def check(self, group_size: int) -> None:
         """Raise `ConfigError`, before the run, when it cannot work with groups of this size."""

@@ -53,7 +53,7 @@ def quiet_libraries(log_file: Path) -> None:
 
 @contextlib.contextmanager
 def progress_bars_hidden() -> Iterator[None]:
-    """For calls into libraries that draw bars on stderr and have no switch for it; exceptions pass through."""
+    """Hide the progress bars of libraries that have no switch for them; exceptions pass through."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield
 

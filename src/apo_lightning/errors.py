@@ -1,11 +1,11 @@
-"""The one exception a user is meant to read."""
+"""The project's exceptions: what each says went wrong, and `ConfigError` for what the user can mend."""
 
 
 class ConfigError(ValueError):
     """A setting, a file or an environment that cannot work, found before any expensive work.
 
-    The message is one line that names the offending value and the remedy; `run.py` prints it without a traceback
-    and exits with status 1.
+    The message is one line that names the offending value and the remedy; the scripts print it without a traceback
+    and exit with status 1.
 
     Example:
         >>> raise ConfigError("group_size is 1: a group-normalised advantage needs at least 2")

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 BARS = "▁▂▃▄▅▆▇█"
+GIB = 2**30
 
 
-def number(value: float, decimals: int = 3, missing: str = "-") -> str:
-    """A number with fixed decimals; `missing` where there is none.
+def number(value: float, decimals: int = 3) -> str:
+    """A number with fixed decimals; "-" where there is none.
 
     Example:
         >>> number(0.41251), number(float("nan"))
         ('0.413', '-')
     """
-    return f"{value:.{decimals}f}" if math.isfinite(value) else missing
+    return f"{value:.{decimals}f}" if math.isfinite(value) else "-"
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The looks at held-out problems: when one is due, and what it found."""
+"""Validation on held-out problems: when a pass is due, and what it found."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ class HeldOut:
         names: of the sets, in the order of the data module's loaders.
 
     Attributes:
-        last_step: step after which the sets were last looked at; None: never.
+        last_step: step after which the last validation pass was made; None: never.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -28,14 +28,14 @@ class HeldOut:
         self._rollouts: dict[str, list[Rollouts]] = {}
 
     def is_due(self, trainer: pl.Trainer, steps: int) -> bool:
-        """True where the sets were looked at before, and are to be looked at after these steps."""
+        """True where the sets were validated before, and are to be validated after these steps."""
         if self.last_step is None or self.last_step >= steps:
             return False
         interval = trainer.val_check_interval  # 1.0, the end of an epoch that has none, where no interval is given
         return steps >= trainer.max_steps or (isinstance(interval, int) and steps % interval == 0)
 
     def begin(self) -> None:
-        """Forget a look that was broken off."""
+        """Begin a validation pass; one that was broken off is forgotten."""
         self._rollouts = {}
 
     def share(self, batch: Sequence[Prompt], rank: int, world_size: int) -> list[Prompt]:
@@ -46,11 +46,11 @@ class HeldOut:
         return list(batch[rank::world_size]) or list(batch[:1])
 
     def add(self, name: str, batch: Sequence[Prompt], share: Rollouts) -> None:
-        """One batch of a set, of which each rank judged its share; collective."""
+        """Take in one batch of a set, of which each rank judged its share; collective."""
         self._rollouts.setdefault(name, []).append(in_turn(from_all_ranks(share), len(batch)))
 
     def finish(self, step: int, device: torch.device) -> list[ValidationOutput]:
-        """What the look after `step` found; collective, since metrics are over all ranks.
+        """Close the validation pass after `step` and compute its metrics over all ranks; collective.
 
         Returns:
             One for each set: its samples and its metrics by log name.

@@ -77,7 +77,7 @@ def half_correct(step: int) -> ValidationOutput:
 
 @pytest.fixture
 def scripted_run(tmp_path):
-    """Validate, fit, and validate again where training went on after the last look: as `run.py` does."""
+    """Validate, fit, and validate again where training went on after the last validation pass: as a run does."""
 
     def run(
         callbacks, max_steps=2, val_check_interval=100, step_output=two_completions, validation_output=half_correct

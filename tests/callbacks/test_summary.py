@@ -54,12 +54,12 @@ def test_held_out_problems_are_compared_one_by_one(scripted_run):
 def test_the_comparison_follows_the_problem_and_not_its_place():
     history = RunHistory()
     history.add_validation(make_validation(("correct", "correct", "incorrect", "incorrect"), step=0))
-    looks = history.validations["sums"]
+    passes = history.validations["sums"]
     swapped = make_validation(("incorrect", "incorrect", "correct", "correct"), step=5)
     history.add_validation(swapped)
-    object.__setattr__(looks[5], "accuracies", {"p1": 0.0, "p0": 1.0})
+    object.__setattr__(passes[5], "accuracies", {"p1": 0.0, "p0": 1.0})
     # By place every problem would have changed; by name none has.
-    change = held_out_change(looks)["change"]
+    change = held_out_change(passes)["change"]
     assert change["mean"] == 0.0
     assert change["low"] < 0 < change["high"]
 
@@ -78,7 +78,7 @@ def test_the_table_shows_first_and_last_and_the_interval(scripted_run, capsys):
     assert max(len(line) for line in out.splitlines() if "summary.json" not in line) <= 80
 
 
-def test_the_table_is_printed_once_when_the_last_look_falls_on_the_last_step(scripted_run, capsys):
+def test_the_table_is_printed_once_when_the_last_validation_falls_on_the_last_step(scripted_run, capsys):
     scripted_run([RunSummary()], max_steps=4, val_check_interval=2, step_output=rewarding, validation_output=learning)
     assert capsys.readouterr().out.count("weights sha256") == 1
 

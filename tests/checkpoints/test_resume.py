@@ -88,7 +88,7 @@ PLACES = {
     "when it has sampled": (apo_lightning.module, "check_policy_version", 3, "step_000001_sampled"),
     "between two mini-batches": (RLVRModule, "_optimizer_step", 3, "step_000002"),
     "at the sync": (RLVRModule, "_publish", 3, "step_000002"),
-    "while it looks at the held-out problems": (TransformersEngine, "generate", 4, "step_000002"),
+    "while it validates": (TransformersEngine, "generate", 4, "step_000002"),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 from apo_lightning.data.rows import (
     DAPO_PREFIX,
     DAPO_SUFFIX,
-    Layout,
+    RecordLayout,
     Row,
     require_unique_ids,
     row_from_record,
@@ -14,7 +14,7 @@ from apo_lightning.errors import ConfigError
 
 
 def row(record, layout=None):
-    return row_from_record(record, layout or Layout(), where="set.jsonl:7", default_id="set-7")
+    return row_from_record(record, layout or RecordLayout(), where="set.jsonl:7", default_id="set-7")
 
 
 @pytest.mark.parametrize("problem_column", ["problem", "question", "prompt"])
@@ -62,7 +62,7 @@ def test_of_a_worked_gsm8k_solution_the_number_after_the_hashes_is_the_answer():
 
 
 def test_of_a_worked_math_solution_the_last_box_is_the_answer():
-    layout = Layout(answer_column="solution", answer_is_boxed=True)
+    layout = RecordLayout(answer_column="solution", answer_is_boxed=True)
     solution = r"First \boxed{1}, then $\boxed{\frac{\sqrt{2}}{3}}$."
     assert row({"problem": "p", "solution": solution, "answer": "ignored"}, layout).answer == r"\frac{\sqrt{2}}{3}"
     assert row({"problem": "p", "solution": "no box"}, layout).answer == ""
@@ -71,7 +71,7 @@ def test_of_a_worked_math_solution_the_last_box_is_the_answer():
 def test_solution_is_the_answer_only_when_told_so():
     with pytest.raises(ConfigError, match="has no answer"):
         row({"problem": "p", "solution": "34"})
-    assert row({"problem": "p", "solution": "34"}, Layout(answer_column="solution")).answer == "34"
+    assert row({"problem": "p", "solution": "34"}, RecordLayout(answer_column="solution")).answer == "34"
 
 
 @pytest.mark.parametrize(("record_id", "kept"), [("2024-I-1", "2024-I-1"), (60, "60"), (None, "set-7")])

@@ -14,7 +14,7 @@ from apo_lightning.evaluation.records import (
     ProblemCount,
 )
 from apo_lightning.reporting.names import method_name, model_name
-from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Measurement, Row, RunCard, Table
+from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Measurement, RunCard, Table, TableRow
 from factories import sampling_settings
 
 SHA = "3f9a" * 16
@@ -152,11 +152,11 @@ def make_table(name="main_results", *, text="50.67", notes=("Bold: the best of i
             Column(name="Pass@256", group="AIME 24"),
         ),
         rows=(
-            Row(
+            TableRow(
                 cells=(Cell(text="Base"), Cell(text="13.66", value=13.66), Cell(text="73.33", value=73.33)),
                 section="Qwen2.5-Math-7B",
             ),
-            Row(
+            TableRow(
                 cells=(
                     Cell(text="APO"),
                     Cell(text=text, value=50.67, interval=(48.1, 53.2), interval_text="[48.10, 53.20]", bold=True),

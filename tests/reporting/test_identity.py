@@ -331,7 +331,9 @@ def test_held_out_numbers_of_a_run_without_a_summary_come_from_its_metrics(tmp_p
     ]  # fmt: skip
 
 
-def test_looks_at_the_same_untrained_weights_are_pooled_and_other_settings_are_not(tmp_path: Path) -> None:
+def test_validations_of_the_same_untrained_weights_are_pooled_and_other_settings_are_not(
+    tmp_path: Path,
+) -> None:
     for seed, temperature in ((1, 1.0), (2, 1.0), (3, 0.5)):
         config = {"model": {"name": "tiny", "path": "models/x"}, "temperature": temperature}
         write_run(tmp_path / str(seed), seed=seed, config=config, num_samples=2, solved=[(seed - 1, 2), (0, 1)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.reporting.records import Cell, Column, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Table, TableRow
 from apo_lightning.reporting.render import csv_text, escape, latex, markdown, write_tables
 
 BEST = Cell(text="43.57", value=43.5749, interval=(41.25, 45.875), interval_text="[41.2, 45.9]", bold=True)
@@ -18,8 +18,8 @@ TABLE = Table(
     title="Main results",
     columns=(Column(name="Method", align="left"), Column(name="Pass@1", group="AIME 24"), Column(name="K")),
     rows=(
-        Row(cells=(Cell(text="Base"), Cell(text="–"), Cell(text="256", value=256.0)), section="Qwen"),
-        Row(
+        TableRow(cells=(Cell(text="Base"), Cell(text="–"), Cell(text="256", value=256.0)), section="Qwen"),
+        TableRow(
             cells=(Cell(text="APO (β = 0.1)"), BEST, Cell(text="8", value=8.0, marked=True)),
             section="Qwen",
             highlight=True,
@@ -67,7 +67,7 @@ def test_a_table_wider_than_a_page_is_scaled() -> None:
         name="w",
         title="Wide",
         columns=tuple(Column(name=str(index)) for index in range(9)),
-        rows=(Row(cells=tuple(Cell(text="1") for _ in range(9))),),
+        rows=(TableRow(cells=tuple(Cell(text="1") for _ in range(9))),),
     )
     assert r"\resizebox{\textwidth}{!}{%" in latex(wide)
     assert latex(wide).count("{") == latex(wide).count("}")
@@ -82,14 +82,16 @@ def test_csv_holds_unrounded_numbers_and_bounds() -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_number_survives_the_csv_to_twelve_digits(value: float) -> None:
-    table = Table(name="t", title="T", columns=(Column(name="x"),), rows=(Row(cells=(Cell(text="x", value=value),)),))
+    table = Table(
+        name="t", title="T", columns=(Column(name="x"),), rows=(TableRow(cells=(Cell(text="x", value=value),)),)
+    )
     _, row = csv.reader(io.StringIO(csv_text(table)))
     assert float(row[1]) == pytest.approx(value, rel=1e-11)
 
 
 def test_hostile_text_cannot_break_a_table() -> None:
     text = "a|b `c` <script> *x* [y](z) \\ _d_ snake_case\nline"
-    table = Table(name="t", title="T", columns=(Column(name="x"),), rows=(Row(cells=(Cell(text=text),)),))
+    table = Table(name="t", title="T", columns=(Column(name="x"),), rows=(TableRow(cells=(Cell(text=text),)),))
     line = markdown(table).splitlines()[4]
     assert line == r"| a\|b \`c\` \<script> \*x\* \[y](z) \\ \_d\_ snake_case line |"
 

@@ -12,7 +12,7 @@ from apo_lightning.evaluation.records import CoverageResult, Estimate
 from apo_lightning.reporting.averages import mean_over_benchmarks
 from apo_lightning.reporting.evaluations import measurements, read_evaluations
 from apo_lightning.reporting.names import METHODS
-from apo_lightning.reporting.records import Covered, Evaluations, Row, Table
+from apo_lightning.reporting.records import Covered, Evaluations, Table, TableRow
 from apo_lightning.reporting.runs import read_runs
 from apo_lightning.reporting.tables import (
     beside_published,
@@ -32,7 +32,7 @@ PULL, PUSH = "algo.loss.pull_coef", "algo.loss.push_coef"
 DEFAULTS = {"apo": {PULL: "0.1", PUSH: "1.05"}}
 
 
-def texts(row: Row) -> list[str]:
+def texts(row: TableRow) -> list[str]:
     return [cell.text for cell in row.cells]
 
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.rewards.comparison import compare, expressions
+from apo_lightning.rewards.comparison import compare_answers, expressions
 from apo_lightning.rewards.normalise import normalise
 from apo_lightning.types import VerdictStatus
 
 
 def status(gold: str, answer: str) -> VerdictStatus | None:
     """The verdict without mathematics; None where it would be needed."""
-    return compare(normalise(gold), normalise(answer), lambda one, other: None)
+    return compare_answers(normalise(gold), normalise(answer), lambda one, other: None)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_not_the_same(gold: str, answer: str):
 )
 def test_only_what_text_does_not_decide_is_asked(gold: str, answer: str, questions: list[tuple[str, str]]):
     asked: list[tuple[str, str]] = []
-    verdict = compare(normalise(gold), normalise(answer), lambda *pair: asked.append(pair))
+    verdict = compare_answers(normalise(gold), normalise(answer), lambda *pair: asked.append(pair))
     assert (verdict is None) == bool(questions)
     assert questions == [] or list(dict.fromkeys(asked)) == questions
 
@@ -100,12 +100,12 @@ def test_only_what_text_does_not_decide_is_asked(gold: str, answer: str, questio
 def test_a_part_that_hung_ends_the_questions():
     parts = ", ".join(f"9^{{9^{{9^{n}}}}}" for n in range(2, 6))
     known: dict[tuple[str, str], VerdictStatus] = {("x", r"9^{9^{9^2}}"): "timeout"}
-    assert compare("x, y, z, u", parts, lambda *pair: known.get(pair)) == "timeout"
+    assert compare_answers("x, y, z, u", parts, lambda *pair: known.get(pair)) == "timeout"
 
 
 def test_an_endless_answer_is_asked_about_whole():
     asked: list[tuple[str, str]] = []
-    compare("(1,2)", "(1," * 300 + "2" + ")" * 300, lambda *pair: asked.append(pair))
+    compare_answers("(1,2)", "(1," * 300 + "2" + ")" * 300, lambda *pair: asked.append(pair))
     assert len(asked) == 1
 
 
@@ -117,5 +117,5 @@ def test_a_gold_answer_s_expressions_are_what_mathematics_must_read():
 
 @given(st.text(alphabet=r"()[]{},\pm=_ 12xyE.%/", max_size=60), st.text(alphabet=r"()[]{},\pm=_ 12xyE.%/", max_size=60))
 def test_no_text_makes_it_raise_and_every_answer_equals_itself(gold: str, answer: str):
-    assert compare(normalise(gold), normalise(gold), lambda one, other: None) == "correct"
+    assert compare_answers(normalise(gold), normalise(gold), lambda one, other: None) == "correct"
     status(gold, answer)

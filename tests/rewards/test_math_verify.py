@@ -5,7 +5,7 @@ import pytest
 
 from answer_rewrites import Rewrite, rewrites
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards import MathVerifyReward, Reward, verdict_counts
+from apo_lightning.rewards import MathVerifyReward, Reward, count_statuses
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_what_is_made_by_rule_is_accepted_if_it_is_equal_and_else_refused(reward
     assert sum(not rewrite.is_equal for rewrite in made) > 400
     assert shown([rewrite for rewrite, verdict in judged if not rewrite.is_equal and verdict.reward == 1.0]) == []
     assert shown([rewrite for rewrite, verdict in judged if rewrite.is_equal and verdict.reward == 0.0]) == []
-    assert verdict_counts(verdicts)["error"] == 0
+    assert count_statuses(verdict.status for verdict in verdicts)["error"] == 0
 
 
 def test_the_answer_is_reported_as_the_completion_stated_it(reward: MathVerifyReward):
@@ -196,7 +196,13 @@ def test_a_step_of_integers_starts_no_worker():
     reward = MathVerifyReward()
     golds = [str(number // 8 - 100) for number in range(4096)]
     verdicts = reward.score([rf"so \boxed{{{number - 100}}}" for number in range(4096)], golds)
-    assert verdict_counts(verdicts) == {"correct": 1, "incorrect": 4095, "unparsed": 0, "timeout": 0, "error": 0}
+    assert count_statuses(verdict.status for verdict in verdicts) == {
+        "correct": 1,
+        "incorrect": 4095,
+        "unparsed": 0,
+        "timeout": 0,
+        "error": 0,
+    }
     reward.check_answers(golds)
     assert reward.pool.num_started == 0
 

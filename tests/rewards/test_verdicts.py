@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from apo_lightning.errors import VerifierError
-from apo_lightning.rewards import check_error_rate, verdict_counts
+from apo_lightning.rewards import check_error_rate, count_statuses
 from apo_lightning.types import Verdict, VerdictStatus
 
 STATUSES: tuple[VerdictStatus, ...] = get_args(VerdictStatus)
@@ -14,9 +14,9 @@ def verdicts(**counts: int) -> list[Verdict]:
 
 
 def test_every_status_is_counted_even_where_there_is_none():
-    assert verdict_counts([]) == dict.fromkeys(STATUSES, 0)
+    assert count_statuses([]) == dict.fromkeys(STATUSES, 0)
     counted = {"correct": 3, "incorrect": 1, "unparsed": 2, "timeout": 4, "error": 5}
-    assert verdict_counts(verdicts(**counted)) == counted
+    assert count_statuses(verdict.status for verdict in verdicts(**counted)) == counted
 
 
 def test_a_run_survives_one_per_cent_of_errors_and_not_more():

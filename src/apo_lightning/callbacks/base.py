@@ -44,7 +44,7 @@ class StepCallback(pl.Callback):
     every_n_steps: int = 1
 
     def prepare(self, loss: PolicyLoss) -> None:
-        """Told of the run's loss once, before `needs` is read and before anything is loaded.
+        """Take in the run's loss; called once, before `needs` is read and before anything is loaded.
 
         For a diagnostic whose meaning depends on the algorithm's own settings: read them here instead of copying them.
         """
@@ -54,10 +54,10 @@ class StepCallback(pl.Callback):
         return step % self.every_n_steps == 0
 
     def on_step(self, step: StepOutput) -> Mapping[str, float] | None:
-        """One training step is done. Numbers returned are logged under their keys at this step."""
+        """Take in a finished training step. Numbers returned are logged under their keys at this step."""
 
     def on_validated(self, output: ValidationOutput) -> None:
-        """One pass over one held-out set is done, before, during or after training."""
+        """Take in a validation pass over one held-out set, before, during or after training."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

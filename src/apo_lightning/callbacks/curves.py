@@ -30,9 +30,9 @@ def curves_png(history: RunHistory) -> bytes:
     if history.group_size > 1:
         name = f"pass@{history.group_size}"
         ends[name] = _curve(accuracy, history, f"train/{name}", GREY, "--")
-    for name, looks in history.validations.items():
-        steps = sorted(looks)
-        values = [looks[step].metrics.get(f"val/{name}/pass@1", np.nan) for step in steps]
+    for name, passes in history.validations.items():
+        steps = sorted(passes)
+        values = [passes[step].metrics.get(f"val/{name}/pass@1", np.nan) for step in steps]
         accuracy.plot(steps, values, "o:", color=BLACK, markerfacecolor="white", markersize=5, linewidth=1)
         ends[f"held-out {name}"] = (float(steps[-1]), values[-1])
     for axes, title in ((reward, "reward"), (accuracy, "pass@k"), (entropy, "entropy [nats]")):

@@ -18,7 +18,7 @@ from apo_lightning.types import Needs, StepOutput, StepTokens
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
 PAPER_ANCHOR_SIZE = 8
-"""K under a loss without anchors."""
+"""The K that is measured under a loss without anchors."""
 
 
 class DistributionMonitor(StepCallback):
@@ -48,7 +48,7 @@ class DistributionMonitor(StepCallback):
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Measure the anchors of this loss; None: the paper's."""
+        """Choose the anchors to measure: this loss's, or the paper's where it has none."""
         own_size = 0 if loss is None else loss.needs.anchor_size
         self.apo = loss if isinstance(loss, APO) else None
         self.support_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
@@ -88,9 +88,9 @@ class SupportFacts:
     anchor_ratio: Float[Tensor, "rows"]
     """r_anchor; 0 where the anchor set is empty."""
     ref_anchor_mass: Float[Tensor, "rows"]
-    """Z_ref"""
+    """Z_ref, the reference's probability of the anchor set."""
     ref_prob: Float[Tensor, "rows"]
-    """π_ref(y)"""
+    """π_ref(y), the reference's probability of the sampled token."""
     advantages: Float[Tensor, "rows"]
     entropy: Float[Tensor, "rows"]
     max_prob: Float[Tensor, "rows"]
@@ -110,7 +110,7 @@ def join(parts: Sequence[SupportFacts]) -> SupportFacts:
 def support_facts(
     tokens: StepTokens, anchor_size: int, *, support_size: int | None = None, exclude_sampled: bool = True
 ) -> SupportFacts:
-    """What the step's tokens say of the support; tokens on which the reference was not run are absent.
+    """The support of the reference at the step's tokens; those on which the reference was not run are left out.
 
     Args:
         tokens: of one rank.

@@ -36,7 +36,7 @@ class ProgressDisplay(StepCallback):
             self._heard_clock = clock
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Training begins, perhaps in the middle."""
+        """Start the display: training begins, perhaps in the middle of a run."""
         self._state.start_training(trainer.global_step, trainer.max_steps)
         self._open(transient=False)
 
@@ -46,7 +46,7 @@ class ProgressDisplay(StepCallback):
             self._open(transient=True)
 
     def on_step(self, step: StepOutput) -> None:
-        """A new row."""
+        """Show one more training step."""
         self._state.add(step)
         if self._speaks and self._live is None:
             if self._num_lines % STEPS_PER_HEADER == 0:
@@ -67,7 +67,7 @@ class ProgressDisplay(StepCallback):
         self._close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """The end of any stage."""
+        """Close the display at the end of any stage."""
         self._close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

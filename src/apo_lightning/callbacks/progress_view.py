@@ -15,14 +15,15 @@ from rich.text import Text
 from apo_lightning.formatting import duration, number, sparkline
 from apo_lightning.types import StepOutput, ValidationOutput
 
-PHASES = ("generate", "reward", "reference", "old_logprobs", "update", "sync")
+NOT_SHOWN = frozenset({"between_steps", "prepare", "metrics", "step"})
+"""Timings that are left out of the line of phases: they are short, or no phase of a step."""
 SHOWN_FROM_SECONDS = 0.05
 MAX_WIDTH = 100
 
 
 @dataclass(slots=True)
 class RunState:
-    """What the display knows; its readers only draw."""
+    """The state of a run as far as the display knows it; the drawing functions only read it."""
 
     max_steps: int = 0
     first_step: int = 0
@@ -35,39 +36,39 @@ class RunState:
     phase: str | None = None
     phase_since: float = field(default_factory=time.monotonic)
     held_out: dict[str, list[float]] = field(default_factory=dict)
-    """pass@1 of every look at each held-out set."""
+    """pass@1 of every validation pass over each held-out set."""
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of finished training steps."""
         return self.first_step + len(self.history)
 
     @property
     def seconds_left(self) -> float:
-        """At the pace so far, validation included; NaN before the first step."""
+        """Seconds to the end of training at the pace so far, validation included; NaN before the first step."""
         if not self.history:
             return math.nan
         return (time.monotonic() - self.started) / len(self.history) * (self.max_steps - self.step)
 
     def start_training(self, step: int, max_steps: int) -> None:
-        """`step` steps are done already."""
+        """Begin a run whose first `step` steps are finished already."""
         self.first_step, self.max_steps = step, max_steps
         self.history = []
         self.started = time.monotonic()
 
     def enter(self, phase: str | None) -> None:
-        """The clock's listener."""
+        """Note which phase runs now; the clock calls this at every change."""
         self.phase, self.phase_since = phase, time.monotonic()
 
     def add(self, step: StepOutput) -> None:
-        """One more step."""
+        """Take in one more training step."""
         self.group_size = step.rollouts.group_size
         self.max_steps = step.max_steps
         self.timings = step.timings
         self.history.append(step.metrics)
 
     def add_held_out(self, output: ValidationOutput) -> None:
-        """One more look at a held-out set."""
+        """Take in one more validation pass over a held-out set."""
         self.held_out.setdefault(output.name, []).append(output.metrics.get(f"val/{output.name}/pass@1", math.nan))
 
     def series(self, key: str) -> list[float]:
@@ -90,7 +91,7 @@ class RunState:
 
 
 def header(state: RunState) -> str:
-    """The names above the columns of `step_line`."""
+    """A line of names above the columns of `step_line`."""
     labels = [label for label, _ in state.rows()]
     return _aligned(["step", *labels, "tokens/s", "s/step", "left"])
 
@@ -105,7 +106,7 @@ def step_line(state: RunState) -> str:
 
 
 def held_out_line(output: ValidationOutput) -> str:
-    """One look at one held-out set, in plain ASCII.
+    """One validation pass over one held-out set, in plain ASCII.
 
     Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`, and where the verifier failed
     on some, `(256 problems, 2 completions could not be judged)`.
@@ -140,7 +141,7 @@ def panel(state: RunState) -> RenderableType:
 
 
 class _Sparkline:
-    """As wide as there is room."""
+    """A sparkline as wide as the space that it is given."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = values
@@ -185,7 +186,8 @@ def _change(series: Sequence[float]) -> Text:
 def _activity(state: RunState) -> Text:
     """The phases with their seconds in the last step; the one that runs now is lit and counts."""
     elapsed = time.monotonic() - state.phase_since
-    phases = [p for p in PHASES if state.timings.get(p, 0.0) >= SHOWN_FROM_SECONDS] if state.history else []
+    seconds = state.timings if state.history else {}
+    phases = [p for p, spent in seconds.items() if p not in NOT_SHOWN and spent >= SHOWN_FROM_SECONDS]
     cells = Text(no_wrap=True, overflow="ellipsis")
     if state.phase is None and not state.history:
         cells.append(f"● starting {elapsed:.0f}s", style="bold cyan")

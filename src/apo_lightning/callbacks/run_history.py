@@ -16,8 +16,8 @@ VERDICT_PREFIX = "reward/num_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One look at one held-out set."""
+class ValidationPass:
+    """The result of one validation pass over one held-out set."""
 
     samples_per_problem: int
     accuracies: Mapping[str, float]
@@ -27,22 +27,22 @@ class Look:
 
 @dataclass(slots=True)
 class RunHistory:
-    """Keyed by step, so that steps done again after a resume replace those they repeat."""
+    """Metrics of all steps so far, keyed by step: those done again after a resume replace what they repeat."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    validations: dict[str, dict[int, Look]] = field(default_factory=dict)
+    validations: dict[str, dict[int, ValidationPass]] = field(default_factory=dict)
     group_size: int = 1
 
     def add_step(self, step: StepOutput) -> None:
-        """Its logged metrics."""
+        """Keep the metrics that a step logged."""
         self.group_size = step.rollouts.group_size
         self.steps[step.step] = dict(step.metrics)
 
     def add_validation(self, output: ValidationOutput) -> None:
-        """Its metrics, and the accuracy on each problem."""
+        """Keep the metrics of a validation pass, and the accuracy on each problem."""
         shares = output.rollouts.is_correct.double().mean(1).tolist()
         ids = [prompt.id for prompt in output.rollouts.prompts]
-        self.validations.setdefault(output.name, {})[output.step] = Look(
+        self.validations.setdefault(output.name, {})[output.step] = ValidationPass(
             samples_per_problem=output.rollouts.group_size,
             accuracies=dict(zip(ids, shares, strict=True)),
             metrics=dict(output.metrics),
@@ -50,8 +50,8 @@ class RunHistory:
 
     @property
     def newest_validation(self) -> int | None:
-        """Training steps done before the last look at a held-out set; None: nobody looked."""
-        return max((step for looks in self.validations.values() for step in looks), default=None)
+        """Training steps that were done before the last validation pass; None: there was no pass."""
+        return max((step for passes in self.validations.values() for step in passes), default=None)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of one training metric; NaN where a step did not log it."""
@@ -59,15 +59,15 @@ class RunHistory:
         return steps, [self.steps[step].get(key, math.nan) for step in steps]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data: a checkpoint is loaded without running code."""
+        """The history as plain data: a checkpoint is loaded without running code."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put the saved beginning before what this process has seen."""
         self.steps = state["steps"] | self.steps
         self.group_size = state["group_size"]
-        for name, looks in state["validations"].items():
-            saved = {step: Look(**look) for step, look in looks.items()}
+        for name, passes in state["validations"].items():
+            saved = {step: ValidationPass(**fields) for step, fields in passes.items()}
             self.validations[name] = saved | self.validations.get(name, {})
 
 
@@ -91,15 +91,15 @@ def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
     return result
 
 
-def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
-    """pass@1 at the first and at the last look, and the interval of the difference, paired by problem.
+def held_out_change(passes: Mapping[int, ValidationPass]) -> dict[str, Any]:
+    """pass@1 at the first and at the last validation pass, and the interval of the difference, paired by problem.
 
     The counts a problem are what a mean over several runs needs for its interval.
     """
-    first, last = min(looks), max(looks)
-    before, after = looks[first], looks[last]
+    first, last = min(passes), max(passes)
+    before, after = passes[first], passes[last]
     ids = [identifier for identifier in before.accuracies if identifier in after.accuracies]
-    paired = [torch.tensor([look.accuracies[i] for i in ids], dtype=torch.float64) for look in (before, after)]
+    paired = [torch.tensor([one.accuracies[i] for i in ids], dtype=torch.float64) for one in (before, after)]
     interval = paired_interval(paired[0], paired[1], confidence=CONFIDENCE)
     return {
         "num_problems": len(ids),
@@ -121,11 +121,11 @@ def held_out_change(looks: Mapping[int, Look]) -> dict[str, Any]:
     }
 
 
-def _num_correct(look: Look, problem: str) -> int:
-    return round(look.accuracies[problem] * look.samples_per_problem)
+def _num_correct(validation: ValidationPass, problem: str) -> int:
+    return round(validation.accuracies[problem] * validation.samples_per_problem)
 
 
-def verdict_counts(history: RunHistory) -> dict[str, int]:
+def total_verdicts(history: RunHistory) -> dict[str, int]:
     """How many training completions got each status, over the whole run and all ranks."""
     counts: dict[str, int] = {}
     for metrics in history.steps.values():

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.callbacks.curves import curves_png
-from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, verdict_counts
+from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json, write_atomically
@@ -20,8 +20,8 @@ from apo_lightning.types import StepOutput, ValidationOutput
 class RunSummary(StepCallback):
     """Compares the first steps with the last, and the held-out problems before with after.
 
-    Files are written when training ends and once more when the held-out problems have been looked at after it; the
-    table is printed once, at the latest of the two.
+    Files are written when training ends and once more after the validation pass that follows; the table is printed
+    once, at the later of the two.
 
     Args:
         num_edge_steps: how many steps "first" and "last" mean; fewer in a run too short for both.
@@ -50,7 +50,7 @@ class RunSummary(StepCallback):
         self._history.add_validation(output)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write; and print, unless another look at the held-out problems is to come."""
+        """Write the summary; print it too, unless a last validation pass is still to come."""
         policy: Any = pl_module.policy
         self._weights_sha256 = weights_sha256(policy)
         summary = self._write(trainer, pl_module)
@@ -59,14 +59,14 @@ class RunSummary(StepCallback):
             self._print(trainer, summary)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A look at the held-out problems after training completes the summary."""
+        """Complete the summary after the validation pass that follows training."""
         super().on_validation_end(trainer, pl_module)
         # A longer run that goes on from a finished one knows that one's weights.
         if self._weights_sha256 is not None and trainer.global_step >= trainer.max_steps:
             self._print(trainer, self._write(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
-        """So that a resumed run knows its beginning."""
+        """The history so far, so that the summary of a resumed run knows its beginning."""
         return {
             "history": self._history.state_dict(),
             "seconds": self._seconds,
@@ -74,14 +74,14 @@ class RunSummary(StepCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The beginning of a run that is resumed."""
+        """Take over the history of the run that is resumed."""
         self._history.load_state_dict(state_dict["history"])
         self._seconds_before = state_dict["seconds"]
         self._weights_sha256 = state_dict["weights_sha256"]
 
     @property
     def _seconds(self) -> float:
-        """Of this process and those that it goes on from, up to what they saved."""
+        """Wall time of this process and of those it resumed from, up to what they saved."""
         return self._seconds_before + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class RunSummary(StepCallback):
             "seed": getattr(pl_module, "seed", None),
             "wall_seconds": round(self._seconds, 1),
             "train": first_and_last(history, self.num_edge_steps),
-            "held_out": {name: held_out_change(looks) for name, looks in history.validations.items()},
-            "verdicts": verdict_counts(history),
+            "held_out": {name: held_out_change(passes) for name, passes in history.validations.items()},
+            "verdicts": total_verdicts(history),
             "versions": versions(),
             "weights_sha256": self._weights_sha256,
         }

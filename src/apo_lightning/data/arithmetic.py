@@ -1,6 +1,5 @@
 """Arithmetic problems made on the spot: no file, no hub, and as hard as one likes."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import Problems, require_sampling_limits
 from apo_lightning.errors import ConfigError
+from apo_lightning.hashing import hash64
 
 OPERATORS = ("+", "-", "*")
 COMMUTATIVE = ("+", "*")
@@ -75,7 +75,7 @@ class ArithmeticSource:
             )
 
     def check(self) -> None:
-        """Nothing to look for: the problems are made here."""
+        """Do nothing: the problems are made here, so no file can be missing."""
 
     def load(self) -> Problems:
         """Make the problems and split them."""
@@ -98,11 +98,11 @@ class ArithmeticSource:
         return Problems(train=train, validation=validation, report=report)
 
     def _rank(self, group: tuple[str, int, int]) -> bytes:
-        return hashlib.blake2b(repr((self.split_seed, *group)).encode(), digest_size=8).digest()
+        return hash64(repr((self.split_seed, *group)))
 
 
 def _group(operator: str, a: int, b: int) -> tuple[str, int, int]:
-    """What decides the side of the split: the unordered pair where the operator commutes."""
+    """The unordered operands where the operator commutes, so that `a + b` and `b + a` fall on one side of the split."""
     return (operator, min(a, b), max(a, b)) if operator in COMMUTATIVE else (operator, a, b)
 
 

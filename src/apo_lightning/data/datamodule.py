@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from lightning import LightningDataModule
@@ -30,8 +29,8 @@ class PromptBatches:
 class PromptDataModule(LightningDataModule):
     """All prompts of a run, tokenised once.
 
-    Every rank sees every batch whole: which rank takes which prompt is the trainer's affair. The position in the
-    training stream is saved in checkpoints, so a resumed run goes on with the prompts that would have come.
+    Every rank sees every batch whole: which rank takes which prompt is the trainer's affair. A resumed run sets
+    `steps_consumed`, its position in the training stream, and goes on with the prompts that would have come.
 
     Args:
         source: the problems.
@@ -73,7 +72,7 @@ class PromptDataModule(LightningDataModule):
         self.validation_prompts: dict[str, list[Prompt]] = {}
         """Held-out prompts by benchmark."""
         self.report: FilterReport | None = None
-        """What was dropped; None before `prepare`."""
+        """The count of dropped training rows; None before `prepare`."""
 
     def prepare(self) -> None:
         """Read, filter and tokenise. Needs no model, so a run calls it before it loads one; the second time is free.
@@ -105,7 +104,7 @@ class PromptDataModule(LightningDataModule):
         self.report = report
 
     def setup(self, stage: str | None = None) -> None:
-        """Lightning's name for `prepare`."""
+        """Call `prepare` under the name that Lightning knows."""
         self.prepare()
 
     @property
@@ -141,14 +140,6 @@ class PromptDataModule(LightningDataModule):
         if self.trainer is not None and self.trainer.training:
             self.steps_consumed += 1
         return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the training stream."""
-        return {"steps_consumed": self.steps_consumed}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved position."""
-        self.steps_consumed = state_dict["steps_consumed"]
 
     def _prompts(self, rows: Sequence[Row], source: str) -> list[Prompt]:
         return [build_prompt(row, self.tokenizer, self.template, source=source) for row in rows]

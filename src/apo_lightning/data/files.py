@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from apo_lightning.data.rows import Layout, Row, layout_of_file, require_unique_ids, row_from_record
+from apo_lightning.data.rows import RecordLayout, Row, layout_of_file, require_unique_ids, row_from_record
 from apo_lightning.errors import ConfigError
 
 
@@ -20,9 +20,9 @@ class HubDataset:
         hub_id: "owner/name", or a local folder that `datasets` can read.
         config: the data set's configuration; None where it has a single one.
         split: "train", "test", …
-        problem_column: as in `Layout`.
-        answer_column: as in `Layout`.
-        answer_is_boxed: as in `Layout`.
+        problem_column: as in `RecordLayout`.
+        answer_column: as in `RecordLayout`.
+        answer_is_boxed: as in `RecordLayout`.
     """
 
     hub_id: str
@@ -33,20 +33,20 @@ class HubDataset:
     answer_is_boxed: bool = False
 
     @property
-    def layout(self) -> Layout:
-        """Of its records."""
-        return Layout(
+    def layout(self) -> RecordLayout:
+        """The columns to read from the data set's records."""
+        return RecordLayout(
             problem_column=self.problem_column, answer_column=self.answer_column, answer_is_boxed=self.answer_is_boxed
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemSet:
-    """Problems at rest.
+    """Problems in a local file or in a data set of the hub.
 
     Attributes:
-        path: a local `.jsonl` or `.parquet` file, with an answer in one of the columns that `Layout()` reads, in the
-            layout of `hub`, or in MATH's own, as `layout_of_file` finds. Goes before the hub.
+        path: a local `.jsonl` or `.parquet` file, with an answer in one of the columns that `RecordLayout()` reads, in
+            the layout of `hub`, or in MATH's own, as `layout_of_file` finds. Goes before the hub.
         hub: read when there is no path.
     """
 

@@ -8,7 +8,7 @@ from typing import Literal
 from apo_lightning.data.rows import Row
 
 SHINGLE_LENGTH = 60
-"""Letters and digits in one shingle."""
+"""Number of letters and digits in one shingle."""
 SHINGLE_FRACTION = 0.5
 """A benchmark problem counts as seen from this share of its shingles on."""
 
@@ -29,19 +29,19 @@ class FilterReport:
     num_without_answer: int = 0
     """Worked solutions without a `\\boxed{…}`."""
     num_conflicting: int = 0
-    """The same problem with different answers: no copy is kept."""
+    """Rows of problems that occur with different answers; no copy is kept."""
     num_duplicates: int = 0
     """Further copies of a problem that is kept."""
     num_in_benchmark_verbatim: int = 0
-    """Also in an excluded benchmark, up to spacing and case."""
+    """Problems that are also in an excluded benchmark, up to spacing and case."""
     num_in_benchmark_normalised: int = 0
-    """Also in an excluded benchmark, reworded a little (see `Contamination`)."""
+    """Problems that are also in an excluded benchmark, reworded a little (see `Contamination`)."""
     num_too_long: int = 0
-    """More than `max_prompt_tokens` inside its template."""
+    """Prompts of more than `max_prompt_tokens`, template included."""
     num_held_out: int = 0
-    """Not dropped: kept for validation."""
+    """Rows that are not dropped but kept for validation."""
     num_kept: int = 0
-    """Trained on."""
+    """Rows that are trained on."""
 
     def __str__(self) -> str:
         dropped = [
@@ -131,7 +131,7 @@ class Contamination:
         )
 
     def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
-        """In which sense a benchmark holds this problem; None where none does."""
+        """How a benchmark holds this problem: word for word, or reworded a little; None where none holds it."""
         if normalised_problem(problem) in self.verbatim:
             return "verbatim"
         text = _alphanumeric(problem)

@@ -1,11 +1,11 @@
 """Which prompts a training step gets: shuffled epochs without end, the same for every run of one seed."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.hashing import hash64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,5 +67,4 @@ class PromptOrder:
         return head + [i for i in order if i not in in_head]
 
     def _rank(self, epoch: int, prompt_id: str) -> bytes:
-        key = f"{self.seed}\x1f{epoch}\x1f{prompt_id}"
-        return hashlib.blake2b(key.encode(), digest_size=8).digest()
+        return hash64(f"{self.seed}\x1f{epoch}\x1f{prompt_id}")

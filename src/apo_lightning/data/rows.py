@@ -24,9 +24,9 @@ class Row:
     """One problem of a data set, before any template."""
 
     id: str
-    """Unique within its data set."""
+    """Name of the problem, unique within its data set."""
     problem: str
-    """Never empty."""
+    """Text of the problem, never empty."""
     answer: str
     """The gold answer; empty only where a worked solution was read that holds no `\\boxed{…}`."""
     prefill: str = ""
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RecordLayout:
     r"""Which columns of a record hold what. The default fits what most math data sets use.
 
     Attributes:
@@ -51,10 +51,10 @@ class Layout:
     answer_is_boxed: bool = False
 
 
-MATH_LAYOUT = Layout(answer_column="solution", answer_is_boxed=True)
+MATH_LAYOUT = RecordLayout(answer_column="solution", answer_is_boxed=True)
 
 
-def row_from_record(record: object, layout: Layout, *, where: str, default_id: str) -> Row:
+def row_from_record(record: object, layout: RecordLayout, *, where: str, default_id: str) -> Row:
     r"""A row out of one decoded JSON object or parquet record.
 
     Args:
@@ -68,9 +68,9 @@ def row_from_record(record: object, layout: Layout, *, where: str, default_id: s
 
     Example:
         >>> record = {"question": "3 + 4?", "answer": "3 + 4 is 7.\n#### 7"}
-        >>> row_from_record(record, Layout(), where="gsm8k.jsonl:1", default_id="gsm8k-1").answer
+        >>> row_from_record(record, RecordLayout(), where="gsm8k.jsonl:1", default_id="gsm8k-1").answer
         '7'
-        >>> row_from_record({"question": "3 + 4?"}, Layout(), where="gsm8k.jsonl:1", default_id="gsm8k-1")
+        >>> row_from_record({"question": "3 + 4?"}, RecordLayout(), where="gsm8k.jsonl:1", default_id="gsm8k-1")
         Traceback (most recent call last):
         apo_lightning.errors.ConfigError: gsm8k.jsonl:1 has no answer (answer, target or ...): its columns are question
     """
@@ -102,7 +102,7 @@ def row_from_record(record: object, layout: Layout, *, where: str, default_id: s
     )
 
 
-def layout_of_file(record: object, own: Layout | None = None) -> Layout:
+def layout_of_file(record: object, own: RecordLayout | None = None) -> RecordLayout:
     r"""How a local file is laid out, by its first record.
 
     Args:
@@ -115,14 +115,14 @@ def layout_of_file(record: object, own: Layout | None = None) -> Layout:
 
     Example:
         >>> layout_of_file({"problem": "1 + 1?", "solution": r"It is $\boxed{2}$.", "level": "Level 1"})
-        Layout(problem_column=None, answer_column='solution', answer_is_boxed=True)
+        RecordLayout(problem_column=None, answer_column='solution', answer_is_boxed=True)
     """
     if not isinstance(record, Mapping) or any(_value(record, column) is not None for column in ANSWER_COLUMNS):
-        return Layout()
+        return RecordLayout()
     if own is not None:
         return own
     solution = record.get("solution")
-    return MATH_LAYOUT if isinstance(solution, str) and last_boxed(solution) is not None else Layout()
+    return MATH_LAYOUT if isinstance(solution, str) and last_boxed(solution) is not None else RecordLayout()
 
 
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:

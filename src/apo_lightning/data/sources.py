@@ -1,6 +1,5 @@
 """Where a run's problems come from: training rows, held-out rows, and what was dropped on the way."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -9,17 +8,18 @@ from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
 from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError
+from apo_lightning.hashing import hash64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problems:
-    """What a source holds."""
+    """The training and held-out problems of a source, after filtering."""
 
     train: list[Row]
     validation: dict[str, list[Row]]
     """Held-out problems by benchmark name; never filtered."""
     report: FilterReport
-    """Of the training rows."""
+    """Counts of the training rows that were read, dropped and kept."""
 
 
 @runtime_checkable
@@ -28,12 +28,12 @@ class ProblemSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the data set."""
+        """The name of the data set."""
         ...
 
     @property
     def instruction(self) -> str:
-        """The user's turn, with `{problem}` in it."""
+        """The text of the user's turn, with `{problem}` in it."""
         ...
 
     @property
@@ -43,12 +43,12 @@ class ProblemSource(Protocol):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longer training prompts are dropped and counted."""
+        """Tokens above which a training prompt is dropped and counted."""
         ...
 
     @property
     def max_completion_tokens(self) -> int:
-        """A completion is cut there."""
+        """Tokens after which a completion is cut."""
         ...
 
     def check(self) -> None:
@@ -160,4 +160,4 @@ def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
 
 
 def _rank(row: Row) -> bytes:
-    return hashlib.blake2b(normalised_problem(row.problem).encode(), digest_size=8).digest()
+    return hash64(normalised_problem(row.problem))

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from apo_lightning.process_group import num_processes
+
 Part = TypeVar("Part")
 Item = TypeVar("Item")
 
@@ -16,9 +18,9 @@ def from_all_ranks(part: Part) -> list[Part]:
         >>> from_all_ranks("mine")
         ['mine']
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if num_processes() == 1:
         return [part]
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    parts: list[Any] = [None] * num_processes()
     torch.distributed.all_gather_object(parts, part)
     return parts
 

@@ -56,7 +56,7 @@ def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[A
 
 
 def _greeting(token: str, rank: int) -> bytes:
-    """Of one length for all ranks: what follows it must stay in the socket."""
+    """A greeting of the same length on all ranks: what follows it must stay in the socket."""
     return f"{token}{rank:08d}".encode()
 
 

@@ -35,19 +35,19 @@ class Ranks:
         return [item for i, item in enumerate(items) if (i % items_per_minibatch) % self.world_size == self.rank]
 
     def sum(self, value: float | int) -> float:
-        """Over all ranks."""
+        """The sum of the ranks' values."""
         return float(value) if self.world_size == 1 else float(self._reduce(value, "sum"))
 
     def max(self, value: float | int) -> float:
-        """Over all ranks."""
+        """The largest of the ranks' values."""
         return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
 
     def together(self, items: Sequence[Item]) -> list[Item]:
-        """Those of all ranks, in rank order: what is decided from them is decided alike everywhere."""
+        """All ranks' items, in rank order: a decision made from them is the same everywhere."""
         return items_of_all_ranks(items)
 
     def union(self, names: frozenset[str]) -> frozenset[str]:
-        """What any rank names."""
+        """The names that at least one rank gives."""
         return frozenset[str]().union(*from_all_ranks(names))
 
     def _reduce(self, value: float | int, operation: str) -> Tensor:

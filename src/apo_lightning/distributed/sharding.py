@@ -23,6 +23,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, has_adapters
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.process_group import process_rank
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -56,7 +57,7 @@ class ShardedStrategy(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.offload_to_cpu = offload_to_cpu
         self.whole_weights: Mapping[str, Tensor] = {}
-        """Of the first rank, from loading to sharding; empty on the others."""
+        """The whole weights on the first rank, from loading to sharding; empty on the other ranks."""
 
     def model_to_device(self) -> None:
         """Leaves offloaded shards where they are: FSDP2 refuses them anywhere else."""
@@ -157,7 +158,7 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
 @torch.no_grad()
 def _fill(model: nn.Module, whole_weights: Mapping[str, Tensor], device: torch.device) -> None:
     """Every parameter's shard, and every buffer whole: those that no checkpoint holds (rotary tables) too."""
-    is_first = torch.distributed.get_rank() == 0
+    is_first = process_rank() == 0
     for name, target in _tensors(model):
         whole = whole_weights[name] if is_first else torch.empty(target.shape, dtype=target.dtype)
         whole = whole.detach().to(device)

@@ -120,7 +120,7 @@ class Benchmark:
         return prompts
 
     def prompt_around(self, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None) -> str:
-        """What stands around every problem, `{problem}` in its place."""
+        """A prompt with `{problem}` in place of the problem, as every prompt of the benchmark is made."""
         row = Row(id="", problem=PLACEHOLDER, answer="")
         return build_prompt(row, tokenizer, self._template(prompt_template), source=self.name).text
 

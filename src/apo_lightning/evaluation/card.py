@@ -50,7 +50,7 @@ def card(result: EvaluationResult) -> str:
 
 
 def warnings(result: EvaluationResult) -> list[str]:
-    """What a reader must know before believing a number: a clause each."""
+    """Reasons to doubt the numbers, one clause each, for the top of the card."""
     num_samples = max(1, sum(result.verdicts.values()))
     found = []
     if result.num_truncated > MAX_TRUNCATED * num_samples:
@@ -102,7 +102,7 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
     return table
 
 
-def coverage_table(result: CoverageResult) -> Table:
+def recall_table(result: CoverageResult) -> Table:
     """Recall by K, for the terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("K", "recall", "95% interval"):
@@ -113,5 +113,5 @@ def coverage_table(result: CoverageResult) -> Table:
 
 
 def _with_interval(estimate: Estimate) -> str:
-    """In per cent, to a tenth: `41.2 [38.1, 44.4]`."""
+    """A fraction and its interval in per cent, to a tenth: `41.2 [38.1, 44.4]`."""
     return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

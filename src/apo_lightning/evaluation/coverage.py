@@ -18,6 +18,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.ratio import ratio_estimate
 from apo_lightning.evaluation.records import CoverageResult, DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
+from apo_lightning.hashing import hash64
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -25,26 +26,26 @@ from apo_lightning.model.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedProblems:
-    """The problems to look at, and what was left out on the way to them."""
+    """The problems whose solutions are scored, and how many were left out."""
 
     rows: Sequence[Row]
     """Each with a solution; ordered by a hash of the problem's text, whatever the order of the file."""
     num_available: int
-    """In the whole set."""
+    """Number of problems in the whole set."""
     num_without_solution: int
-    """Of those; they cannot be looked at."""
+    """Problems without a worked solution, which cannot be scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What was measured."""
+    """The recall of worked solutions, and the problems it was measured on."""
 
     recall: Mapping[int, Estimate]
-    """By K, ascending: the share of solution tokens y*_t with y*_t ∈ TopK(π(· | x, y*_<t)), in [0, 1]."""
+    """K → share of solution tokens y*_t with y*_t ∈ TopK(π(· | x, y*_<t)), in [0, 1]; K ascending."""
     rows: Sequence[Row]
-    """The problems that entered it."""
+    """The problems whose solutions were scored."""
     num_tokens: int
-    """Of their solutions."""
+    """Number of tokens in the solutions of `rows`."""
     num_too_long: int
     """Problems that were skipped: more than `max_tokens` with their prompt."""
 
@@ -68,7 +69,7 @@ class OracleCoverage:
         name: of the preset, and of the problem set.
         path: a local `.jsonl` or `.parquet` file of problems with a `solution`; goes before the hub.
         hub: the hub data set that is read when there is no path.
-        limit: problems to look at; None: all.
+        limit: problems to score; None: all.
         anchor_sizes: the K to report.
         max_tokens: a longer prompt and solution together are skipped, and counted [tokens].
         tokens_per_microbatch: a prompt counted once for all that follows it; a matter of memory and speed alone.
@@ -180,7 +181,7 @@ class OracleCoverage:
         model: ModelCard,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> CoverageResult:
-        """What `measure` found, with everything that decided it."""
+        """Run `measure` and record its result with every setting that decided it."""
         coverage = self.measure(policy, problems, prompt_template, on_progress)
         placeholder = Row(id="", problem=PLACEHOLDER, answer="")
         prompt = build_prompt(placeholder, policy.tokenizer, self._template(prompt_template), source=self.name)
@@ -239,7 +240,7 @@ def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> So
 
 def _rank(row: Row) -> tuple[bytes, str]:
     """A set can hold a problem twice, with two solutions."""
-    return hashlib.blake2b(normalised_problem(row.problem).encode(), digest_size=8).digest(), solution_of(row)
+    return hash64(normalised_problem(row.problem)), solution_of(row)
 
 
 def solution_of(row: Row) -> str:
@@ -248,7 +249,7 @@ def solution_of(row: Row) -> str:
 
 
 def _digest(rows: Sequence[Row]) -> str:
-    """Without ids: where a file brings none, they are its line numbers."""
+    """SHA-256 of problems and solutions; ids are left out, since they are line numbers where a file brings none."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps([row.problem, solution_of(row)]).encode())

@@ -78,7 +78,7 @@ def _read(path: Path, kind: type[Record]) -> Record:
 
 
 class _MismatchError(Exception):
-    """What stands in the file is not what the record holds."""
+    """The file holds another type or another field than the record declares."""
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
@@ -139,6 +139,6 @@ def _build_scalar(kind: type, value: Any, where: str) -> Any:
     return value
 
 
-def _short(value: Any, limit: int = 40) -> str:
+def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -12,7 +12,7 @@ from apo_lightning.evaluation.records import Sample
 from apo_lightning.formatting import duration
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Where there is no terminal."""
+"""Pause between two printed lines where there is no terminal."""
 
 
 class StatusLine:
@@ -32,14 +32,14 @@ class StatusLine:
         self._printed = ""
 
     def start(self) -> None:
-        """Take the terminal."""
+        """Begin to show the line."""
         self._last = time.monotonic()
         if self._speaks and self._console.is_terminal:
             self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
 
     def update(self) -> None:
-        """Something changed."""
+        """Print the line where there is no terminal and the last print is ten seconds old."""
         now = time.monotonic()
         if self._speaks and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
             self._last = now
@@ -82,7 +82,7 @@ class TokenProgress:
         self._status.stop()
 
     def advance(self, done: int, total: int) -> None:
-        """So many are done."""
+        """Note how much of the work is done, and update the line."""
         self._done, self._total = done, total
         self._status.update()
 
@@ -112,7 +112,7 @@ class Progress:
         self._started = time.monotonic()
 
     def start(self, done: int, total: int) -> None:
-        """`done` of `total` samples are there already."""
+        """Begin with `done` of `total` samples finished already."""
         self._done, self._total = done, total
         self._started = time.monotonic()
         if self.speaks and done:
@@ -123,7 +123,7 @@ class Progress:
             self._status.start()
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """A batch was written."""
+        """Count a batch of samples that was written."""
         self._done += len(samples)
         self._new += len(samples)
         self._correct += sum(sample.status == "correct" for sample in samples)

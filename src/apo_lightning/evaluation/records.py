@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from apo_lightning.types import FinishReason, VerdictStatus
 
 SCHEMA_VERSION = 2
-"""Of `results.json` and `coverage.json`; a reader refuses what is newer than itself."""
+"""Version of `results.json` and `coverage.json`; a reader refuses what is newer than itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Sample:
 
     prompt_id: str
     sample: int
-    """0 … n − 1 within its problem."""
+    """Index of the sample within its problem, 0 … n − 1."""
     seed: int
     status: VerdictStatus
     reward: float
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemCount:
-    """How one problem went."""
+    """Samples of one problem, and how many were correct."""
 
     prompt_id: str
     num_samples: int
@@ -63,15 +63,15 @@ class ProblemCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """Which policy was measured."""
+    """The identity of the policy that was measured."""
 
     name: str
-    """Of the model config: `qwen_math7b`."""
+    """The name in the model config: `qwen_math7b`."""
     path: str | None
-    """Where its weights were read; None for random weights."""
+    """Folder or hub id of its weights; None for random weights."""
     weights_sha256: str
     dtype: str
-    """Of matrix products: `bfloat16`."""
+    """The dtype of matrix products: `bfloat16`."""
     algo: str | None = None
     """The stem of the `algo=` that trained it; None for a model as it was downloaded."""
     run: str | None = None
@@ -79,21 +79,21 @@ class ModelCard:
     overrides: tuple[str, ...] = ()
     """The training run's Hydra overrides, as typed."""
     seed: int | None = None
-    """Of the training run, or of random weights; None: there is none, or schema 1."""
+    """The seed of the training run, or of random weights; None: there is none, or schema 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCard:
-    """Which problems."""
+    """The identity of the problems that were measured."""
 
     source: str
     """File name, or `hub id (config, split)`."""
     sha256: str
-    """Of the problems and answers in order."""
+    """SHA-256 of the problems and answers in order."""
     num_problems: int
-    """Measured."""
+    """Number of problems measured."""
     num_available: int
-    """In the whole set."""
+    """Number of problems in the whole set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,13 @@ class SamplingSettings:
     """A problem inside its template, `{problem}` standing for it."""
     engine: str
     reward: str
-    """Its class and what it was given: `MathVerifyReward(timeout_s=5.0)`."""
+    """Class and arguments of the reward: `MathVerifyReward(timeout_s=5.0)`."""
     stop_tokens: tuple[str, ...] | None = None
-    """That end a completion beside the model's own; None: schema 1."""
+    """Tokens that end a completion beside the model's own; None: schema 1."""
     support_anchor_size: int | None = None
     """K of `support_coverage` and `outside_support`; None: not measured."""
     encoder: str | None = None
-    """Of `semantic_similarity`; None: not measured."""
+    """The encoder of `semantic_similarity`; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +132,19 @@ class EvaluationResult:
     settings: SamplingSettings
     versions: Mapping[str, str | None]
     verdicts: Mapping[VerdictStatus, int]
-    """Of all samples."""
+    """Number of samples with each status."""
     num_truncated: int
     """Samples cut at the token limit."""
     num_tokens: int
     """Response tokens of all samples."""
     metrics: Mapping[str, Estimate]
-    """By name: `pass@1`, `pass@2`, `pass@4` … `pass@{n}`, `avg@{n}`, `maj@{n}`, `truncated_fraction`,
+    """Metric name → estimate: `pass@1`, `pass@2`, `pass@4` … `pass@{n}`, `avg@{n}`, `maj@{n}`, `truncated_fraction`,
     `completion_tokens`, `entropy` [nats], `max_prob`; where they were asked for, `diversity` (1 − Self-BLEU),
     `semantic_similarity`, `support_coverage` and `outside_support`. Fractions, not per cent."""
     pass_at_k: tuple[Estimate, ...]
     """The whole curve: entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...]
-    """In the benchmark's order."""
+    """Counts of each problem, in the benchmark's order."""
     by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Each problem's value of every metric but pass@k, in that order: what a mean over training seeds needs for its
     interval. Empty: schema 1."""
@@ -163,12 +163,12 @@ class CoverageResult:
     data: DataCard
     prompt: str
     num_tokens: int
-    """Solution tokens that were looked at."""
+    """Number of solution tokens that were scored."""
     recall: Mapping[int, Estimate]
-    """By K: token-weighted recall; resampled over problems."""
+    """K → token-weighted recall, with an interval from resampling problems."""
     versions: Mapping[str, str | None]
     num_without_solution: int = 0
-    """Problems of the set that could not be looked at."""
+    """Problems of the set without a worked solution."""
     num_too_long: int = 0
     """Problems skipped, since prompt and solution together are longer than `max_tokens`."""
     schema: int = SCHEMA_VERSION

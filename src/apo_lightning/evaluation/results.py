@@ -1,10 +1,8 @@
 """Samples → results: everything that `results.json` says is computed here, from the samples file alone."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -24,7 +22,7 @@ from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similar
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
 from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
-from apo_lightning.types import VerdictStatus
+from apo_lightning.rewards.verdicts import count_statuses
 
 NO_VOTE, CORRECT = -1, 0
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
@@ -42,7 +40,7 @@ def summarise(
     measure_diversity: bool,
     encoder: Encoder | None,
 ) -> EvaluationResult:
-    """What the samples come to. Depends on nothing but its arguments, so a resumed evaluation says the same.
+    """Metrics of a finished evaluation. They depend on the arguments alone, so a resumed evaluation gives the same.
 
     Every metric is a mean over problems, each problem's value being a mean over its samples; intervals say where the
     mean would lie with other problems of the same kind.
@@ -89,7 +87,7 @@ def summarise(
         data=data,
         settings=settings,
         versions=versions,
-        verdicts=count_verdicts(samples),
+        verdicts=count_statuses(sample.status for sample in samples),
         num_truncated=sum(sample.finish_reason == "length" for sample in samples),
         num_tokens=sum(sample.num_tokens for sample in samples),
         metrics=metrics,
@@ -115,7 +113,7 @@ def score_range(name: str) -> tuple[float, float]:
 
 
 def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
-    """Of a metric's mean over problems.
+    """The interval of a metric's mean over problems.
 
     Of a share of samples an unseen problem may have any; of another score none is farther off than those seen.
     """
@@ -127,14 +125,8 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
 
 
 def estimate_of(interval: Interval) -> Estimate:
-    """As results hold it."""
+    """The interval in the form in which results hold it."""
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
-
-
-def count_verdicts(samples: Sequence[Sample]) -> dict[VerdictStatus, int]:
-    """How many samples have each status; every status is there."""
-    counts = Counter(sample.status for sample in samples)
-    return {status: counts[status] for status in get_args(VerdictStatus)}
 
 
 def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
@@ -162,7 +154,7 @@ def reported_k(num_samples: int) -> list[int]:
 
 
 def answer_classes(group: Sequence[Sample]) -> list[int]:
-    """Who votes with whom: 0 for correct answers, −1 for none, else a number a distinct text.
+    """Class of each sample's answer for the vote: 0 if correct, −1 for none, else a number a distinct text.
 
     Example:
         >>> def says(answer, status):

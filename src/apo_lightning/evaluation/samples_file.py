@@ -78,7 +78,7 @@ class SamplesFile:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the file, so that another process may write it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -151,7 +151,7 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def parse_sample(line: bytes) -> Sample | None:
-    """None for a line that was not written to its end, or is no sample at all.
+    """The sample that a line holds; None for a line that was not written to its end, or is no sample at all.
 
     Example:
         >>> parse_sample(b'{"prompt_id": "1", "sam') is None

@@ -93,7 +93,7 @@ def pack(prompts: Sequence[Prompt], completions: Sequence[Sequence[int]]) -> Pac
 
 
 def sequence_of_each_token(sequences: PackedSequences) -> Int[Tensor, "tokens"]:
-    """Which completion each packed token belongs to.
+    """The index of the completion that each packed token belongs to.
 
     Example:
         >>> packed = PackedSequences(prompts=[(5,)], completions=[(1, 2), (3,)], owners=[0, 0])

@@ -16,7 +16,7 @@ class CompletionSupport:
     """One completion under a trained policy, seen from its reference; means over all its tokens."""
 
     coverage: float
-    """Of J_t = Σ_{k∈T_K} π(k), in [0, 1]."""
+    """Mean of J_t = Σ_{k∈T_K} π(k), in [0, 1]."""
     outside_fraction: float
     """Share of tokens y_t ∉ T_K: sampled, though the reference has K likelier ones; in [0, 1]."""
 

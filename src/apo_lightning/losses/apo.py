@@ -98,12 +98,12 @@ class APO(PolicyLoss):
 
     @property
     def needs(self) -> Needs:
-        """The reference's top-K."""
+        """The loss reads the reference's top-K."""
         return super().needs | Needs(anchor_size=self.anchor_size)
 
     @property
     def skipped_values(self) -> Mapping[str, float]:
-        """A triggered token has A ≠ 0, so the update runs it, unless its completion was dropped."""
+        """No token that the update skips is triggered, unless its completion was dropped: a triggered one has A ≠ 0."""
         return {"apo/triggered_fraction": 0.0}
 
     def reference_mask(
@@ -115,7 +115,7 @@ class APO(PolicyLoss):
     def gradient_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
-        """A ≠ 0, which every triggered token has; all tokens with an entropy bonus."""
+        """Tokens with A ≠ 0, among them every triggered one; all tokens with an entropy bonus."""
         return self._has_surrogate_gradient(advantages)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -55,12 +55,12 @@ class PolicyLoss(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What it reads beyond the log-probs of the sampled tokens."""
+        """The tensors that the loss reads beyond the log-probs of the sampled tokens."""
         return Needs(entropy=self.entropy_coef != 0)
 
     @property
     def skipped_values(self) -> Mapping[str, float]:
-        """What a metric is on tokens that the update does not run, by name: so it is a mean over all response tokens.
+        """Metric name → its value on tokens that the update does not run: so it is a mean over all response tokens.
 
         A metric that is not named here is a mean over the tokens of the update to which it applies.
         """
@@ -121,7 +121,7 @@ class PolicyLoss(ABC):
         """Loss and metrics of some tokens; no token's loss depends on another token."""
 
     def _has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
-        """Where `_surrogate` can have a gradient: at A ≠ 0, and everywhere with an entropy bonus."""
+        """Tokens where `_surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
         return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
 
     def _is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:

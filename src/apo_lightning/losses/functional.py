@@ -116,7 +116,7 @@ def kl_estimate(
     *,
     clamp: Number | None = None,
 ) -> Float[Tensor, "tokens"]:
-    """What one sampled token says of KL(π‖π_ref).
+    """An estimate of KL(π‖π_ref) from one sampled token.
 
         Δ = clamp(log π_ref(y) − log π(y), −20, 20);   k1 = −Δ,   k2 = Δ²/2,   k3 = e^Δ − Δ − 1
 
@@ -165,7 +165,7 @@ def anchor_set(
     *,
     exclude_sampled: bool = True,
 ) -> Bool[Tensor, "tokens anchors"]:
-    """Which of the reference's top-K tokens are anchors of this position.
+    """True for the anchors of a position: the reference's top-K tokens without the one that was sampled.
 
         S = {k ∈ T_K : k ≠ y, π_ref(k) > 0}
 

@@ -33,7 +33,7 @@ class GRPO(PolicyLoss):
     def gradient_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
-        """A ≠ 0; all tokens with an entropy bonus."""
+        """Tokens with A ≠ 0; all tokens with an entropy bonus."""
         return self._has_surrogate_gradient(advantages)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -50,7 +50,7 @@ class GRPOKL(GRPO):
 
     @property
     def needs(self) -> Needs:
-        """The reference's log-probs of the sampled tokens, or the exact divergence."""
+        """The loss reads the reference's log-probs of the sampled tokens, or the exact divergence."""
         full = self.kl_estimator == "full"
         return super().needs | Needs(ref_logprobs=not full, full_kl=full)
 
@@ -63,7 +63,7 @@ class GRPOKL(GRPO):
     def gradient_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
-        """That of GRPO, and the penalised tokens when the penalty has a weight."""
+        """The tokens of GRPO's mask, and the penalised tokens where the penalty has a weight."""
         mask = self._has_surrogate_gradient(advantages)
         return mask if self.kl_coef == 0 else mask | self.reference_mask(advantages, is_correct)
 

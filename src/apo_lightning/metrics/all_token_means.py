@@ -13,7 +13,7 @@ from apo_lightning.types import StepTokens
 FIT_FROM = 8
 """Completions from which the three coefficients of a control variate are fitted."""
 UNFITTED = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-"""Where there are fewer: entropy ≈ surprisal, max-prob ≈ probability of the sampled token."""
+"""Coefficients for fewer completions: entropy ≈ surprisal, max-prob ≈ probability of the sampled token."""
 
 
 class AllTokenMeansResult(NamedTuple):
@@ -22,7 +22,7 @@ class AllTokenMeansResult(NamedTuple):
     means: Float[Tensor, "2"]
     """NaN where some completions were left out and none of them drawn, or where a scored value is not finite."""
     standard_errors: Float[Tensor, "2"]
-    """Of the draw; 0 where every completion was scored, NaN where only one was drawn."""
+    """Standard errors from the draw; 0 where every completion was scored, NaN where only one was drawn."""
     num_nonfinite: Tensor
     """Totals of scored completions that are NaN or infinite."""
 
@@ -111,7 +111,7 @@ class AllTokenMeans(Metric):
         return AllTokenMeansResult(total / num_tokens, error / num_tokens, self.num_nonfinite)
 
     def _coefficients(self) -> Float[Tensor, "3 2"]:
-        """Of the control variates."""
+        """Regression coefficients of the control variates."""
         if self.required[0, 0] < FIT_FROM or not self.required.isfinite().all():
             return torch.tensor(UNFITTED, dtype=torch.float64, device=self.required.device)
         # Completions that are all alike leave some coefficients open: the smallest are taken.

@@ -15,26 +15,26 @@ from apo_lightning.metrics.intervals import Interval, paired_interval
 from apo_lightning.metrics.seeds import seed_difference_intervals
 
 NUM_NAMED = 5
-"""Problem ids in an error line."""
+"""Number of problem ids named in an error line."""
 
 
 @runtime_checkable
 class Counts(Protocol):
-    """How one problem went, such as `evaluation.records.ProblemCount`."""
+    """Samples and correct samples of one problem, such as `evaluation.records.ProblemCount`."""
 
     @property
     def prompt_id(self) -> str:
-        """Unique within the problems of a policy."""
+        """Name of the problem, unique within the problems of a policy."""
         ...
 
     @property
     def num_samples(self) -> int:
-        """Of n."""
+        """n, the number of samples."""
         ...
 
     @property
     def num_correct(self) -> int:
-        """Of them, in [0, n]."""
+        """c, the number of correct samples, in [0, n]."""
         ...
 
 
@@ -48,18 +48,18 @@ class Comparison:
     num_seeds_b: int
     """With one seed an arm stands for that checkpoint alone, and `difference` says nothing of its method."""
     pass_at_k_a: float
-    """Mean over seeds and problems."""
+    """Mean pass@k of A over seeds and problems."""
     pass_at_k_b: float
     difference: Interval
     """B − A of pass@k, its 95 % interval paired by problem; the ends are NaN where all seeds and problems agree."""
     num_lost: float
     """Problems that k samples of A solve at least once and k of B never, as expected of a seed of each."""
     num_gained: float
-    """The other way round."""
+    """Problems that k samples of B solve at least once and k of A never, as expected of a seed of each."""
 
 
-def compare(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Counts]], k: int) -> Comparison:
-    """What changes from method A to method B; problems are matched by their ids, not by their places.
+def compare_methods(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Counts]], k: int) -> Comparison:
+    """Compare method A with method B; problems are matched by their ids, not by their places.
 
     With p the pass@k of a problem, mean over seeds, num_lost = Σ_i p_A,i·(1 − p_B,i): with one seed each and k = n the
     number of problems that A solved and B did not. Counts over all seeds' samples together would depend on how many
@@ -80,7 +80,7 @@ def compare(seeds_a: Sequence[Sequence[Counts]], seeds_b: Sequence[Sequence[Coun
         >>> from collections import namedtuple
         >>> Problem = namedtuple("Problem", ["prompt_id", "num_samples", "num_correct"])
         >>> a, b = [Problem("x", 2, 1), Problem("y", 2, 0)], [Problem("y", 2, 2), Problem("x", 2, 0)]
-        >>> result = compare([a], [b], k=1)
+        >>> result = compare_methods([a], [b], k=1)
         >>> result.difference.mean, result.num_lost, result.num_gained
         (0.25, 0.5, 1.0)
     """

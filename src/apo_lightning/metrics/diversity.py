@@ -21,7 +21,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 TOKENIZER_NOTE = "Self-BLEU-4; tokens: LaTeX commands, words, numbers, single symbols"
-"""What a result that holds a diversity has to say beside it."""
+"""The note that a result with a diversity must carry."""
 SMOOTHED_COUNT = 0.1
 """Stands for a number of matches that is 0: ε of nltk's `SmoothingFunction().method1`."""
 
@@ -131,7 +131,7 @@ def _refuse_fewer_than_two(texts: Sequence[str], name: str) -> None:
 
 
 def _matches(tokens: Sequence[Sequence[str]], order: int) -> list[tuple[int, int]]:
-    """Of each text, how many of its n-grams are matched by another text, and how many it has."""
+    """For each text: how many of its n-grams another text matches, and how many it has."""
     counts = [Counter(zip(*(words[start:] for start in range(order)), strict=False)) for words in tokens]
     largest: Counter[tuple[str, ...]] = Counter()
     second: Counter[tuple[str, ...]] = Counter()

@@ -98,7 +98,7 @@ def paired_intervals(
     *,
     confidence: float = 0.95,
 ) -> list[Interval]:
-    """By how much `after` beats `before` on the same problems; paired, so the problems' difficulty cancels.
+    """The mean by which `after` beats `before` on the same problems; paired, so the problems' difficulty cancels.
 
     As `mean_intervals`, of the differences. The unseen half problem is as far from their mean as the farthest that was
     seen, not at ±1: two policies seldom differ so much on a problem, and with 30 problems the interval would often be

@@ -126,19 +126,19 @@ class StepTimer:
         self._began = self.clock.now()
 
     def enter(self) -> None:
-        """The step's own work begins: callbacks, logging, checkpoints and the loading of its prompts lie behind."""
+        """Start the step's own work; callbacks, logging, checkpoints and the loading of its prompts lie behind."""
         self._between = self.clock.now() - self._began
 
     def pause(self) -> None:
-        """What follows belongs to no step."""
+        """Stop counting: the time until `resume` belongs to no step."""
         self._paused = self.clock.now()
 
     def resume(self) -> None:
-        """The step goes on."""
+        """Count time towards the step again."""
         self._began += self.clock.now() - self._paused
 
     def take(self) -> dict[str, float]:
-        """Seconds of each phase, and of the whole as `step`; the next step begins."""
+        """Seconds of each phase, and of the whole as `step`; the next step starts."""
         seconds = {"between_steps": self._between} | dict.fromkeys(self.phases, 0.0) | self.clock.take()
         began, self._began = self._began, self.clock.now()
         return seconds | {"step": self._began - began}

@@ -15,6 +15,7 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval, mean_intervals
 
+CONFIDENCE = 0.95
 MIN_STANDARD_ERROR = 1e-9
 """Below it, seeds and problems agree but for rounding."""
 
@@ -43,7 +44,6 @@ def seed_mean_intervals(
     *,
     lowest: float = 0.0,
     highest: float = 1.0,
-    confidence: float = 0.95,
 ) -> list[Interval]:
     """Interval of each column's mean over seeds and problems: where it would lie with other seeds *and* problems.
 
@@ -51,7 +51,7 @@ def seed_mean_intervals(
 
         V_S = var_s(ȳ_s)/S,   V_P = var_i(ȳ_i)/I,   V_E = MS/(S·I)
         V   = max(V_S + V_P − V_E, V_S, V_P)
-        ȳ ± t_{(1+confidence)/2, df}·√V,   df = max(1, (V_S + V_P)²/(V_S²/(S−1) + V_P²/(I−1)))
+        ȳ ± t_{0.975, df}·√V,   df = max(1, (V_S + V_P)²/(V_S²/(S−1) + V_P²/(I−1)))
 
     and neither end nearer to ȳ than that of `intervals.mean_intervals` over the problems' means ȳ_i: t knows nothing of
     a problem that no seed solves on a set where nearly all are solved. V_S + V_P − V_E is unbiased where
@@ -72,7 +72,6 @@ def seed_mean_intervals(
             one seed `intervals.mean_intervals` says how sure that checkpoint's mean is.
         lowest: the least a problem can score; −inf where there is none.
         highest: the most; +inf where there is none.
-        confidence: in (0, 1).
 
     Returns:
         One a column, within [lowest, highest].
@@ -102,7 +101,7 @@ def seed_mean_intervals(
         problems=[_scaled(part, count) for each in found for part in each.problems],
         both=torch.stack([each.both for each in found]).sum(0) / count**2,
     )
-    alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest, confidence=confidence) for t in tables]
+    alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest) for t in tables]
     over_problems = [_mean_of(intervals) for intervals in zip(*alone, strict=True)]
     return [
         Interval(
@@ -111,23 +110,21 @@ def seed_mean_intervals(
             low=max(lowest, _least(over_both.low, over_problem.low)),
             high=min(highest, -_least(-over_both.high, -over_problem.high)),
         )
-        for over_both, over_problem in zip(_intervals(parts, confidence), over_problems, strict=True)
+        for over_both, over_problem in zip(_intervals(parts), over_problems, strict=True)
     ]
 
 
 def seed_difference_intervals(
     before: Float[Tensor, "seeds_a problems_a columns"],
     after: Float[Tensor, "seeds_b problems_b columns"],
-    *,
-    confidence: float = 0.95,
 ) -> list[Interval]:
-    """By how much method B beats method A on the same problems, each with seeds of its own; paired by problem.
+    """The mean by which method B beats method A on the same problems, each with seeds of its own; paired by problem.
 
     With d_i = ȳ_B,i − ȳ_A,i and the variances of `seed_mean_intervals`,
 
         V_P = var_i(d_i)/I,   V_E = Σ_m MS_m/(S_m·I)
         V   = max(V_A + V_B + V_P − V_E, V_A + V_B, V_P)
-        Δ ± t_{(1+confidence)/2, df}·√V
+        Δ ± t_{0.975, df}·√V
         df  = max(1, (V_A + V_B + V_P)²/(V_A²/(S_A−1) + V_B²/(S_B−1) + V_P²/(I−1)))
 
     An arm with one seed adds no V of its own: it stands for that checkpoint and for no other. With one seed in each
@@ -138,7 +135,6 @@ def seed_difference_intervals(
     Args:
         before: scores in [0, 1] of A.
         after: of B, on the same problems in the same order.
-        confidence: in (0, 1).
 
     Returns:
         Of mean(B) − mean(A), one a column, within [−1, 1]; the ends are NaN where V = 0 or there is one problem.
@@ -168,7 +164,7 @@ def seed_difference_intervals(
         both=torch.stack([each.both for each in found]).sum(0),
     )
     # Written with the NaN of V = 0 first: `max` and `min` keep it there and lose it in the second place.
-    return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in _intervals(parts, confidence)]
+    return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in _intervals(parts)]
 
 
 def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
@@ -193,7 +189,7 @@ def _parts(table: Float[Tensor, "seeds problems columns"]) -> _Parts:
 
 
 def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
-    """NaN of a single unit: nothing is known of its spread."""
+    """The variance of a mean; NaN for a single unit, which says nothing of its spread."""
     count = len(values)
     variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
     return _Part(variance=variance, freedom=float(max(1, count - 1)))
@@ -203,14 +199,12 @@ def _scaled(part: _Part, count: int) -> _Part:
     return _Part(variance=part.variance / count**2, freedom=part.freedom)
 
 
-def _intervals(parts: _Parts, confidence: float) -> list[Interval]:
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence is {confidence}: give a value between 0 and 1, such as 0.95")
+def _intervals(parts: _Parts) -> list[Interval]:
     seeds, problems = (torch.stack([part.variance for part in of]).sum(0) for of in (parts.seeds, parts.problems))
     variance = torch.maximum(seeds + problems - parts.both, torch.maximum(seeds, problems))
     spread = torch.stack([part.variance**2 / part.freedom for part in (*parts.seeds, *parts.problems)]).sum(0)
     freedom = ((seeds + problems) ** 2 / spread).clamp(min=1)
-    quantile = torch.from_numpy(stdtrit(freedom.numpy(), (1 + confidence) / 2))
+    quantile = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2))
     half = quantile * variance.sqrt()
     half = torch.where(variance.sqrt() > MIN_STANDARD_ERROR, half, math.nan)
     rows = torch.stack([parts.mean, parts.mean - half, parts.mean + half], dim=1).tolist()
@@ -218,7 +212,7 @@ def _intervals(parts: _Parts, confidence: float) -> list[Interval]:
 
 
 def _mean_of(intervals: Sequence[Interval]) -> Interval:
-    """Of benchmarks that share no problem: distances of the ends add in quadrature."""
+    """The mean over benchmarks that share no problem: distances of the ends add in quadrature."""
     count = len(intervals)
     mean = math.fsum(i.mean for i in intervals) / count
     below, above = math.hypot(*(i.mean - i.low for i in intervals)), math.hypot(*(i.high - i.mean for i in intervals))

@@ -47,7 +47,7 @@ def peak_flops_per_second(device_name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What some forwards ran; there is no padding to leave out."""
+    """The amount of computation in some forwards, counted in tokens and attention pairs."""
 
     num_tokens: int = 0
     """Positions that went through the backbone, prompts included."""
@@ -57,7 +57,7 @@ class Work:
     """Positions that went through the head: response tokens."""
 
     def __add__(self, other: "Work") -> "Work":
-        """Both."""
+        """The work of both together."""
         return Work(
             num_tokens=self.num_tokens + other.num_tokens,
             num_pairs=self.num_pairs + other.num_pairs,
@@ -66,7 +66,7 @@ class Work:
 
 
 def work_of(microbatches: Iterable[Microbatch]) -> Work:
-    """What these micro-batches run; a prompt counts once for the completions that share it.
+    """The work of these micro-batches; a prompt counts once for the completions that share it.
 
     Example:
         A prompt of 2 tokens with completions of 2 and 1 tokens, whose last ones predict nothing. Pairs: 1 + 2 in the
@@ -99,16 +99,16 @@ class ModelSize:
     layer_weights: int
     """Weights of all matrices between embedding and head. Departure: of a mixture of experts, all are counted."""
     head_weights: int
-    """V·D"""
+    """V·D, the number of weights of the head."""
     attention_width: int
     """Layers · heads · size of a head."""
     frozen_layer_weights: int = 0
-    """Those of `layer_weights` that are not trained: the backward passes through them."""
+    """The frozen ones among `layer_weights`: the backward passes through them."""
     head_is_frozen: bool = False
 
 
 def model_size(model: Any) -> ModelSize:
-    """Of a causal `transformers` model, sharded or not."""
+    """Count the weights of a causal `transformers` model, sharded or not."""
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     embedding = model.get_input_embeddings().weight
@@ -151,15 +151,15 @@ def training_flops(size: ModelSize, work: Work) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What the ranks got done in one step, all of them together."""
+    """The throughput of one step, all ranks together."""
 
     num_sampled: int
     """Response tokens that were sampled."""
     update: Work
-    """Forwards with a gradient, without those that only keep the ranks in step."""
+    """Work of forwards with a gradient, without those that only keep the ranks in step."""
     update_flops: int = 0
     peak_flops_per_second: float | None = None
-    """Of all devices; None: unknown, and no `perf/mfu`."""
+    """The peak of all devices together; None: unknown, and no `perf/mfu`."""
 
     def metrics(self, timings: Mapping[str, float]) -> dict[str, float]:
         """`perf/…` by log name.

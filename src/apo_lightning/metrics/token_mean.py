@@ -9,15 +9,15 @@ from torchmetrics import Metric
 
 
 class TokenMeanResult(NamedTuple):
-    """A mean, and what did not enter it."""
+    """A mean over tokens, and how many did not enter it."""
 
     mean: Tensor
-    """Over finite values; NaN where there is none."""
+    """Mean over finite values; NaN where there is none."""
     num_finite: Tensor
     num_nan: Tensor
     """Tokens to which the number does not apply (or, where it always applies, a fault)."""
     num_infinite: Tensor
-    """Always a fault."""
+    """Infinite values, which are always a fault."""
 
 
 class TokenMean(Metric):

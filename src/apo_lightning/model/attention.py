@@ -38,13 +38,14 @@ _attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """What attends to what in a micro-batch, as the CPU computes it.
+class AttentionLayout:
+    """Which positions attend to which in a micro-batch, in the form that the CPU kernels take.
 
     Example:
         Positions 0–2 are a prompt, 3–4 and 5–7 its completions: the prompt and the second are of one length.
 
-        >>> layout = Layout.of([Group(start=0, prompt_length=3, completion_lengths=(2, 3))], torch.device("cpu"))
+        >>> groups = [Group(start=0, prompt_length=3, completion_lengths=(2, 3))]
+        >>> layout = AttentionLayout.of(groups, torch.device("cpu"))
         >>> [segments.tolist() for segments in layout.segments]
         [[[0, 1, 2], [5, 6, 7]], [[3, 4]]]
     """
@@ -54,7 +55,7 @@ class Layout:
     """Positions of all prompts and completions, those of one length together: run as one batch, without padding."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group], device: torch.device) -> "Layout":
+    def of(cls, groups: Sequence[Group], device: torch.device) -> "AttentionLayout":
         """The layout of these groups."""
         starts: dict[int, list[int]] = {}
         for group in groups:
@@ -69,7 +70,7 @@ class Layout:
 
 
 def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
-    """What attends to what in a micro-batch, as flex attention takes it; blocks of zeros are never computed.
+    """Which positions attend to which in a micro-batch, for flex attention; blocks of zeros are never computed.
 
     Position i attends to j when j ≤ i in the same group, and j is of the prompt or of i's own completion.
     """
@@ -94,12 +95,12 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
 
 
 def attention_arguments(groups: Sequence[Group], device: torch.device) -> dict[str, Any]:
-    """What the backbone must be given beside ids and positions. Built once a micro-batch, used by every layer.
+    """Arguments of the backbone beside ids and positions. Built once a micro-batch, used by every layer.
 
     The mask is a placeholder: given none, transformers would infer a packing from the position ids, another than
     ours, and build a [positions, positions] mask from it.
     """
-    layout = Layout.of(groups, device) if device.type == "cpu" else block_mask(groups, device)
+    layout = AttentionLayout.of(groups, device) if device.type == "cpu" else block_mask(groups, device)
     return {"attention_mask": torch.empty(1, 1, 0, 0, device=device), "layout": layout}
 
 
@@ -107,7 +108,7 @@ def attend(
     query: Float[Tensor, "positions heads head_size"],
     key: Float[Tensor, "positions kv_heads head_size"],
     value: Float[Tensor, "positions kv_heads head_size"],
-    layout: Layout,
+    layout: AttentionLayout,
     *,
     scale: float,
 ) -> Float[Tensor, "positions heads head_size"]:
@@ -123,7 +124,8 @@ def attend(
     Example:
         All scores equal: the mean over what is attended to. A prompt of two, and two completions of one position.
 
-        >>> layout = Layout.of([Group(start=0, prompt_length=2, completion_lengths=(1, 1))], torch.device("cpu"))
+        >>> groups = [Group(start=0, prompt_length=2, completion_lengths=(1, 1))]
+        >>> layout = AttentionLayout.of(groups, torch.device("cpu"))
         >>> value = torch.tensor([3.0, 5.0, 1.0, 7.0]).view(4, 1, 1)
         >>> attend(torch.zeros(4, 1, 1), torch.zeros(4, 1, 1), value, layout, scale=1.0).flatten().round(decimals=4)
         tensor([3., 4., 3., 5.])
@@ -132,10 +134,10 @@ def attend(
 
 
 class _SharedPrompts(torch.autograd.Function):
-    """See the module's docstring."""
+    """The autograd function of `attend`: see the module's docstring."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
         output = torch.empty_like(query)
         accumulated = torch.promote_types(query.dtype, torch.float32)
         lse = torch.empty(query.shape[:2], dtype=accumulated)
@@ -186,7 +188,7 @@ def _heads_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _backward(of_query: Sequence[Tensor], key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor]:
-    """What query, key and value receive from one part, given output and log-sum-exp of the whole."""
+    """Gradients of query, key and value from one part, given output and log-sum-exp of the whole."""
     grad_output, query, key, value, output, lse = _heads_first(of_query[0], of_query[1], key, value, *of_query[2:])
     # The kernel reads the last axis as contiguous, which the gradient of a sum (an expanded scalar) is not.
     grad_output = grad_output.contiguous()
@@ -202,7 +204,7 @@ def _registered(
     *,
     scaling: float,
     dropout: float = 0.0,
-    layout: Layout | BlockMask | None = None,
+    layout: AttentionLayout | BlockMask | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: [1, heads, positions, head_size] in, [1, positions, heads, head_size] out.

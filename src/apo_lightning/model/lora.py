@@ -24,9 +24,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.adapted_linear import AdaptedLinear, merged_matrix
+from apo_lightning.process_group import process_rank
 
 ADAPTER = "default"
-"""How PEFT calls an adapter that was given no name."""
+"""PEFT's name for an adapter that was given none."""
 ALL_LINEAR = "all-linear"
 
 
@@ -106,7 +107,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def describe_adapters(model: nn.Module) -> str:
-    """For the log, e.g. `LoRA rank 16: 4.9M of 139.4M parameters trained`; empty without adapters."""
+    """A line for the log, e.g. `LoRA rank 16: 4.9M of 139.4M parameters trained`; empty without adapters."""
     rank = next((module.r[ADAPTER] for module in model.modules() if isinstance(module, LoraLayer)), None)
     if rank is None:
         return ""
@@ -173,7 +174,7 @@ def _merged(weight: Tensor, layer: Any) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """All of a parameter; gathering one that is sharded is collective."""
+    """The whole of a parameter; gathering one that is sharded is collective."""
     if not isinstance(weight, DTensor):
         return weight
     # Offloaded shards are gathered on the accelerator: between CPUs it takes many times as long.
@@ -201,7 +202,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _on_first_rank(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    is_first = process_rank() == 0
     weights = {}
     for name, part in named:
         gathered = whole(part)

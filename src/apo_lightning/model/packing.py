@@ -29,9 +29,9 @@ class Group:
     """
 
     start: int
-    """Where the prompt begins."""
+    """Position at which the prompt begins."""
     prompt_length: int
-    """[positions]"""
+    """Number of positions."""
     completion_lengths: tuple[int, ...]
     """Positions of each completion: its tokens but the last, which predicts nothing that is asked for. May be 0."""
 
@@ -55,20 +55,20 @@ class Microbatch:
     position_ids: Int[Tensor, "positions"]
     """Place of each position in its own sequence: a completion's go on where its prompt's ended."""
     groups: tuple[Group, ...]
-    """What attends to what; they cover the positions without a gap."""
+    """The groups, in order, which say what attends to what; they cover the positions without a gap."""
     rows: Int[Tensor, "tokens"]
     """Position of the hidden state that *predicts* each response token: of the token before it in its sequence."""
     targets: Int[Tensor, "tokens"]
     """The response tokens themselves."""
     token_index: Int[Tensor, "tokens"]
-    """Where these tokens stand among all response tokens of the step."""
+    """Index of each token among all response tokens of the step."""
 
     def only(self, wanted: Bool[Tensor, "tokens"]) -> "Microbatch":
-        """The same forward, read off at fewer tokens."""
+        """The same forward pass, whose hidden states are read at fewer tokens."""
         return self.part(wanted.to(self.rows.device))
 
     def part(self, tokens: slice | Tensor) -> "Microbatch":
-        """The same forward, read off at these of its tokens."""
+        """The same forward pass, whose hidden states are read at these of its tokens."""
         return replace(self, rows=self.rows[tokens], targets=self.targets[tokens], token_index=self.token_index[tokens])
 
 
@@ -175,7 +175,7 @@ class PackedSequences:
         ]
 
     def split(self, sequences: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1) -> list[list[int]]:
-        """Which completions run together, as `microbatches` says.
+        """Lists of completions that run together, divided as `microbatches` divides them.
 
         The completions of one prompt stay together. Where they exceed the budget (or where there are fewer prompts
         than micro-batches wanted) they are divided, and the prompt runs once with each part. Only a completion that

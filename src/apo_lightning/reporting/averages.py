@@ -31,7 +31,7 @@ def series_name(measurement: Measurement) -> str:
 
 
 def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> str:
-    """The same for a run: its method's name, and the settings in which it departs from the method's defaults."""
+    """The name of a run: its method's, and the settings in which it departs from the method's defaults."""
     parts = [*(f"{axis_name(key)} = {value}" for key, value in settings.items()), *([which] if which else [])]
     return f"{method} ({', '.join(parts)})" if parts else method
 
@@ -161,7 +161,7 @@ def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
 
 
 def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dict[str, Estimate]:
-    """Of each metric, given its scores by seed and problem on each benchmark; metrics are resampled together."""
+    """The mean over seeds and benchmarks of each metric; metrics are resampled together."""
     found = {}
     for shares in (True, False):
         # Of other scores than shares no unseen problem is farther off than those seen.

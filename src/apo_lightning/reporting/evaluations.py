@@ -101,7 +101,7 @@ def _text(seed: int | None) -> str:
 
 
 def _card(model: ModelCard) -> RunCard | None:
-    """What a model card tells of a training run that is not among those read."""
+    """The training run that a model card tells of, for one that is not among those read."""
     if model.algo is None:
         return None
     # The seed may be the config's default, which nobody typed.

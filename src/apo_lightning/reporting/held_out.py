@@ -19,14 +19,14 @@ from apo_lightning.reporting.names import BASE, model_name
 from apo_lightning.reporting.records import Measurement, RunCard
 
 STEPS = "steps"
-"""The setting in which a run departs that ended before its last step."""
+"""The setting under which a run that ended before its last step is listed."""
 NO_JUDGE = "reward.num_workers"
 """A key of a reward that no verdict depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """One look at one held-out set."""
+class _ValidationPass:
+    """The result of one validation pass over one held-out set."""
 
     num_samples: int
     metrics: Mapping[str, Estimate]
@@ -35,7 +35,7 @@ class _Look:
 
 
 def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
-    """The untrained policy, where the run looked at step 0, and the trained one, on each held-out set.
+    """The untrained policy, where the run validated at step 0, and the trained one, on each held-out set.
 
     From `summary.json`; from `metrics.csv`, and then without intervals, what that does not have.
 
@@ -58,7 +58,7 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
 def _before_and_after(
     run: RunCard, departures: Mapping[str, str], name: str, change: Mapping[str, Any]
 ) -> Iterator[Measurement]:
-    before, after = (_look(name, change, which) for which in ("before", "after"))
+    before, after = (_from_summary(name, change, which) for which in ("before", "after"))
     gain = Estimate(
         **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
     )
@@ -74,8 +74,8 @@ def _before_and_after(
     yield _trained(run, name, after, settings, gain, gains if after.problems else {})
 
 
-def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
-    """With the whole pass@k curve where the summary counts the correct samples of each problem."""
+def _from_summary(name: str, change: Mapping[str, Any], which: str) -> _ValidationPass:
+    """The validation pass of a summary, with the whole pass@k curve where it counts each problem's correct samples."""
     num_samples = change.get(f"samples_per_problem_{which}", change["samples_per_problem"])
     logged = {key.removeprefix(f"val/{name}/"): value for key, value in change.get(f"metrics_{which}", {}).items()}
     metrics = {key: _bare(value) for key, value in logged.items() if _k_of(key)}
@@ -83,11 +83,11 @@ def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
     place = ("before", "after").index(which)
     counts = {problem: pair[place] for problem, pair in change.get("num_correct", {}).items()}
     if not counts:
-        return _Look(num_samples=num_samples, metrics=metrics)
+        return _ValidationPass(num_samples=num_samples, metrics=metrics)
     correct = torch.tensor(list(counts.values()))
     curve = pass_at_k_curve(torch.full_like(correct, num_samples), correct, range(1, num_samples + 1))
     estimates = tuple(estimate_of(interval) for interval in mean_intervals(curve))
-    return _Look(
+    return _ValidationPass(
         num_samples=num_samples,
         metrics={key: estimates[_k_of(key) - 1] for key in metrics},
         pass_at_k=estimates,
@@ -99,14 +99,14 @@ def _look(name: str, change: Mapping[str, Any], which: str) -> _Look:
 
 
 def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Iterator[Measurement]:
-    """The first and the last look that was logged; how many samples it took is the largest k."""
+    """The first and the last validation pass that was logged; how many samples each took is the largest k."""
     series = {key: dict(zip(*run.metrics[f"val/{name}/{key}"], strict=True)) for key in _logged(run)[name]}
     if "pass@1" not in series:
         return
     first, last = min(series["pass@1"]), max(series["pass@1"])
     num_samples = max((k for key in series if (k := _k_of(key))), default=1)
     before, after = (
-        _Look(
+        _ValidationPass(
             num_samples=num_samples, metrics={k: _bare(values[step]) for k, values in series.items() if step in values}
         )
         for step in (first, last)
@@ -118,18 +118,18 @@ def _from_metrics(run: RunCard, departures: Mapping[str, str], name: str) -> Ite
         yield _trained(run, name, after, {**departures, **_stopped(run, int(last))}, gain)
 
 
-def _untrained(run: RunCard, name: str, look: _Look) -> Measurement:
+def _untrained(run: RunCard, name: str, validation: _ValidationPass) -> Measurement:
     """The policy before training is told from another by where it was read; random weights by the run's seed."""
     path = run.config.get("model.path", "null")
     is_random = path == "null"
     weights, seed = (f"of seed {run.seed}", run.seed) if is_random else (f"of {path}", "")
-    return _measured(run, name, look, method=BASE, weights=weights, seed=seed)
+    return _measured(run, name, validation, method=BASE, weights=weights, seed=seed)
 
 
 def _trained(
     run: RunCard,
     name: str,
-    look: _Look,
+    validation: _ValidationPass,
     settings: Mapping[str, str],
     gain: Estimate,
     gains: Mapping[str, tuple[float, ...]] | None = None,
@@ -137,7 +137,7 @@ def _trained(
     measured = _measured(
         run,
         name,
-        look,
+        validation,
         method=run.label,
         weights=run.summary.get("weights_sha256") or str(run.folder),
         seed=run.seed,
@@ -148,7 +148,7 @@ def _trained(
 def _measured(
     run: RunCard,
     name: str,
-    look: _Look,
+    validation: _ValidationPass,
     *,
     method: str,
     weights: str,
@@ -160,20 +160,20 @@ def _measured(
         settings={},
         seed=seed,
         weights=weights,
-        sampling=_sampling(run, look.problems),
+        sampling=_sampling(run, validation.problems),
         sampling_seeds=(run.seed,),
         benchmark=name,
-        num_samples=look.num_samples,
-        metrics=look.metrics,
-        pass_at_k=look.pass_at_k,
-        problems=look.problems,
+        num_samples=validation.num_samples,
+        metrics=validation.metrics,
+        pass_at_k=validation.pass_at_k,
+        problems=validation.problems,
         by_problem={},
         held_out=True,
     )
 
 
 def _sampling(run: RunCard, problems: Sequence[ProblemCount]) -> dict[str, str]:
-    """As of an evaluation, from the run's config."""
+    """The settings of the measurement, as for an evaluation, from the run's config."""
     config = run.config
     prompt = [f"{key}={value}" for key, value in sorted(config.items()) if _is_prompt(key)]
     reward = [
@@ -203,7 +203,7 @@ def _stopped(run: RunCard, step: int) -> dict[str, str]:
 
 
 def _logged(run: RunCard) -> dict[str, list[str]]:
-    """What was logged of each held-out set: name → keys without `val/<name>/`."""
+    """The metrics that were logged of each held-out set: name → keys without `val/<name>/`."""
     found: dict[str, list[str]] = {}
     for key in run.metrics:
         if match := re.fullmatch(r"val/(.+)/([^/]+)", key):

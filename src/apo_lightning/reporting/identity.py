@@ -20,7 +20,7 @@ from apo_lightning.reporting.names import in_model_order
 from apo_lightning.reporting.records import Measurement
 
 OF_ALL_BENCHMARKS = ("temperature", "top-p", "engine", "precision", "stop tokens")
-"""Settings that do not depend on the benchmark: what one of a model's benchmarks differs in is named on all."""
+"""Settings that do not depend on the benchmark: where one of a model's benchmarks differs, all are labelled."""
 OF_N = ("diversity", "avg@", "maj@")
 """Metrics whose value depends on the number of samples a problem."""
 HASH_LETTERS = 8
@@ -51,7 +51,7 @@ def policy_name(weights: str) -> str:
 
 
 def short_hash(text: str) -> str:
-    """Tells two long texts apart.
+    """The first digits of a text's SHA-256, to tell two long texts apart.
 
     Example:
         >>> short_hash("{problem}")
@@ -138,7 +138,7 @@ def _pooled_scores(parts: Sequence[Measurement], num_samples: int) -> dict[str, 
 
 
 def _bare_mean(parts: Sequence[Measurement]) -> Measurement:
-    """Without counts a problem: the means, and no interval."""
+    """Means of the parts without an interval, for measurements that have no counts per problem."""
     total = sum(part.num_samples for part in parts)
     names = [name for name in parts[0].metrics if all(name in part.metrics for part in parts)]
     means = {

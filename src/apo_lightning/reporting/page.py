@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,24 +14,23 @@ from apo_lightning.evaluation.records import EvaluationResult
 from apo_lightning.reporting.figures.canvas import inline_svg
 from apo_lightning.reporting.figures.report import NamedFigure
 from apo_lightning.reporting.names import benchmark_name
-from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Covered, Evaluated, Table, TableRow
 from apo_lightning.reporting.render import MARK
 from apo_lightning.types import VerdictStatus
 
 HASH_LETTERS = 8
-STATUSES: tuple[VerdictStatus, ...] = ("correct", "incorrect", "unparsed", "timeout", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """What is on the page, beside the figures."""
+    """The content of the page beside the figures."""
 
     title: str
     date: str
-    """As printed; the page itself never looks at a clock."""
+    """The date as it is printed; the page itself never looks at a clock."""
     num_runs: int
     tables: tuple[Table, ...] = ()
-    """In the order of the page; those without a row are left out."""
+    """The tables in the order of the page; those without a row are left out."""
     published_check: Table | None = None
     """Published numbers that do not add up."""
     evaluations: tuple[Evaluated, ...] = ()
@@ -63,7 +63,7 @@ def page(report: ReportContents, figures: Sequence[NamedFigure] = ()) -> str:
 
 
 def files_of(paths: Iterable[Path], folder: Path) -> dict[str, tuple[str, ...]]:
-    """What `ReportContents.files` wants, from the paths of tables and figures: by stem, relative to `folder`.
+    """The files of tables and figures for `ReportContents.files`: stem → paths relative to `folder`.
 
     Example:
         >>> files_of([Path("report/tables/main.csv"), Path("report/tables/main.tex")], Path("report"))
@@ -76,7 +76,7 @@ def files_of(paths: Iterable[Path], folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
-    """What a reader must know before believing a number, a sentence each."""
+    """Reasons to doubt the numbers, a sentence each."""
     return [
         f"{evaluated.model}, {evaluated.method}, {benchmark_name(evaluated.result.benchmark)}: {warning}."
         for evaluated in evaluations
@@ -106,7 +106,7 @@ def settings_table(evaluations: Sequence[Evaluated]) -> Table:
 
 def verdict_table(evaluations: Sequence[Evaluated]) -> Table:
     """How the samples of each evaluation were judged: one row an evaluation."""
-    names = (*(status.capitalize() for status in STATUSES), "Truncated", "Tokens a sample")
+    names = (*(status.capitalize() for status in get_args(VerdictStatus)), "Truncated", "Tokens a sample")
     return Table(
         name="verdicts",
         title="Verdicts on their samples",
@@ -116,7 +116,7 @@ def verdict_table(evaluations: Sequence[Evaluated]) -> Table:
     )
 
 
-def sections(table: Table) -> list[tuple[str, list[Row]]]:
+def sections(table: Table) -> list[tuple[str, list[TableRow]]]:
     """Neighbouring rows of one section, under its heading."""
     return [(name, list(rows)) for name, rows in itertools.groupby(table.rows, key=lambda row: row.section)]
 
@@ -135,9 +135,9 @@ def notes(table: Table) -> list[str]:
 _WHAT = tuple(Column(name=name, align="left") for name in ("Model", "Method", "Benchmark"))
 
 
-def _row(evaluated: Evaluated, texts: Sequence[str]) -> Row:
+def _row(evaluated: Evaluated, texts: Sequence[str]) -> TableRow:
     what = (evaluated.model, evaluated.method, benchmark_name(evaluated.result.benchmark))
-    return Row(cells=tuple(Cell(text=text) for text in (*what, *texts)))
+    return TableRow(cells=tuple(Cell(text=text) for text in (*what, *texts)))
 
 
 def _settings(evaluated: Evaluated) -> list[str]:
@@ -160,7 +160,7 @@ def _settings(evaluated: Evaluated) -> list[str]:
 
 def _verdicts(result: EvaluationResult) -> list[str]:
     total = max(1, sum(result.verdicts.values()))
-    counts = [f"{result.verdicts.get(status, 0):,}" for status in STATUSES]
+    counts = [f"{result.verdicts.get(status, 0):,}" for status in get_args(VerdictStatus)]
     return [*counts, f"{result.num_truncated / total:.1%}", f"{result.num_tokens / total:,.0f}"]
 
 

@@ -13,7 +13,7 @@ from apo_lightning.reporting.names import method_name, model_name
 Name = Literal["main_results", "sensitivity", "distribution", "coverage", "hyperparameters"]
 
 AVERAGE = "average"
-"""In the place of a benchmark: the mean over the five."""
+"""Stands in place of a benchmark for the mean over the five."""
 NUM_PROBLEMS: Mapping[str, int] = {
     "aime2024": 30,
     "aime2025": 30,
@@ -21,7 +21,7 @@ NUM_PROBLEMS: Mapping[str, int] = {
     "math500": 500,
     "minerva_math": 272,
 }
-"""P of each benchmark."""
+"""P, the number of problems, of each benchmark."""
 NUM_SAMPLES: Mapping[str, int] = {
     "aime2024": 256,
     "aime2025": 256,
@@ -29,7 +29,7 @@ NUM_SAMPLES: Mapping[str, int] = {
     "math500": 16,
     "minerva_math": 16,
 }
-"""K of each benchmark: the paper's samples a problem, for Pass@1 and Pass@K alike."""
+"""K, the paper's samples a problem, of each benchmark, for Pass@1 and Pass@K alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class PublishedCell:
     metric: str
     """`pass@1`, `pass@256`, `recall@8`, a config key; `pass@K` in the average over benchmarks of different K."""
     text: str
-    """As printed."""
+    """The number as the paper prints it."""
     mark: str
-    """What is wrong with it, in the words of `published_check.KINDS`, space between; empty: nothing known."""
+    """The fault of the cell, in the words of `published_check.KINDS`, space between; empty: nothing known."""
 
     @property
     def value(self) -> float:

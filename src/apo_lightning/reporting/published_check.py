@@ -8,7 +8,7 @@ from math import floor
 
 from apo_lightning.reporting.names import axis_name, benchmark_name, method_name, model_name
 from apo_lightning.reporting.published import AVERAGE, NUM_PROBLEMS, NUM_SAMPLES, PublishedCell, published
-from apo_lightning.reporting.records import Cell, Column, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Table, TableRow
 
 KINDS: Mapping[str, str] = {
     "average": "is not the mean of its row's cells",
@@ -29,7 +29,7 @@ class Inconsistency:
     kind: str
     """A key of `KINDS`."""
     expected: str
-    """What it should be, as far as can be told: the recomputed mean, the nearest shares."""
+    """The value that the cell should have, as far as can be told: the recomputed mean, the nearest shares."""
 
 
 def inconsistencies() -> tuple[Inconsistency, ...]:
@@ -83,7 +83,7 @@ def published_check() -> Table:
         printed = Cell(text=cell.text, value=cell.value, marked=True)
         reason = (Cell(text=KINDS[found.kind]), Cell(text=found.expected))
         section = cell.table.replace("_", " ").capitalize()
-        rows.append(Row(cells=(*(Cell(text=text) for text in texts), printed, *reason), section=section))
+        rows.append(TableRow(cells=(*(Cell(text=text) for text in texts), printed, *reason), section=section))
     return Table(
         name="published_check",
         title="Published numbers that do not add up",

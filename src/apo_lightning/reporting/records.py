@@ -24,7 +24,7 @@ class RunCard:
     model: str
     """`model.name` of its config: `qwen_math7b`."""
     overrides: Mapping[str, str]
-    """As typed, by key: `algo.loss.pull_coef` → `0.02`."""
+    """Config key → value as it was typed: `algo.loss.pull_coef` → `0.02`."""
     config: Mapping[str, str] = field(default_factory=dict)
     """The whole composed config, flat: dotted key → value as text."""
     metrics: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class RunCard:
 
     @property
     def seed(self) -> str:
-        """Of the run; runs that differ in it alone are averaged."""
+        """The run's seed; runs that differ in it alone are averaged."""
         return self.config.get("seed", self.overrides.get("seed", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class EvaluationFile:
     """A file that measures one policy, and the training run it came from where that run is among those read."""
 
     path: Path
@@ -55,7 +55,7 @@ class Found:
 
     @property
     def method(self) -> str:
-        """`Base` for a model as it was downloaded."""
+        """The printed name of the method; `Base` for a model as it was downloaded."""
         return method_name(self.result.model.algo) if self.result.model.algo else BASE
 
     @property
@@ -65,14 +65,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated(Found):
+class Evaluated(EvaluationFile):
     """One `results.json`."""
 
     result: EvaluationResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered(Found):
+class Covered(EvaluationFile):
     """One `coverage.json`."""
 
     result: CoverageResult
@@ -91,23 +91,23 @@ class Measurement:
     """One policy on one set of problems: an evaluation, or what a training run's summary says of its held-out set."""
 
     model: str
-    """As tables print it: `Qwen2.5-Math-7B`."""
+    """The printed name of the model: `Qwen2.5-Math-7B`."""
     method: str
-    """As tables print it: `GRPO-KL`; `Base` for the untrained policy."""
+    """The printed name of the method: `GRPO-KL`; `Base` for the untrained policy."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Where the run left the others of its method: axis key → value, in the order of the axes."""
+    """Settings in which the run differs from others of its method: axis key → value, in the order of the axes."""
     seed: str = ""
-    """Of the training run; empty where there is none or it is not known."""
+    """The seed of the training run; empty where there is none or it is not known."""
     weights: str = ""
     """SHA-256, or what else tells one policy from another; empty where it is not known."""
     which: str = ""
-    """What tells its policy from others of this name that are no other seeds of it: `weights 3f9a1c2b`."""
+    """A label that tells its policy from others of this name that are no other seeds of it: `weights 3f9a1c2b`."""
     sampling: Mapping[str, str] = field(default_factory=dict)
     """How it was measured: printed name → value, of all that may decide a number but n and the sampling seed."""
     apart: Mapping[str, str] = field(default_factory=dict)
-    """Of `sampling` what is not the same in all measurements of its model and benchmark, so that it is named."""
+    """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
     sampling_seeds: tuple[str, ...] = ()
-    """More than one where samples of one policy were pooled."""
+    """The sampling seeds; more than one where samples of one policy were pooled."""
     num_repeats: int = 0
     """Further evaluations of the same weights, settings and seed, which add nothing."""
     benchmark: str
@@ -115,9 +115,9 @@ class Measurement:
     num_samples: int
     """n completions a problem."""
     data_sha256: str = ""
-    """Of the problems; empty where it is not known."""
+    """SHA-256 of the problems; empty where it is not known."""
     metrics: Mapping[str, Estimate]
-    """As in `EvaluationResult.metrics`; `gain` [fraction] is pass@1 minus the untrained policy's. Bounds are NaN
+    """The metrics of `EvaluationResult`; `gain` [fraction] is pass@1 minus the untrained policy's. Bounds are NaN
     where no interval is known."""
     pass_at_k: tuple[Estimate, ...] = ()
     """Entry k − 1 is pass@k; empty for a held-out set."""
@@ -128,11 +128,11 @@ class Measurement:
     held_out: bool = False
     """True: from a training run's summary, not from an evaluation."""
     seeds: tuple["Measurement", ...] = ()
-    """What a mean over training seeds is the mean of, by seed; empty for a single policy."""
+    """The single-seed measurements behind a mean over training seeds, by seed; empty for a single policy."""
 
     @property
     def policies(self) -> tuple["Measurement", ...]:
-        """The seeds, or itself."""
+        """The measurements of single seeds: `seeds`, or this one alone."""
         return self.seeds or (self,)
 
     @property
@@ -160,28 +160,28 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What stands at one place of a table."""
+    """The content of one place of a table."""
 
     text: str
-    """As printed, without the interval."""
+    """The text as it is printed, without the interval."""
     value: float | None = None
     """The number behind the text, in the text's unit; None where the text is no number."""
     interval: tuple[float, float] | None = None
-    """95 % interval, in the text's unit."""
+    """The 95 % interval, in the text's unit."""
     interval_text: str = ""
-    """As printed: `[41.2, 45.0]`."""
+    """The interval as it is printed: `[41.2, 45.0]`."""
     bold: bool = False
-    """The best of its model's rows."""
+    """True for the best of its model's rows."""
     marked: bool = False
-    """Something about it is wrong or particular; the table's notes say what."""
+    """True where something about it is wrong or particular; the table's notes say what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of a table."""
 
     cells: tuple[Cell, ...]
-    """One a column."""
+    """The cells, one for each column."""
     section: str = ""
     """A heading above this row and its neighbours of the same section."""
     highlight: bool = False
@@ -196,6 +196,6 @@ class Table:
     """Stem of its files: `main_results`."""
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
     """Sentences below it: what bold means, what a mark says."""

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from apo_lightning.files import write_atomically
-from apo_lightning.reporting.records import Alignment, Cell, Column, Row, Table
+from apo_lightning.reporting.records import Alignment, Cell, Column, Table, TableRow
 
 MARK = "†"
 SIGNIFICANT_DIGITS = 12
-"""Of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
+"""Digits of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
 WIDEST_UNSCALED = 8
-"""Columns."""
+"""Columns up to which a LaTeX table keeps its size."""
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -137,7 +137,7 @@ def _digits(value: float) -> str:
     return f"{value:.{SIGNIFICANT_DIGITS}g}"
 
 
-def _sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _sections(rows: Sequence[TableRow]) -> list[tuple[str, list[TableRow]]]:
     return [(section, list(group)) for section, group in itertools.groupby(rows, key=lambda row: row.section)]
 
 
@@ -187,7 +187,7 @@ def _latex_header(columns: Sequence[Column]) -> list[str]:
     return [*lines, f"  {' & '.join(escape(column.name) for column in columns)} \\\\"]
 
 
-def _latex_row(row: Row) -> list[str]:
+def _latex_row(row: TableRow) -> list[str]:
     grey = [r"  \rowcolor{gray!15}"] if row.highlight else []
     lines = [*grey, f"  {' & '.join(_latex_cell(cell) for cell in row.cells)} \\\\"]
     if any(cell.interval_text for cell in row.cells):

@@ -103,18 +103,18 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def resolved(flat: Mapping[str, str]) -> dict[str, str]:
+def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
     """A flat config whose values that name another key, as Hydra writes them, are that key's value.
 
     Example:
-        >>> resolved({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]
+        >>> interpolated({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]
         'token_mean'
     """
     return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
 
 
 def _read_run(folder: Path) -> RunCard:
-    config = resolved(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
+    config = interpolated(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
     overrides = parse_overrides(_read_yaml(folder / ".hydra" / "overrides.yaml", kind=list))
     sweep = next((parent for parent in folder.parents if (parent / "multirun.yaml").is_file()), None)
     return RunCard(

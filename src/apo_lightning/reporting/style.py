@@ -7,9 +7,9 @@ from typing import Any, Literal
 from apo_lightning.reporting.names import METHODS, in_method_order
 
 INK, QUIET, HAIRLINE = "#1f2328", "#6e7781", "#e6e8eb"
-"""Text; what explains it; grid lines."""
+"""Colours of text, of explanations, and of grid lines."""
 COLLAPSE = "#8a1c1c"
-"""The arrow of a loss of diversity."""
+"""Colour of the arrow that marks a loss of diversity."""
 
 COLUMN_INCHES, PAGE_INCHES = 3.3, 6.8
 """Widths of a column and of a page of a two-column paper: figures are made at the size they are printed at."""
@@ -73,7 +73,7 @@ DASHES: tuple[Dash, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """The look of one method. No two methods share (marker, dash), so colour is never needed to tell them apart."""
+    """How one method is drawn. No two methods share (marker, dash), so colour is never needed to tell them apart."""
 
     label: str
     """The method as it is printed."""
@@ -82,11 +82,11 @@ class Style:
     marker: str
     dash: Dash
     rank: int = 0
-    """What has the higher rank is drawn over what has the lower; APO has the highest."""
+    """Drawing order: a higher rank is drawn over a lower one; APO has the highest."""
 
     @property
     def linestyle(self) -> tuple[float, Dash] | Literal["-"]:
-        """As matplotlib takes it."""
+        """The dash in the form that matplotlib takes."""
         return (0.0, self.dash) if self.dash else "-"
 
 
@@ -114,14 +114,14 @@ KNOWN: Mapping[str, Style] = {
     METHODS[algo]: Style(label=METHODS[algo], color=color, marker=marker, dash=dash)
     for algo, (color, marker, dash) in _LOOKS.items()
 }
-"""By the method's printed name."""
+"""Style of each known method, by its printed name."""
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """A style for each method: its own for a known one, for others the next one free, in order of their names.
 
     Call it once a report, with every method that occurs, and hand the result to each figure: what a method looks like
-    then does not depend on which figure it is in. From the 49th unknown method on, looks repeat.
+    then does not depend on which figure it is in. From the 49th unknown method on, styles repeat.
 
     Args:
         methods: printed names.
@@ -140,9 +140,9 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     dashes, markers = DASHES[1:], _SPARE_MARKERS
     pairs = [(markers[i % len(markers)], dashes[i % len(dashes)]) for i in range(len(markers) * len(dashes))]
     free = [pair for pair in pairs if pair not in used]
-    looks = dict(KNOWN)
+    styles = dict(KNOWN)
     for index, name in enumerate(sorted(set(ordered) - KNOWN.keys())):
         marker, dash = free[index % len(free)]
-        looks[name] = Style(label=name, color=_SPARE_COLORS[index % len(_SPARE_COLORS)], marker=marker, dash=dash)
+        styles[name] = Style(label=name, color=_SPARE_COLORS[index % len(_SPARE_COLORS)], marker=marker, dash=dash)
     ranks = {name: rank for rank, name in enumerate(sorted(ordered, key=lambda name: name == METHODS["apo"]))}
-    return {name: replace(looks[name], rank=ranks[name]) for name in ordered}
+    return {name: replace(styles[name], rank=ranks[name]) for name in ordered}

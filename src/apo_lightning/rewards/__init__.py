@@ -4,7 +4,7 @@ from apo_lightning.rewards.base import Reward
 from apo_lightning.rewards.callable import CallableReward
 from apo_lightning.rewards.math_verify import MathVerifyReward
 from apo_lightning.rewards.numeric import NumericReward
-from apo_lightning.rewards.verdicts import check_error_rate, verdict_counts
+from apo_lightning.rewards.verdicts import check_error_rate, count_statuses
 from apo_lightning.types import Verdict
 
 __all__ = [
@@ -14,5 +14,5 @@ __all__ = [
     "Reward",
     "Verdict",
     "check_error_rate",
-    "verdict_counts",
+    "count_statuses",
 ]

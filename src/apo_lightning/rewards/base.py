@@ -1,4 +1,4 @@
-"""What the trainer asks of a reward."""
+"""The interface between the trainer and a reward."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -35,7 +35,7 @@ class Reward(Protocol):
         ...
 
     def close(self) -> None:
-        """End whatever the reward has started. May be called twice."""
+        """End the processes that the reward has started. May be called twice."""
         ...
 
 

@@ -63,7 +63,7 @@ class CallableReward:
         """Accept all: only the function knows which answers it can judge."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: the reward starts no process."""
 
     def _verdict(self, reward: Any) -> Verdict:
         if reward is None:
@@ -79,7 +79,7 @@ class CallableReward:
 
 
 def _accepted_arguments(function: Any) -> tuple[str, ...]:
-    """Which of the arguments we have the function takes."""
+    """The arguments that the function takes, of those that we can give."""
     ours = ("completions", "answer", "solution")
     if not callable(function):
         raise ConfigError(f"reward.function is {function!r}, not callable: give it a _target_ and _partial_: true")

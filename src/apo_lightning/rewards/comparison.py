@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"(?<![A-Za-z\\])[a-df-hj-z](?![A-Za-z])")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 
 
-def compare(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus | None:
+def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus | None:
     r"""The verdict on an answer; None while `ask` still says so of something that decides.
 
     Decided here: identical texts, rational numbers, words, numerals in a base. Taken apart here: points, intervals,
@@ -48,9 +48,9 @@ def compare(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus |
 
     Example:
         >>> unknown = lambda gold, answer: None
-        >>> compare("(1, 0.5]", r"(1, \frac{1}{2}]", unknown), compare("(3,4)", r"\{3,4\}", unknown)
+        >>> compare_answers("(1, 0.5]", r"(1, \frac{1}{2}]", unknown), compare_answers("(3,4)", r"\{3,4\}", unknown)
         ('correct', 'incorrect')
-        >>> compare(r"\sqrt{8}", r"2\sqrt{2}", unknown) is None
+        >>> compare_answers(r"\sqrt{8}", r"2\sqrt{2}", unknown) is None
         True
     """
     if _same_text(gold, answer):
@@ -63,7 +63,7 @@ def compare(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus |
         sides = (answer, *others)
         if not is_same_name or (read_number(gold) and any(map(_is_in_a_variable, sides))):
             return "incorrect"
-        return _all(compare(gold, side, ask, depth + 1) for side in sides)
+        return _all(compare_answers(gold, side, ask, depth + 1) for side in sides)
     decided = _same_atoms(gold, answer)
     if decided is not None:
         return "correct" if decided and is_same_name else "incorrect"
@@ -78,7 +78,7 @@ def compare(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus |
 
 
 def expressions(gold: str, depth: int = 0) -> list[str]:
-    r"""What a gold answer consists of and `compare` may ask about.
+    r"""What a gold answer consists of and `compare_answers` may ask about.
 
     Example:
         >>> expressions(r"\{1 \pm \sqrt{5}, -2\}")
@@ -177,7 +177,7 @@ def _compare_structures(
         return "incorrect"
     if gold_parts.is_ordered or answer_parts.is_ordered:
         pairs = zip(gold_parts.parts, answer_parts.parts, strict=True)
-        return _all(compare(one, other, ask, depth + 1) for one, other in pairs)
+        return _all(compare_answers(one, other, ask, depth + 1) for one, other in pairs)
     return _compare_unordered(gold_parts.parts, answer_parts.parts, ask, depth)
 
 
@@ -197,7 +197,7 @@ def _compare_unordered(gold: tuple[str, ...], answer: tuple[str, ...], ask: Ask,
         return "unparsed"
     matched_golds, matched_answers = set[str](), set[str]()
     for one, other in itertools.product(gold, answer):
-        if compare(one, other, _unknown, depth + 1) == "correct":
+        if compare_answers(one, other, _unknown, depth + 1) == "correct":
             matched_golds.add(one)
             matched_answers.add(other)
     open_golds = [one for one in dict.fromkeys(gold) if one not in matched_golds]
@@ -207,11 +207,11 @@ def _compare_unordered(gold: tuple[str, ...], answer: tuple[str, ...], ask: Ask,
     # A part that repeats another in other words meets only parts that are matched already.
     needed = [[(one, other) for other in open_answers or answer] for one in open_golds]
     needed += [[(one, other) for one in open_golds or gold] for other in open_answers]
-    return _all(_any(compare(*pair, ask, depth + 1) for pair in pairs) for pairs in needed)
+    return _all(_any(compare_answers(*pair, ask, depth + 1) for pair in pairs) for pairs in needed)
 
 
 def _unknown(_gold: str, _answer: str) -> None:
-    """Knows no mathematics."""
+    """An `Ask` that cannot tell: it knows no mathematics."""
 
 
 # What decides comes first. A part that cost a worker ends the questions, because the next may cost another.
@@ -220,10 +220,10 @@ _ANY: tuple[VerdictStatus | None, ...] = ("correct", "timeout", "error", None, "
 
 
 def _all(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
-    """`correct` where all are, or where there is none."""
+    """The verdict on parts that must all be right: `correct` where all are, or where there is none."""
     return min([*statuses, "correct"], key=_ALL.index)
 
 
 def _any(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
-    """`correct` where one is."""
+    """The verdict on alternatives: `correct` where one is."""
     return min([*statuses, "unparsed"], key=_ANY.index)

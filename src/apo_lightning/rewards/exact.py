@@ -36,7 +36,7 @@ class Number:
 
     value: Fraction
     last_place: Fraction | None = None
-    """What one unit of a decimal's last digit is worth; None for what was not written as a decimal."""
+    """The value of one unit of a decimal's last digit; None for what was not written as a decimal."""
     significant_digits: int = 0
     """Digits of a decimal, zeros in front not counted; 0 for what was not written as a decimal."""
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.comparison import compare, expressions
+from apo_lightning.formatting import GIB
+from apo_lightning.rewards.comparison import compare_answers, expressions
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after
 from apo_lightning.rewards.normalise import normalise
 from apo_lightning.rewards.worker_pool import WorkerPool
@@ -55,7 +56,7 @@ class MathVerifyReward:
             raise ConfigError(f"reward.timeout_s is {timeout_s}: give a positive number of seconds")
         if memory_limit_gib < 0.25:
             raise ConfigError(f"reward.memory_limit_gib is {memory_limit_gib}: sympy alone needs 0.25")
-        self.pool = WorkerPool(num_workers, timeout_s, int(memory_limit_gib * 2**30))
+        self.pool = WorkerPool(num_workers, timeout_s, int(memory_limit_gib * GIB))
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order."""
@@ -137,7 +138,7 @@ def _decide(
             questions.append((one, other))
         return known.get((one, other))
 
-    status = compare(gold, answer, ask)
+    status = compare_answers(gold, answer, ask)
     return status, questions[0] if status is None else None
 
 

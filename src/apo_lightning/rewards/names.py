@@ -31,9 +31,9 @@ class Named:
     """An answer with its equals signs read."""
 
     names: tuple[str, ...]
-    """What it calls its value; none where it is an expression, or an equation without a lone name."""
+    """Names that the answer gives its value; empty for an expression, or an equation without a lone name."""
     value: str
-    """The first of what is said to be equal, names left out."""
+    """The first side that is no name; the whole answer where nothing is set equal."""
     others: tuple[str, ...] = ()
     """The other sides that are no names."""
 

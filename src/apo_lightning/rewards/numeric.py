@@ -70,7 +70,7 @@ class NumericReward:
                 )
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: the reward starts no process."""
 
     def _judge(self, completion: str, gold: str) -> Verdict:
         expected = _value(_lone_number(gold))

@@ -34,7 +34,7 @@ class Compound:
     kind: Kind
     parts: tuple[str, ...]
     shape: str = ""
-    """What must agree besides the parts: an interval's brackets, or the number of columns of each row of a matrix."""
+    """Must agree besides the parts: an interval's brackets, or the number of columns of each row of a matrix."""
 
     @property
     def is_ordered(self) -> bool:

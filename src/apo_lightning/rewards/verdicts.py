@@ -1,21 +1,21 @@
 """Counting verdicts, and when to stop believing them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from apo_lightning.errors import VerifierError
 from apo_lightning.types import Verdict, VerdictStatus
 
 
-def verdict_counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """How many verdicts have each status; every status is present, so that a logger's columns never change.
+def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int]:
+    """How often each status occurs; every status is present, so that a logger's columns never change.
 
     Example:
-        >>> verdict_counts([Verdict(reward=1.0, status="correct"), Verdict(reward=0.0, status="timeout")])
+        >>> count_statuses(["correct", "timeout"])
         {'correct': 1, 'incorrect': 0, 'unparsed': 0, 'timeout': 1, 'error': 0}
     """
-    counts = Counter(verdict.status for verdict in verdicts)
+    counts = Counter(statuses)
     return {status: counts[status] for status in get_args(VerdictStatus)}
 
 
@@ -26,7 +26,7 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: st
     function raised. `unparsed` and `timeout` are what a policy brings about by itself, and would let it end the run.
 
     Args:
-        verdicts: all completions of one step, or of one look at one held-out set, over all ranks: a rank that judged
+        verdicts: those of one step, or of one validation pass over one held-out set, on all ranks: a rank that judged
             its own share alone would leave the others waiting for it.
         limit: the largest tolerated share of errors, in [0, 1].
         of: what was judged, for the message.
@@ -43,7 +43,7 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: st
         Traceback (most recent call last):
         apo_lightning.errors.VerifierError: 2 of 100 completions of step 3 could not be judged (limit 1%): ...
     """
-    counts = verdict_counts(verdicts)
+    counts = count_statuses(verdict.status for verdict in verdicts)
     if counts["error"] > limit * len(verdicts):
         examples = [verdict.extracted for verdict in verdicts if verdict.status == "error"][:3]
         raise VerifierError(

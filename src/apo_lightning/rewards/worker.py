@@ -47,7 +47,7 @@ _FUNCTION_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _DEGREES = re.compile(r"(\([^()]*\)|\{[^{}]*\}|[0-9]+(?:\.[0-9]+)?|\\?[A-Za-z]+)\s*\^\\circ(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]+)")
 _MIN_SIGNIFICANT_DIGITS = 6
-"""As in `exact`: a decimal of fewer digits is exact, one of at least so many may be a rounding."""
+"""The limit of `exact`: a decimal of fewer digits is exact, one of at least so many may be a rounding."""
 _MAX_BITS = 40_000
 """Numbers that are larger, of about 12000 digits, are not computed with: it would take time without bound."""
 
@@ -58,7 +58,7 @@ class _Reading:
 
     text: str
     value: Any | None
-    """Of sympy; None for what cannot be read."""
+    """The sympy expression; None for what cannot be read."""
     rounding: float
     """The relative error that its longest decimal allows; 0 where none is long enough to be a rounding."""
 
@@ -284,7 +284,7 @@ _FUNCTIONS = {
 }
 _GROWING = frozenset({"sinh", "cosh", "factorial", "binomial", "gamma"})
 _MAX_ARGUMENT = 4000
-"""Of a growing function: 4000! has 12674 digits."""
+"""Largest argument of a growing function: 4000! has 12674 digits."""
 
 
 @dataclass

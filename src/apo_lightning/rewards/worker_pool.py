@@ -17,7 +17,7 @@ from apo_lightning.errors import VerifierError
 from apo_lightning.types import VerdictStatus
 
 _START_TIMEOUT_S = 120.0
-"""Generous: importing sympy from a cold network file system takes a minute."""
+"""Time that a worker may take to start: importing sympy from a cold network file system takes a minute."""
 _MAX_FAILED_STARTS = 3
 _SELF_DESTRUCT_S = 2.0
 """How much later than the parent a worker would end itself [s]."""

@@ -36,7 +36,7 @@ class BackgroundBatches(Generic[Item]):
         self._thread = threading.Thread(target=self._run, name="background batches", daemon=True)
 
     def put(self, item: Item) -> None:
-        """Hand over; returns at once."""
+        """Hand an item to the thread; returns at once."""
         self._raise_failure()
         self._arrived.put(item)
 

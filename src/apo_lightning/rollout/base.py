@@ -21,7 +21,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM moves what is below silentl
 
 
 class _State(Enum):
-    """Where an engine is in its life; the values complete "the engine …"."""
+    """The stage of an engine's life; the values complete "the engine …"."""
 
     NEW = "was never set up: call setup first"
     UNSYNCED = "has no weights: call sync_weights first"
@@ -154,7 +154,7 @@ class SyncedEngine(ABC):
         """Read the stream to its end; what the backend says it did not load."""
 
     def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
-        """What the backend holds of what it was sent, read from where it computes; a backend that cannot tell: none."""
+        """The parts of the weights that the backend holds, read from where it computes; none where it cannot tell."""
         return ()
 
     @abstractmethod

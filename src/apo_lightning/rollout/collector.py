@@ -1,11 +1,11 @@
 """Prompts → scored rollouts: asks the engine for G completions a prompt and the verifier for a verdict on each."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.hashing import hash64
 from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.base import is_scored_while_generating
@@ -27,7 +27,7 @@ def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: i
         False
     """
     key = "\x1f".join((str(run_seed), stream, str(step), prompt_id, str(sample)))
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hash64(key), "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True)

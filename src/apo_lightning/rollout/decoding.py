@@ -29,10 +29,10 @@ class GrowingLayer(DynamicLayer):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self._storage: tuple[Tensor, ...] = ()
-        """Of keys and of values; what is in use of them are `keys` and `values`."""
+        """Allocated tokens of keys and of values; those in use are `keys` and `values`."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append, and return all there is."""
+        """Append keys and values, and return all there are."""
         if not self.is_initialized:
             return super().update(key_states, value_states, *args, **kwargs)
         (rows, _, length, _), end = self.keys.shape, self.keys.shape[2] + key_states.shape[2]
@@ -44,7 +44,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def spread(self, index: Int[Tensor, "rows"]) -> None:
-        """Let row i become what row `index[i]` was."""
+        """Copy row `index[i]` to row i."""
         self._storage = ()
         self.keys, self.values = self.keys[index], self.values[index]
 
@@ -56,7 +56,7 @@ class GrowingLayer(DynamicLayer):
 
 
 def growing_cache() -> Cache:
-    """An empty one, for one batch."""
+    """An empty cache for one batch."""
     return Cache(layer_class_to_replicate=GrowingLayer)
 
 

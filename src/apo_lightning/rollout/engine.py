@@ -1,4 +1,4 @@
-"""What the trainer asks of whatever samples completions."""
+"""The interface between the trainer and whatever samples completions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ FinishedListener = Callable[[int, Completion], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """What an engine must know of the run before it can start. The same on all ranks but for the ranks."""
+    """The settings of the run that an engine needs before it starts. The same on all ranks but for the ranks."""
 
     model_dir: Path
     """A Hugging Face folder with `config.json`, needed during `setup` only. Weights come by `sync_weights`."""
     dtype: torch.dtype
-    """Of the engine's weights and activations; logits and log-probs are float32 in any case."""
+    """The dtype of the engine's weights and activations; logits and log-probs are float32 in any case."""
     max_model_len: int
     """The longest prompt + completion [tokens]."""
     device: torch.device
     seed: int
-    """The run's. Samples depend on the seeds of their requests alone."""
+    """The run's seed. Samples depend on the seeds of their requests alone."""
     global_rank: int = 0
     local_rank: int = 0
     world_size: int = 1
@@ -52,12 +52,12 @@ class RolloutEngine(Protocol):
 
     @property
     def name(self) -> str:
-        """For the log and the summary."""
+        """The engine's name for the log and the summary."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it wants its weights in; known after `setup`."""
+        """The dtype in which it takes its weights; known after `setup`."""
         ...
 
     def check(self, device: torch.device) -> None:

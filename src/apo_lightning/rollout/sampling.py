@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 CACHED_PROBABILITIES = 2**18
-"""On the CPU, so many are sampled from at once: in float64, what fits a second-level cache."""
+"""Probabilities that the CPU samples from at once: in float64, what fits a second-level cache."""
 
 
 def sample_tokens(
@@ -89,7 +89,7 @@ def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"])
 
 
 def uniforms(seed: int, count: int) -> Float[Tensor, "count"]:
-    """Of one sample, drawn up front, so that they depend on the seed alone; float64, in [0, 1).
+    """Uniform numbers of one sample, drawn up front so that they depend on the seed alone; float64, in [0, 1).
 
     Torch's CPU generator would drop the seed's upper half.
 

@@ -11,21 +11,21 @@ from apo_lightning.rollout.engine import EngineContext, RolloutEngine
 
 @runtime_checkable
 class Process(Protocol):
-    """One of those that a run consists of: a Lightning `Trainer` or `Fabric`."""
+    """One process of a run: a Lightning `Trainer` or `Fabric`."""
 
     @property
     def global_rank(self) -> int:
-        """0 … world_size − 1."""
+        """The rank among all processes, 0 … world_size − 1."""
         ...
 
     @property
     def local_rank(self) -> int:
-        """Among those of this node."""
+        """The rank among the processes of this node."""
         ...
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of processes of the run."""
         ...
 
 

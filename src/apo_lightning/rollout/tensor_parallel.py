@@ -33,14 +33,14 @@ class SharedRequests:
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[GenerationRequest]], rank: int) -> "SharedRequests":
-        """From every rank's requests, in the order of the group's ranks; `rank` is this one's in the group."""
+        """Merge every rank's requests, in the order of the group's ranks; `rank` is this one's in the group."""
         everyone = tuple(dict.fromkeys(request for part in parts for request in part))
         index = {request: i for i, request in enumerate(everyone)}
         return cls(everyone, tuple(index[request] for request in parts[rank]))
 
     @classmethod
     def gather(cls, requests: Sequence[GenerationRequest], group: Any) -> "SharedRequests":
-        """Collective in the process group."""
+        """Exchange the requests of the process group's ranks; collective."""
         parts: list[Any] = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(parts, list(requests), group=group)
         return cls.of(parts, torch.distributed.get_rank(group))
@@ -68,7 +68,7 @@ class SharedRequests:
         return listen
 
     def take(self, completions: Sequence[Completion]) -> list[Completion]:
-        """This rank's own, in the order of its requests."""
+        """The completions of this rank, in the order of its requests."""
         return [completions[index] for index in self.mine]
 
 

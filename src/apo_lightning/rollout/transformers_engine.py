@@ -122,7 +122,7 @@ class _Batch:
         self._logprobs: list[list[float]] = [[] for _ in requests]
 
     def spread(self, logits: Float[Tensor, "prompts vocab"]) -> Float[Tensor, "rows vocab"]:
-        """From one row a prompt to one row a request."""
+        """Repeat each prompt's row once for each of its requests."""
         index = self._prompt_rows.to(logits.device)
         for layer in self._layers():
             layer.spread(index)
@@ -146,7 +146,7 @@ class _Batch:
         return left
 
     def completion(self, request: int, version: int) -> Completion:
-        """What was sampled for a request that is finished."""
+        """The completion of a request that is finished."""
         token_ids = self._token_ids[request]
         return Completion(
             token_ids=tuple(token_ids),

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.formatting import GIB
 from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.process_guard import (
@@ -26,10 +27,9 @@ from apo_lightning.rollout.vllm_weights import held_parts
 from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
-GIB = 2**30
 BLOCK_SIZE = 32  # the least the CPU kernels take; with their default of 128, short prompts are never shared
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""What its CPU attention kernels are compiled for. Other models it loads all the same, and dies in a first forward."""
+"""Head sizes of vLLM's CPU attention kernels. Other models it loads all the same, and dies in a first forward."""
 SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
 LOGGER = logging.getLogger("vllm")
 
@@ -272,7 +272,7 @@ def _layers_left_out() -> Iterator[list[str]]:
 
 
 def _layers_with_parameters(worker: Any) -> set[str]:
-    """Class names; a layer of buffers alone (rotary tables) is rightly left out of a sync."""
+    """Class names of layers; one of buffers alone (rotary tables) is rightly left out of a sync."""
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }

@@ -13,7 +13,7 @@ from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 
 
 def held_parts(worker: Any, samples: Mapping[str, WeightSample]) -> Iterator[HeldPart]:
-    """What this tensor-parallel rank holds of each sample; nothing of a parameter whose layer is not found.
+    """The part of each sample that this tensor-parallel rank holds; nothing of a parameter whose layer is not found.
 
     On the CPU a linear layer multiplies with a packed copy that cannot be read, so it is asked: rows of the identity
     go in, and columns of its matrix come out, exactly, since all other products are 0.
@@ -57,7 +57,7 @@ def _rows(layer: Any, place: int, num_rows: int) -> tuple[int, int, int]:
 
 
 def _first(layer: Any, whole: int, part: int) -> int:
-    """Where this rank's slice begins. Of fewer slices than ranks (keys of few heads), neighbours hold the same."""
+    """The start of this rank's slice. Of fewer slices than ranks (keys of few heads), neighbours hold the same."""
     num_slices = whole // part
     return 0 if num_slices == 1 else layer.tp_rank * num_slices // layer.tp_size * part
 

@@ -54,13 +54,13 @@ class WeightAudit:
         self._expected = expected
         self._version = version
         self.samples: dict[str, WeightSample] = {}
-        """Of what has gone by, to be held against what the receiver has made of it."""
+        """Samples of the weights that went by, to be held against what the receiver has made of them."""
         self._seen: set[str] = set()
         self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
         self._source_error: Exception | None = None
 
     def watch(self, named_weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same stream without the items that must not be loaded."""
+        """Pass the stream on without the items that must not be loaded."""
         while True:
             try:
                 name, weight = next(named_weights)
@@ -78,7 +78,7 @@ class WeightAudit:
                 yield name, weight
 
     def verify(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise an error for what went wrong, if anything did."""
         if self._source_error is not None:
             raise self._source_error
         known = self._seen.union(self._problems["of another shape"])

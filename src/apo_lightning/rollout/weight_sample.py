@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 NUM_COLUMNS = 16
-"""Of each matrix. A training step at a learning rate of 1e-6 moves some 0.1 to 1 % of a model's bfloat16 weights to
-another value; so many columns hold thousands of them."""
+"""Columns sampled of each matrix. A training step at a learning rate of 1e-6 moves some 0.1 to 1 % of a model's
+bfloat16 weights to another value; so many columns hold thousands of them."""
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 """Matrix units take what lies below for 0, bfloat16's included."""
 
@@ -48,7 +48,7 @@ class WeightSample:
         return cls(num_rows=num_rows, num_columns=num_columns, columns=columns, values=picked)
 
     def within(self, first: int, count: int) -> slice:
-        """Which of the sampled columns lie among `count` columns of the parameter from `first` on.
+        """The place of the sampled columns that lie among `count` columns of the parameter from `first` on.
 
         Example:
             >>> sample = WeightSample.of(torch.zeros(5, 128), version=1)
@@ -61,7 +61,7 @@ class WeightSample:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """What an engine holds of a sample: all of it, or the slice of one tensor-parallel rank.
+    """The part of a sample that an engine holds: all of it, or the slice of one tensor-parallel rank.
 
     Attributes:
         name: Of the parameter.
@@ -76,7 +76,7 @@ class HeldPart:
     values: Float[Tensor, "rows picked"]
 
     def is_as_sent(self, sample: WeightSample) -> bool:
-        """To the last bit of the engine's dtype, but for numbers too small for matrix units."""
+        """True where it equals the sample to the last bit, but for numbers too small for matrix units."""
         sent = sample.values[self.first_row : self.first_row + len(self.values), self.columns]
         if sent.shape != self.values.shape:
             return False

@@ -79,7 +79,7 @@ def refuse_null(argument: str) -> None:
 
 
 def missing_choice(error: MissingConfigException) -> str | None:
-    """What to say of an option that is not there, with the names near it, or all; None: it is no option of ours.
+    """A message on an option that is not there, with the names near it, or all; None: it is no option of ours.
 
     Example:
         >>> missing_choice(MissingConfigException("", missing_cfg_file="policy/fulll"))

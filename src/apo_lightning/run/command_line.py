@@ -26,22 +26,22 @@ register_launch_time()
 
 
 def train_from_command_line() -> None:
-    """`train.py`."""
+    """Entry point of `train.py`."""
     _main("train", _train_or_preflight)
 
 
 def evaluate_from_command_line() -> None:
-    """`evaluate.py`."""
+    """Entry point of `evaluate.py`."""
     _main("evaluate", _evaluate)
 
 
 def report_from_command_line() -> None:
-    """`report.py`."""
+    """Entry point of `report.py`."""
     _main("report", _report)
 
 
 def export_from_command_line() -> None:
-    """`export.py`."""
+    """Entry point of `export.py`."""
     _main("export", _export)
 
 
@@ -111,7 +111,7 @@ def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What Hydra has to say of an override, without its search path."""
+    """Hydra's message on an override, without its search path."""
     if isinstance(error, MissingConfigException) and (line := missing_choice(error)) is not None:
         return line
     parts = [str(error).split("Config search path")[0]]

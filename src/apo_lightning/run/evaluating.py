@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from apo_lightning.console import quiet_libraries, say, show
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation import OracleCoverage
-from apo_lightning.evaluation.card import coverage_table, result_table, write_card
+from apo_lightning.evaluation.card import recall_table, result_table, write_card
 from apo_lightning.evaluation.engine_check import check_engine
 from apo_lightning.evaluation.loading import write_coverage
 from apo_lightning.evaluation.progress import Progress, TokenProgress
@@ -23,7 +23,7 @@ from apo_lightning.model.fingerprint import versions
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
-from apo_lightning.run.subject import Subject, find_subject
+from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.tasks import Task, prepare_tasks
 
 MODES = ("samples", "coverage")
@@ -47,20 +47,20 @@ def evaluate(
     """
     if cfg.mode not in MODES:
         raise ConfigError(f"mode is {cfg.mode!r}: choose {' or '.join(MODES)}")
-    subject = find_subject(cfg, overrides, is_swept=is_swept)
-    quiet_libraries(subject.output_dir / "evaluate.log")
-    return [_cover(cfg, subject)] if cfg.mode == "coverage" else _sample(cfg, subject)
+    evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
+    quiet_libraries(evaluated.output_dir / "evaluate.log")
+    return [_cover(cfg, evaluated)] if cfg.mode == "coverage" else _sample(cfg, evaluated)
 
 
-def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
-    """`mode=samples`: one engine for all benchmarks."""
+def _sample(cfg: DictConfig, evaluated: EvaluatedPolicy) -> list[EvaluationResult]:
+    """Measure in `mode=samples`: one engine for all benchmarks."""
     engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(subject.device)
-    engine.check_model(subject.spec.load_config(), subject.device)
-    tasks = prepare_tasks(cfg, subject, engine.name)
-    fabric = _launch(cfg, subject)
-    policy = subject.load(fabric.device)
-    card = subject.card(policy)
+    engine.check(evaluated.device)
+    engine.check_model(evaluated.spec.load_config(), evaluated.device)
+    tasks = prepare_tasks(cfg, evaluated, engine.name)
+    fabric = _launch(cfg, evaluated)
+    policy = evaluated.load(fabric.device)
+    card = evaluated.card(policy)
     try:
         start_engine(
             engine,
@@ -77,7 +77,7 @@ def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
         sampler = Sampler(
             engine=engine,
             policy=policy,
-            reference=subject.load_reference(fabric.device) if cfg.support_anchor_size is not None else None,
+            reference=evaluated.load_reference(fabric.device) if cfg.support_anchor_size is not None else None,
             anchor_size=cfg.support_anchor_size or 0,
             temperature=cfg.temperature,
             top_p=cfg.top_p,
@@ -95,18 +95,18 @@ def _sample(cfg: DictConfig, subject: Subject) -> list[EvaluationResult]:
     if results:
         say("")
         show(result_table(results))
-        say(f"samples.jsonl, results.json and card.md of each are in {subject.output_dir}")
+        say(f"samples.jsonl, results.json and card.md of each are in {evaluated.output_dir}")
     return results
 
 
-def _launch(cfg: DictConfig, subject: Subject) -> Fabric:
-    """One process a device, each with the whole model."""
-    backend = "nccl" if subject.device.type == "cuda" else "gloo"
+def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
+    """Launch one process a device, each with the whole model."""
+    backend = "nccl" if evaluated.device.type == "cuda" else "gloo"
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
         num_nodes=cfg.trainer.num_nodes,
-        strategy=DDPStrategy(process_group_backend=backend) if subject.world_size > 1 else "auto",
+        strategy=DDPStrategy(process_group_backend=backend) if evaluated.world_size > 1 else "auto",
     )
     fabric.launch()
     return fabric
@@ -147,8 +147,8 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> EvaluationResult 
     return result
 
 
-def _cover(cfg: DictConfig, subject: Subject) -> CoverageResult:
-    """`mode=coverage`: no engine, one pass."""
+def _cover(cfg: DictConfig, evaluated: EvaluatedPolicy) -> CoverageResult:
+    """Measure in `mode=coverage`: no engine, one pass."""
     overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch}
     if cfg.limit is not None:
         overrides["limit"] = cfg.limit
@@ -156,17 +156,21 @@ def _cover(cfg: DictConfig, subject: Subject) -> CoverageResult:
         overrides["path"] = str(Path(cfg.data_dir) / f"{cfg.coverage.name}.jsonl")
     coverage: OracleCoverage = instantiate(cfg.coverage, **overrides, _convert_="all")
     coverage.check()
-    coverage.check_model(subject.spec.name, subject.spec.load_config().vocab_size, subject.max_position_embeddings)
+    coverage.check_model(
+        evaluated.spec.name, evaluated.spec.load_config().vocab_size, evaluated.max_position_embeddings
+    )
     problems = coverage.load()
-    policy = subject.load(subject.device)
+    policy = evaluated.load(evaluated.device)
     with TokenProgress("solution tokens") as progress:
-        result = coverage.result(policy, problems, subject.spec.prompt_template, subject.card(policy), progress.advance)
-    folder = subject.output_dir / f"coverage_{coverage.name}"
+        result = coverage.result(
+            policy, problems, evaluated.spec.prompt_template, evaluated.card(policy), progress.advance
+        )
+    folder = evaluated.output_dir / f"coverage_{coverage.name}"
     write_coverage(folder / "coverage.json", result)
     say(
         f"{result.data.num_problems:,} problems of {result.data.num_available:,}; "
         f"{result.num_without_solution:,} without a solution, {result.num_too_long:,} too long"
     )
-    show(coverage_table(result))
+    show(recall_table(result))
     say(f"coverage.json is in {folder}")
     return result

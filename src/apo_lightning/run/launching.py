@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 LONGEST_WAIT = timedelta(minutes=10)
-"""Until the last process of a launch has come as far as reading its configuration."""
+"""Time until the last process of a launch has come as far as reading its configuration."""
 
 _stores: "list[Store]" = []
-"""Kept until the process ends: the first rank's serves the others, and later the process group."""
+"""Stores that are kept until the process ends: the first rank's serves the others, and later the process group."""
 
 
 @functools.cache

@@ -32,17 +32,17 @@ class MetricsCSV(Logger):
 
     @property
     def name(self) -> str:
-        """None is asked for."""
+        """Lightning's name of the logger; empty, since the file stands in the run's folder itself."""
         return ""
 
     @property
     def version(self) -> str:
-        """None is asked for."""
+        """Lightning's version of the logger; empty, since a run's folder holds one."""
         return ""
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """They are in `.hydra/`."""
+        """Do nothing: hyper-parameters are in `.hydra/`."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -62,17 +62,17 @@ def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict
     Args:
         folder: of the run.
         step: rollouts that were finished at the checkpoint.
-        validated_step: the last step, at the checkpoint, after which the held-out problems had been looked at: it may
-            be an earlier one, and the look that followed may be there already.
+        validated_step: the last step, at the checkpoint, after which a validation pass was made: it may be an earlier
+            one, and the pass that followed may be there already.
     """
     path = folder / NAME
     if not path.is_file():
         return []
     with path.open(newline="") as file:
         rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(file)]
-    looked_until = -1 if validated_step is None else validated_step
-    return [row for row in rows if int(row["step"]) <= (looked_until if _is_look(row) else step)]
+    validated_until = -1 if validated_step is None else validated_step
+    return [row for row in rows if int(row["step"]) <= (validated_until if _is_validation(row) else step)]
 
 
-def _is_look(row: Mapping[str, Any]) -> bool:
+def _is_validation(row: Mapping[str, Any]) -> bool:
     return any(column.startswith("val/") for column in row)

@@ -16,7 +16,7 @@ from apo_lightning.preflight.checks import check_devices, check_share
 from apo_lightning.preflight.environment import Finding, this_machine
 from apo_lightning.preflight.memory_shapes import FLOAT32
 from apo_lightning.preflight.tables import findings_text, plan_table, run_table
-from apo_lightning.run.sizes import Plan, Ranks, plan_run, ranks_of, step_settings
+from apo_lightning.run.sizes import Plan, RankLayout, plan_run, rank_layout, step_settings
 from apo_lightning.run.training import prepare
 
 
@@ -35,7 +35,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
     findings: list[Finding] = []
-    ranks = ranks_of(cfg)
+    ranks = rank_layout(cfg)
     parts: list[RenderableType] = []
     with _errors_to(findings):
         plan = plan_run(cfg)
@@ -72,7 +72,7 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
         findings.append(Finding("error", str(error)))
 
 
-def _room_findings(cfg: DictConfig, plan: Plan, ranks: Ranks, output_dir: Path) -> list[Finding]:
+def _room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
     """Memory and disk too small for the plan."""
     memory, others = plan.memory, ranks.num_local - 1
     loading = (memory.loading, *[memory.loading_others] * others)
@@ -93,8 +93,8 @@ def _room_findings(cfg: DictConfig, plan: Plan, ranks: Ranks, output_dir: Path) 
     return findings + environment.disk_findings(output_dir, needed)
 
 
-def _environment_findings(cfg: DictConfig, ranks: Ranks) -> list[Finding]:
-    """What does not depend on the plan."""
+def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
+    """Findings that do not depend on the memory plan."""
     findings: list[Finding] = []
     with _errors_to(findings):
         check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)

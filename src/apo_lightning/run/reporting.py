@@ -17,7 +17,7 @@ from apo_lightning.reporting.figures.report import report_figures
 from apo_lightning.reporting.page import ReportContents, files_of, page
 from apo_lightning.reporting.published_check import published_check
 from apo_lightning.reporting.render import write_tables
-from apo_lightning.reporting.runs import flatten, read_runs, resolved
+from apo_lightning.reporting.runs import flatten, read_runs, interpolated
 from apo_lightning.reporting.tables import report_tables
 from apo_lightning.run.choices import CONFIG_DIR, options_of
 
@@ -73,11 +73,11 @@ def training_defaults() -> dict[str, dict[str, str]]:
 
 def _flat(cfg: DictConfig) -> dict[str, str]:
     container: Any = OmegaConf.to_container(cfg)
-    return resolved(flatten({key: value for key, value in container.items() if key != "model"}))
+    return interpolated(flatten({key: value for key, value in container.items() if key != "model"}))
 
 
 def _folders(cfg: DictConfig) -> list[Path]:
-    """As given; of the two default folders those that exist."""
+    """The folders as given; of the two default folders those that exist."""
     given = [Path(folder) for folder in ([cfg.runs] if not isinstance(cfg.runs, ListConfig) else cfg.runs)]
     missing = [folder for folder in given if not folder.is_dir()]
     if missing and (len(missing) == len(given) or cfg.runs != ["outputs", "multirun"]):

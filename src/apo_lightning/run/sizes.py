@@ -1,4 +1,4 @@
-"""What of a configuration says how much: read for a run, and for the plan of one."""
+"""The sizes in a configuration, read for a run and for its memory plan."""
 
 import functools
 from collections.abc import Sequence
@@ -11,13 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
+from apo_lightning.formatting import GIB
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.preflight.checks import requested_devices
 from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import FLOAT32, EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.rollout.vllm_engine import GIB, VLLMEngine
+from apo_lightning.rollout.vllm_engine import VLLMEngine
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
@@ -32,7 +34,7 @@ def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
 
 
 def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
-    """Those that the configuration names. A diagnostic is told of the loss that it will watch."""
+    """The callbacks of the configuration. A diagnostic is told of the loss that it will watch."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     for callback in callbacks:
         if isinstance(callback, StepCallback):
@@ -41,12 +43,12 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
-    """Of the loss and of all callbacks."""
+    """The inputs that the loss or any callback needs."""
     return functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
 
 
 def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:
-    """What of the engine's settings takes memory."""
+    """The settings of the engine that decide how much memory it takes."""
     if isinstance(engine, VLLMEngine):
         return EngineSize(
             name=engine.name,
@@ -65,37 +67,35 @@ def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class RankLayout:
     """The processes that the trainer would start, whether or not their GPUs are there."""
 
     device: torch.device
     world_size: int
     num_local: int
-    """On one machine."""
+    """Processes on one machine."""
     strategy: str
-    """`single`, `ddp` or `fsdp`."""
+    """Name of the strategy: `single`, `ddp` or `fsdp`."""
 
     def describe(self) -> str:
-        """How many, and where.
+        """The number of processes, and where they run.
 
         Example:
-            >>> Ranks(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
+            >>> RankLayout(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
             '2 processes on cpu'
         """
         return f"{self.world_size} process{'es' * (self.world_size > 1)} on {self.device.type}"
 
 
-def ranks_of(cfg: DictConfig) -> Ranks:
-    """As `cfg.trainer` asks for them."""
+def rank_layout(cfg: DictConfig) -> RankLayout:
+    """The processes that `cfg.trainer` asks for."""
     trainer = cfg.trainer
-    available = torch.cuda.device_count()
-    is_cuda = trainer.accelerator in ("gpu", "cuda") or (trainer.accelerator == "auto" and available > 0)
-    num_local = int(trainer.devices) if str(trainer.devices).isdigit() else max(available, 1)
+    device, num_local = requested_devices(trainer.accelerator, trainer.devices)
     world_size = num_local * trainer.num_nodes
     strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=trainer.strategy))
     is_sharded = strategy.endswith("ShardedStrategy")
-    return Ranks(
-        device=torch.device("cuda" if is_cuda else "cpu"),
+    return RankLayout(
+        device=device,
         world_size=world_size,
         num_local=num_local,
         strategy="fsdp" if is_sharded else "ddp" if world_size > 1 else "single",
@@ -107,7 +107,7 @@ class Plan:
     """The memory of a run, and what it was made from."""
 
     name: str
-    """Of the model."""
+    """The model's name."""
     model: ModelShape
     run: RunShape
     memory: MemoryPlan
@@ -122,15 +122,15 @@ def plan_run(cfg: DictConfig) -> Plan:
     Raises:
         ConfigError: sizes that contradict each other, or a model whose config is not to be had.
     """
-    settings, ranks = step_settings(cfg, instantiate(cfg.data)), ranks_of(cfg)
+    settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
     model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
     run = run_shape(cfg, settings, ranks, spec)
     return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
 
 
-def run_shape(cfg: DictConfig, settings: StepSettings, ranks: Ranks, spec: PolicySpec) -> RunShape:
-    """What of a configuration memory depends on, beside the model."""
+def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
+    """The settings of a configuration that decide how much memory a run of the model takes."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
     loss = instantiate(cfg.algo.loss)

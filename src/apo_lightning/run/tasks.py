@@ -15,7 +15,7 @@ from apo_lightning.evaluation.samples_file import require_same_identity
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.reporting.runs import flatten
-from apo_lightning.run.subject import Subject
+from apo_lightning.run.evaluated_policy import EvaluatedPolicy
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
@@ -35,15 +35,15 @@ class Task:
     encoder: Encoder | None
     folder: Path
     identity: dict[str, object]
-    """What decides the samples, as far as it is known before the weights are."""
+    """Settings that decide the samples, as far as they are known before the weights are."""
 
 
-def prepare_tasks(cfg: DictConfig, subject: Subject, engine: str) -> list[Task]:
+def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
     """All benchmarks, cheapest checks first.
 
     Args:
         cfg: composed from `configs/evaluate.yaml`.
-        subject: who is measured.
+        evaluated: the policy under evaluation.
         engine: the engine's name.
 
     Raises:
@@ -55,9 +55,9 @@ def prepare_tasks(cfg: DictConfig, subject: Subject, engine: str) -> list[Task]:
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()
-        _check_length(benchmark, subject)
+        _check_length(benchmark, evaluated)
     return [
-        _task(cfg, subject, benchmark, engine, reward=describe_reward(node.reward))
+        _task(cfg, evaluated, benchmark, engine, reward=describe_reward(node.reward))
         for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
     ]
 
@@ -83,20 +83,20 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
     return instantiate(node, **overrides, _convert_="all")
 
 
-def _check_length(benchmark: Benchmark, subject: Subject) -> None:
-    longest = subject.max_position_embeddings
+def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
+    longest = evaluated.max_position_embeddings
     if longest is not None and benchmark.max_model_len > longest:
         raise ConfigError(
             f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "
-            f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {subject.spec.name}, which "
+            f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {evaluated.spec.name}, which "
             f"reads {longest} tokens: give max_completion_tokens={longest - benchmark.max_prompt_tokens} or less"
         )
 
 
-def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, engine: str, reward: str) -> Task:
+def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, engine: str, reward: str) -> Task:
     rows, data = benchmark.load()
-    template = subject.spec.prompt_template
-    prompts = benchmark.prompts(rows, subject.tokenizer, template)
+    template = evaluated.spec.prompt_template
+    prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
     benchmark.reward.check_answers([prompt.answer for prompt in prompts])
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
@@ -105,10 +105,10 @@ def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, engine: str, 
         max_completion_tokens=benchmark.max_completion_tokens,
         seed=cfg.seed,
         samples_per_batch=cfg.samples_per_batch,
-        prompt=benchmark.prompt_around(subject.tokenizer, template),
+        prompt=benchmark.prompt_around(evaluated.tokenizer, template),
         engine=engine,
         reward=reward,
-        stop_tokens=tuple(subject.spec.stop_tokens),
+        stop_tokens=tuple(evaluated.spec.stop_tokens),
         support_anchor_size=cfg.support_anchor_size,
         encoder=benchmark.encoder,
     )
@@ -119,7 +119,7 @@ def _task(cfg: DictConfig, subject: Subject, benchmark: Benchmark, engine: str, 
         "token_statistics": cfg.token_statistics,
         "versions": versions(),
     }
-    folder = subject.output_dir / benchmark.name
+    folder = evaluated.output_dir / benchmark.name
     require_same_identity(folder, identity)
     return Task(
         benchmark=benchmark,

@@ -11,17 +11,17 @@ from apo_lightning.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
-    """What an evaluation takes from a training run."""
+    """The parts of a training run that an evaluation reads."""
 
     folder: Path
     model: DictConfig
-    """Its `model` node, with the path of the final checkpoint."""
+    """The run's `model` node, with the path of the final checkpoint."""
     reference: DictConfig
-    """Its `model` node: what it began with."""
+    """The run's `model` node as it was: what training began with."""
     algo: str
-    """The stem of its `algo=`."""
+    """The stem of the run's `algo=`."""
     overrides: tuple[str, ...]
-    """As typed."""
+    """The run's Hydra overrides, as they were typed."""
     seed: int
 
 

@@ -31,7 +31,7 @@ from apo_lightning.preflight.checks import check_devices, check_dtype, check_mod
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.run.ending import EndTogether
+from apo_lightning.run.fail_fast import FailFast
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, callbacks_for, step_settings
@@ -40,7 +40,7 @@ from apo_lightning.update.settings import StepSettings
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
-    """Train one policy: look at the held-out problems, where there are any, fit, look again.
+    """Train one policy: validate on the held-out problems, where there are any, fit, validate again.
 
     Args:
         cfg: composed from `configs/train.yaml`.
@@ -62,11 +62,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     say(parts.data.describe())
     if parts.loss.notice is not None:
         say(parts.loss.notice)
-    together = EndTogether()
+    fail_fast = FailFast()
     trainer = instantiate(
         cfg.trainer,
         logger=_loggers(cfg, output_dir, _earlier_rows(found)),
-        callbacks=[together, *parts.callbacks],
+        callbacks=[fail_fast, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
         inference_mode=False,
@@ -103,7 +103,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     if found is not None:
         set_finished_steps(trainer, steps_done)
         module.held_out.last_step = found.header.validated_step
-    with together, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
+    with fail_fast, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
         if (found is None and parts.data.validation_names) or module.held_out.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
@@ -118,7 +118,7 @@ class Parts:
     """Everything of a run that loads no weights, instantiated and checked."""
 
     config: dict[str, Any]
-    """All of it, as nested plain data."""
+    """The whole configuration, as nested plain data."""
     world_size: int
     settings: StepSettings
     checkpoint: CheckpointSettings
@@ -126,7 +126,7 @@ class Parts:
     advantage: AdvantageEstimator
     model: PolicySpec
     lora: LoRA | None
-    """None: all weights are trained."""
+    """The adapters to train; None: all weights are trained."""
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
     engine: RolloutEngine
@@ -134,7 +134,7 @@ class Parts:
     data: PromptDataModule
     callbacks: list[pl.Callback]
     needs: Needs
-    """Of the loss and of all callbacks."""
+    """The inputs that the loss or any callback needs."""
 
 
 def prepare(cfg: DictConfig) -> Parts:
@@ -199,20 +199,20 @@ def prepare(cfg: DictConfig) -> Parts:
 
 
 def _own_settings(cfg: DictConfig) -> dict[str, Any]:
-    """What a checkpoint is compared by, as plain data; what may differ is left out."""
+    """The configuration that checkpoints are compared by, as plain data; settings that may differ are left out."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
 def _earlier_rows(found: Found | None) -> list[dict[str, Any]]:
-    """Of `metrics.csv`, up to the checkpoint."""
+    """The rows of `metrics.csv` up to the checkpoint."""
     if found is None:
         return []
     return rows_until(found.folder.parent.parent, found.header.position.step, found.header.validated_step)
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:
-    """`metrics.csv` always; others by `logger=…`."""
+    """The loggers: `metrics.csv` always, others by `logger=…`."""
     others = [instantiate(node) for node in (cfg.logger or {}).values()]
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))

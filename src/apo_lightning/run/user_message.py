@@ -24,7 +24,7 @@ def user_message(error: BaseException) -> str | None:
 
 
 def _misnamed(error: InstantiationException) -> str | None:
-    """Of a node whose `_target_` is not there, or does not take its keys; None: it was called, and failed itself."""
+    """A message for a node whose `_target_` is missing or refuses its keys; None: it was called, and failed itself."""
     cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
     if isinstance(cause, ImportError) and what.startswith("Error locating target"):
         return f"{key}._target_: {' '.join(str(cause).split())}"

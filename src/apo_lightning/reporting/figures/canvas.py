@@ -39,7 +39,7 @@ class EndLabel:
     text: str
     x: float
     y: float
-    """Where the line ends, in data."""
+    """The y at which the line ends, in data coordinates."""
     color: str
 
 
@@ -190,7 +190,7 @@ def _beside(point: Sequence[float], size: BboxBase, side: Side, scale: float) ->
 
 
 def _hidden(side: Side, boxes: Mapping[Side, Bbox], others: Sequence[Bbox], inside: BboxBase) -> float:
-    """How bad a side is: what its label covers, and four times what of it lies outside the axes [square dots]."""
+    """The cost of a side: what its label covers, and four times what of it lies outside the axes [square dots]."""
     box = boxes[side]
     return sum(_overlap(box, other) for other in others) + 4 * (box.width * box.height - _overlap(box, inside))
 
@@ -210,10 +210,10 @@ def legend_handle(style: Style) -> Line2D:
 
 def filled_and_hollow() -> list[Line2D]:
     """Legend entries: what was measured here is filled, what was published is hollow."""
-    look = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
+    shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
     return [
-        Line2D([], [], markerfacecolor=QUIET, label="measured", **look),
-        Line2D([], [], markerfacecolor="white", label="published", **look),
+        Line2D([], [], markerfacecolor=QUIET, label="measured", **shared),
+        Line2D([], [], markerfacecolor="white", label="published", **shared),
     ]
 
 

@@ -21,7 +21,7 @@ def coverage_figure(covered: Sequence[Covered], published: Mapping[str, Mapping[
     Source: APO paper, table "Oracle Coverage Analysis".
 
     Args:
-        covered: measured here; the models get looks of their own, for these lines are models, not methods.
+        covered: measured here; the models get styles of their own, for these lines are models, not methods.
         published: by printed model name, recall [fraction] by K.
     """
     figure = Figure(figsize=(COLUMN_INCHES, 2.3))

@@ -32,15 +32,15 @@ class ParetoPoint:
     """One method of one model, averaged over benchmarks."""
 
     block: str
-    """Its model, and how it was measured where that differs."""
+    """The model, and how it was measured where that differs."""
     method: str
     pass_at_1: Estimate
     pass_at_k: Estimate
-    """K is the sample budget of each benchmark."""
+    """Pass@K, where K is the sample budget of each benchmark."""
 
 
 def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """What these figures draw of the evaluations: what the table of main results lists, seeds averaged."""
+    """The measurements that these figures draw: what the table of main results lists, seeds averaged."""
     evaluated = [item for item in measurements if not item.held_out]
     return [item for method in without_variants(series(evaluated)) for item in method.by_benchmark.values()]
 
@@ -190,7 +190,7 @@ def _pareto_panel(
 def _pareto_labels(
     mine: Sequence[ParetoPoint], paper: Sequence[ParetoPoint], styles: Mapping[str, Style]
 ) -> list[EndLabel]:
-    """A name at every point but published ones whose method was measured: colour and marker say what they are."""
+    """Names at every point but published ones whose method was measured: colour and marker say what they are."""
     measured = {point.method for point in mine}
     named = [*mine, *(point for point in paper if point.method not in measured)]
     return [
@@ -221,7 +221,7 @@ def _on_cross(point: ParetoPoint) -> list[tuple[float, float]]:
 
 
 def _collapse_arrow(axes: Axes, points: Sequence[ParetoPoint]) -> list[tuple[float, float]]:
-    """From the base model to GRPO, if that is a collapse; returns places on it, for labels to avoid."""
+    """Draw an arrow from the base model to GRPO, if that is a collapse; returns places on it, for labels to avoid."""
     found = {point.method: _per_cent(point) for point in points}
     start, end = found.get(BASE), found.get(METHODS["grpo"])
     if start is None or end is None or not (end[0] > start[0] and end[1] < start[1]):

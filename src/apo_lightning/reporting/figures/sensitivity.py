@@ -13,7 +13,7 @@ from apo_lightning.reporting.figures.canvas import filled_and_hollow, panels, sa
 from apo_lightning.reporting.names import METHODS, axis_name, axis_place
 from apo_lightning.reporting.records import Measurement
 from apo_lightning.reporting.style import INK, KNOWN, PAGE_INCHES
-from apo_lightning.reporting.tables.series import average, budgets, common_benchmarks, evaluated_or_held_out, series
+from apo_lightning.reporting.tables.series import average, common_benchmarks, evaluated_or_held_out, series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +21,20 @@ class SensitivityPoint:
     """One value of a setting, and what it led to."""
 
     value: str
-    """As typed: `0.02`."""
+    """The value as it was typed: `0.02`."""
     estimate: Estimate
-    """Mean over benchmarks, a fraction."""
+    """The mean of pass@1 over benchmarks, a fraction."""
     is_default: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensitivityPanel:
-    """One setting, all others at their defaults."""
+    """The values of one setting, with all others at their defaults."""
 
     axis: str
-    """Its key: `algo.loss.pull_coef`."""
+    """The setting's key: `algo.loss.pull_coef`."""
     points: tuple[SensitivityPoint, ...]
-    """By ascending value."""
+    """The points, by ascending value."""
     published: tuple[SensitivityPoint, ...] = ()
 
 
@@ -43,7 +43,6 @@ def sensitivity_panels(
     *,
     block: str,
     method: str,
-    metric: str = "pass@1",
     defaults: Mapping[str, str] | None = None,
     published: Sequence[Measurement] = (),
 ) -> list[SensitivityPanel]:
@@ -53,19 +52,18 @@ def sensitivity_panels(
         measurements: of which those of this block and method are taken.
         block: a model, and how it was measured where that differs.
         method: as tables print it.
-        metric: name in `Measurement.metrics`; `pass@K` stands for each benchmark's sample budget.
         defaults: value of each setting where nothing is overridden; one that is missing is called "default".
         published: drawn beside, where the model and method match.
     """
     model = next((item.model for item in measurements if item.block == block), block)
-    ours = _along_axes(measurements, block, method, metric, defaults or {})
-    theirs = _along_axes(published, model, method, metric, defaults or {})
+    ours = _along_axes(measurements, block, method, defaults or {})
+    theirs = _along_axes(published, model, method, defaults or {})
     return [SensitivityPanel(axis=axis, points=points, published=theirs.get(axis, ())) for axis, points in ours.items()]
 
 
 @styled
-def sensitivity_figure(shown: Sequence[SensitivityPanel], metric: str = "Pass@1") -> Figure:
-    """The metric, mean over benchmarks, at each value of a setting; a panel a setting, a star at the default.
+def sensitivity_figure(shown: Sequence[SensitivityPanel]) -> Figure:
+    """Pass@1, mean over benchmarks, at each value of a setting; a panel a setting, a star at the default.
 
     Vertical lines are 95 % intervals. Values stand side by side at equal distances, as typed. Hollow markers on a
     dotted line are published numbers.
@@ -79,7 +77,7 @@ def sensitivity_figure(shown: Sequence[SensitivityPanel], metric: str = "Pass@1"
     figure, grid = panels(len(shown), height=1.9)
     for axes, panel in zip(grid, shown, strict=True):
         _panel(axes, panel)
-        axes.set_title(f"{metric} against {axis_name(panel.axis)}")
+        axes.set_title(f"Pass@1 against {axis_name(panel.axis)}")
         axes.set_xlabel(axis_name(panel.axis))
     low = min(axes.get_ylim()[0] for axes in grid)
     high = max(axes.get_ylim()[1] for axes in grid)
@@ -88,21 +86,20 @@ def sensitivity_figure(shown: Sequence[SensitivityPanel], metric: str = "Pass@1"
         axes.set_ylim(low, high)
     if any(panel.published for panel in shown):
         figure.legend(handles=filled_and_hollow(), loc="outside lower center", ncols=2)
-    grid[0].set_ylabel(f"{metric} [%]")
+    grid[0].set_ylabel("Pass@1 [%]")
     return figure
 
 
 def _along_axes(
-    measurements: Sequence[Measurement], block: str, method: str, metric: str, defaults: Mapping[str, str]
+    measurements: Sequence[Measurement], block: str, method: str, defaults: Mapping[str, str]
 ) -> dict[str, tuple[SensitivityPoint, ...]]:
     chosen = [item for item in evaluated_or_held_out(measurements) if (item.block, item.method) == (block, method)]
     items = series(chosen)
-    names, budget = common_benchmarks(items), budgets(chosen)
-    metric_of = {name: f"pass@{budget[name]}" if metric == "pass@K" else metric for name in names}
+    names = common_benchmarks(items)
     points: dict[str, list[SensitivityPoint]] = {}
     for axis in sorted({key for item in items for key in item.settings if len(item.settings) == 1}, key=axis_place):
         for item in items:
-            estimate = average(item, names, metric_of)
+            estimate = average(item, names, dict.fromkeys(names, "pass@1"))
             # Several weights under one name would be several points at one value.
             if estimate is not None and set(item.settings) <= {axis} and not item.which:
                 value = item.settings.get(axis, plain(defaults.get(axis, "default")))

@@ -50,9 +50,9 @@ class MethodCurve:
     seeds: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
     """Steps and values of each run, as logged."""
     steps: tuple[float, ...]
-    """Those that every seed has."""
+    """The steps that every seed has."""
     mean: tuple[float, ...]
-    """Over seeds, of the smoothed values."""
+    """The mean over seeds of the smoothed values."""
     low: tuple[float, ...]
     high: tuple[float, ...]
     """Smallest and largest over seeds, of the smoothed values."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.reporting.names import benchmark_name, in_benchmark_order
 from apo_lightning.reporting.published import AVERAGE, NUM_SAMPLES, Name, PublishedCell, published_cell
-from apo_lightning.reporting.records import Cell, Column, Measurement, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Measurement, Table, TableRow
 from apo_lightning.reporting.tables.cells import PER_CENT, share_cell
 from apo_lightning.reporting.tables.columns import SEEDS, seeds_cell
 from apo_lightning.reporting.tables.main_results import label
@@ -62,7 +62,7 @@ def _published(item: Series, benchmark: str, metric: str) -> PublishedCell | Non
     return published_cell(table, **names, setting=setting)
 
 
-def _row(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> Row:
+def _row(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> TableRow:
     difference = ours.value * PER_CENT - theirs.value
     cells = (
         label(item),
@@ -73,4 +73,4 @@ def _row(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: Publ
         Cell(text=theirs.text, value=theirs.value, marked=bool(theirs.mark)),
         Cell(text=f"{difference:+.2f}", value=difference),
     )
-    return Row(cells=cells, section=item.block)
+    return TableRow(cells=cells, section=item.block)

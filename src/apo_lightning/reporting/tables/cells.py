@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from apo_lightning.evaluation.records import Estimate
-from apo_lightning.reporting.records import Cell, Row
+from apo_lightning.reporting.records import Cell, TableRow
 
 EMPTY = Cell(text="–")
 PER_CENT = 100.0
@@ -37,7 +37,7 @@ def share_cell(estimate: Estimate | None) -> Cell:
     return number_cell(estimate, scale=PER_CENT, decimals=2)
 
 
-def with_best_bold(rows: Sequence[Row], lower_is_better: Iterable[int] = ()) -> tuple[Row, ...]:
+def with_best_bold(rows: Sequence[TableRow], lower_is_better: Iterable[int] = ()) -> tuple[TableRow, ...]:
     """The rows with the best number of each column bold, within each section; ties as printed are bold together.
 
     Nothing is bold in a column in which fewer than two rows have a number, or all have the same.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.reporting.names import benchmark_name
-from apo_lightning.reporting.records import Cell, Column, Measurement, Row
+from apo_lightning.reporting.records import Cell, Column, Measurement, TableRow
 from apo_lightning.reporting.tables.cells import PER_CENT, number_cell, share_cell
 from apo_lightning.reporting.tables.series import Series, average, interval_note, missing_note, num_seeds
 
@@ -23,18 +23,18 @@ def accuracy_columns(benchmark: str, k: int) -> list[Column]:
 
 
 def accuracy_cells(measured: Measurement | None, k: int) -> list[Cell]:
-    """What stands under `accuracy_columns`, in per cent."""
+    """The cells under `accuracy_columns`, in per cent."""
     metrics: Mapping[str, Estimate] = measured.metrics if measured else {}
     return [share_cell(metrics.get(f"pass@{size}")) for size in _sizes(k)]
 
 
 def average_columns(several_k: bool) -> list[Column]:
-    """Of Pass@1, and of Pass@K unless every K is 1."""
+    """Columns of the averages of Pass@1, and of Pass@K unless every K is 1."""
     return [Column(name=name, group="Average") for name in (("Pass@1", "Pass@K") if several_k else ("Pass@1",))]
 
 
 def average_cells(item: Series, names: Iterable[str], budget: Mapping[str, int], several_k: bool) -> list[Cell]:
-    """What stands under `average_columns`, in per cent."""
+    """The cells under `average_columns`, in per cent."""
     names = list(names)
     first = share_cell(average(item, names, dict.fromkeys(names, "pass@1")))
     every = share_cell(average(item, names, {name: f"pass@{budget[name]}" for name in names}))
@@ -42,7 +42,7 @@ def average_cells(item: Series, names: Iterable[str], budget: Mapping[str, int],
 
 
 def gain_columns(names: Iterable[str]) -> list[Column]:
-    """One a held-out set."""
+    """A column for the gain on each held-out set."""
     return [Column(name="Gain", group=benchmark_name(name)) for name in names]
 
 
@@ -53,7 +53,7 @@ def gain_cells(item: Series, names: Iterable[str]) -> list[Cell]:
     return [number_cell(gain, scale=PER_CENT, decimals=2, signed=True) for gain in gains]
 
 
-def reading_notes(rows: Sequence[Row], items: Sequence[Series], *, held_out: bool) -> list[str]:
+def reading_notes(rows: Sequence[TableRow], items: Sequence[Series], *, held_out: bool) -> list[str]:
     """How to read the numbers of a table of accuracies; nothing for an empty one."""
     cells = [cell for row in rows for cell in row.cells]
     bracket = f" In brackets: {interval_note(items)}." if any(cell.interval for cell in cells) else ""

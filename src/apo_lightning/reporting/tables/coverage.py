@@ -2,12 +2,12 @@
 
 from apo_lightning.reporting.names import in_method_order, in_model_order, method_name, model_name
 from apo_lightning.reporting.published import published
-from apo_lightning.reporting.records import Cell, Column, Covered, Evaluations, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Covered, Evaluations, Table, TableRow
 from apo_lightning.reporting.tables.cells import EMPTY, share_cell
 
 
 def coverage_table(evaluations: Evaluations) -> Table:
-    """Oracle recall at K [%] of every model that was looked at, the published row last; a block for each preset.
+    """Oracle recall at K [%] of every model that was measured, the published row last; a block for each preset.
 
     Source: the paper's table of oracle coverage.
     """
@@ -35,17 +35,17 @@ def _in_order(found: tuple[Covered, ...]) -> list[Covered]:
     return sorted(found, key=lambda c: (c.result.preset, models.index(c.model), methods.index(c.method), str(c.path)))
 
 
-def _row(item: Covered, sizes: list[int]) -> Row:
+def _row(item: Covered, sizes: list[int]) -> TableRow:
     recalls = (share_cell(item.result.recall.get(k)) for k in sizes)
     count = item.result.num_tokens
     cells = (Cell(text=item.model), Cell(text=item.method), Cell(text=f"{count:,}", value=float(count)), *recalls)
-    return Row(cells=cells, section=f"{item.result.preset} solutions")
+    return TableRow(cells=cells, section=f"{item.result.preset} solutions")
 
 
-def _published(sizes: list[int]) -> Row:
+def _published(sizes: list[int]) -> TableRow:
     recall = {cell.metric: cell for cell in published("coverage")}
     first = recall["recall@1"]
     names = (Cell(text=model_name(first.model)), Cell(text=method_name(first.method)), EMPTY)
     cells = (recall.get(f"recall@{k}") for k in sizes)
     numbers = (Cell(text=cell.text, value=cell.value) if cell else EMPTY for cell in cells)
-    return Row(cells=(*names, *numbers), section=f"Published ({first.benchmark}, 1,000 problems)")
+    return TableRow(cells=(*names, *numbers), section=f"Published ({first.benchmark}, 1,000 problems)")

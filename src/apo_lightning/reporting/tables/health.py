@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from apo_lightning.reporting.names import benchmark_name, in_benchmark_order
-from apo_lightning.reporting.records import Column, Measurement, Row, Table
+from apo_lightning.reporting.records import Column, Measurement, Table, TableRow
 from apo_lightning.reporting.tables.cells import number_cell, share_cell, with_best_bold
 from apo_lightning.reporting.tables.columns import SEEDS, seeds_cell
 from apo_lightning.reporting.tables.main_results import label, without_variants
@@ -16,7 +16,7 @@ METRICS = {
     "max_prob": "MaxProb ↓",
 }
 LOWER_IS_HEALTHIER = (4, 6)
-"""Columns: semantic similarity, MaxProb."""
+"""Positions of the columns in which less is better: semantic similarity, MaxProb."""
 
 
 def health_table(measurements: Sequence[Measurement]) -> Table:
@@ -38,7 +38,7 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
                     section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
                     first = (label(item), seeds_cell(item, [name]))
-                    rows.append(Row(cells=(*first, pass_at_k, *numbers), section=section))
+                    rows.append(TableRow(cells=(*first, pass_at_k, *numbers), section=section))
     note = f"Pass@K in per cent, entropy in nats. In brackets: {interval_note(items)}. Bold: most spread of its block."
     return Table(
         name="health",

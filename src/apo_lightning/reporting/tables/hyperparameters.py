@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from apo_lightning.reporting.axes import plain, same_value, value_place
 from apo_lightning.reporting.names import method_name
 from apo_lightning.reporting.published import PublishedCell, published
-from apo_lightning.reporting.records import Cell, Column, Row, RunCard, Table
+from apo_lightning.reporting.records import Cell, Column, RunCard, Table, TableRow
 
 NAMES: Mapping[str, str] = {
     "prompts_per_step": "Global batch size [prompts]",
@@ -46,7 +46,7 @@ def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
     )
 
 
-def _row(cell: PublishedCell, runs: Sequence[RunCard]) -> Row:
+def _row(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     values = Counter(_value(run, cell.metric) for run in runs)
     found = {value: count for value, count in values.items() if value is not None}
     differs = cell.metric != "platform" and any(not same_value(value, cell.text) for value in found)
@@ -56,7 +56,7 @@ def _row(cell: PublishedCell, runs: Sequence[RunCard]) -> Row:
         Cell(text=cell.text),
         Cell(text=_counted(found), marked=differs),
     )
-    return Row(cells=cells)
+    return TableRow(cells=cells)
 
 
 def _value(run: RunCard, key: str) -> str | None:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from apo_lightning.evaluation.records import Estimate
-from apo_lightning.metrics.comparison import Comparison, compare
+from apo_lightning.metrics.comparison import Comparison, compare_methods
 from apo_lightning.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
-from apo_lightning.reporting.records import Cell, Column, Measurement, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Measurement, Table, TableRow
 from apo_lightning.reporting.tables.cells import PER_CENT, number_cell
 from apo_lightning.reporting.tables.main_results import label, without_variants
 from apo_lightning.reporting.tables.series import Series, num_seeds, series
 
 COMPARED_FROM = (BASE, METHODS["grpo"])
-"""The two that others are held against: what training costs, and what a remedy brings back."""
+"""The methods that others are compared with: what training costs, and what a remedy brings back."""
 
 
 def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
@@ -41,7 +41,7 @@ def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
     )
 
 
-def _notes(rows: Sequence[Row], num_left_out: int) -> Iterator[str]:
+def _notes(rows: Sequence[TableRow], num_left_out: int) -> Iterator[str]:
     if rows:
         yield (
             "Pass@K in per cent, its change in points, lost and gained as expected of one seed of each. In brackets: "
@@ -66,10 +66,10 @@ def _same_problems(a: Measurement, b: Measurement) -> bool:
     return bool(first) and all(other == first for other in others)
 
 
-def _row(a: Series, b: Series, name: str) -> Row:
+def _row(a: Series, b: Series, name: str) -> TableRow:
     first, second = a.by_benchmark[name], b.by_benchmark[name]
     before, after = ([policy.problems for policy in measured.policies] for measured in (first, second))
-    result = compare(before, after, first.num_samples)
+    result = compare_methods(before, after, first.num_samples)
     change = result.difference
     estimate = Estimate(value=change.mean, low=change.low, high=change.high)
     cells = (
@@ -81,7 +81,7 @@ def _row(a: Series, b: Series, name: str) -> Row:
         number_cell(estimate, scale=PER_CENT, decimals=2, signed=True),
         Cell(text=_scope(a, b, result)),
     )
-    return Row(cells=cells, section=a.block)
+    return TableRow(cells=cells, section=a.block)
 
 
 def _count(count: int | float) -> Cell:
@@ -90,7 +90,7 @@ def _count(count: int | float) -> Cell:
 
 
 def _scope(a: Series, b: Series, result: Comparison) -> str:
-    """What the interval is about: a method where it has several seeds; Base is what it is."""
+    """The scope of the interval: a method where it has several seeds, else one checkpoint of it."""
     if result.num_seeds_a == result.num_seeds_b == 1:
         return "these two checkpoints"
     counts = {a.method: result.num_seeds_a, b.method: result.num_seeds_b}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from apo_lightning.reporting.names import BASE, benchmark_name, in_benchmark_order
-from apo_lightning.reporting.records import Cell, Column, Measurement, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Measurement, Table, TableRow
 from apo_lightning.reporting.tables.cells import share_cell, with_best_bold
 from apo_lightning.reporting.tables.columns import (
     SEEDS,
@@ -56,7 +56,7 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
         cells += [cell for n in benchmarks for cell in accuracy_cells(item.by_benchmark.get(n), budget[n])]
         cells += average_cells(item, common[item.block], budget, several_k) if with_averages else []
         cells += gain_cells(item, benchmarks) if held_out else []
-        lines.append(Row(cells=tuple(cells), section=item.block))
+        lines.append(TableRow(cells=tuple(cells), section=item.block))
     rows = with_best_bold(lines)
     notes = reading_notes(rows, shown, held_out=held_out)
     if with_averages:
@@ -87,12 +87,12 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
     rows = []
     for item in items:
         for name in in_benchmark_order(item.by_benchmark) if item.method != BASE else ():
-            looks = (before.get((item.block, name)), item.by_benchmark[name])
+            sides = (before.get((item.block, name)), item.by_benchmark[name])
             metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
-            shares = [share_cell(look.metrics.get(metric) if look else None) for metric in metrics for look in looks]
+            shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
             k = [Cell(text=f"{budget[name]}", value=float(budget[name]))] if several_k else []
             first = (label(item), seeds_cell(item, [name]), Cell(text=benchmark_name(name)), *k)
-            rows.append(Row(cells=(*first, *shares, *gain_cells(item, [name])), section=item.block))
+            rows.append(TableRow(cells=(*first, *shares, *gain_cells(item, [name])), section=item.block))
     note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {interval_note(items)}."
     return Table(
         name="held_out",
@@ -111,7 +111,7 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def without_variants(items: Sequence[Series]) -> list[Series]:
-    """Without the runs that depart from their method's defaults, where there is one that does not."""
+    """The series with default settings, and those of methods that were run with no defaults."""
     plain = {(item.block, item.method) for item in items if not item.settings}
     return [item for item in items if not item.settings or (item.block, item.method) not in plain]
 

@@ -12,7 +12,7 @@ from apo_lightning.reporting.names import (
     in_method_order,
     slug,
 )
-from apo_lightning.reporting.records import Cell, Column, Measurement, Row, Table
+from apo_lightning.reporting.records import Cell, Column, Measurement, Table, TableRow
 from apo_lightning.reporting.tables.cells import with_best_bold
 from apo_lightning.reporting.tables.columns import (
     SEEDS,
@@ -92,7 +92,9 @@ def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     return sorted(found, key=lambda key: (blocks.index(key[0]), methods.index(key[1])))
 
 
-def _rows(items: Sequence[Series], usual: Mapping[str, str], cells_of: Callable[[Series], list[Cell]]) -> list[Row]:
+def _rows(
+    items: Sequence[Series], usual: Mapping[str, str], cells_of: Callable[[Series], list[Cell]]
+) -> list[TableRow]:
     """A block for each set of keys along which some run departs, single axes before their combinations."""
     blocks = sorted({tuple(item.settings) for item in items if item.settings}, key=_block_place)
     default = [item for item in items if not item.settings]
@@ -108,7 +110,7 @@ def _rows(items: Sequence[Series], usual: Mapping[str, str], cells_of: Callable[
             remarks = [*(["default"] if is_default else []), *([item.which] if item.which else [])]
             first = Cell(text=f"{label} ({', '.join(remarks)})" if remarks else label)
             section = ", ".join(axis_name(key) for key in keys)
-            rows.append(Row(cells=(first, *cells_of(item)), section=f"Varying {section}", highlight=is_default))
+            rows.append(TableRow(cells=(first, *cells_of(item)), section=f"Varying {section}", highlight=is_default))
     return rows
 
 

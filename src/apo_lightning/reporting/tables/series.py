@@ -17,14 +17,14 @@ class Series:
     """One method of one model with one setting, measured in one way: everything measured of it, by benchmark."""
 
     block: str
-    """Its model, and how it was measured where that differs; numbers of one block compare."""
+    """The model, and how it was measured where that differs; numbers of one block compare."""
     model: str
     method: str
     settings: Mapping[str, str]
     which: str
-    """What tells its policy from others of this name; empty where nothing needs to."""
+    """A label that tells its policy from others of this name; empty where nothing needs to."""
     name: str
-    """As printed: the method, where its runs depart from the defaults, which weights."""
+    """The printed name: the method, where its runs depart from the defaults, which weights."""
     by_benchmark: Mapping[str, Measurement]
 
 
@@ -85,7 +85,7 @@ def _series(by_benchmark: Mapping[str, Measurement]) -> Series:
 
 
 def common_benchmarks(items: Sequence[Series]) -> set[str]:
-    """Those that all have."""
+    """The benchmarks that all series have."""
     return set.intersection(*(set(item.by_benchmark) for item in items)) if items else set()
 
 
@@ -114,7 +114,7 @@ def num_seeds(items: Iterable[Measurement]) -> str:
 
 
 def interval_note(items: Iterable[Series]) -> str:
-    """Over what the intervals in some rows are: of one policy, other seeds of its method are not in it."""
+    """A note on what the intervals in some rows are over: of one policy, other seeds of its method are not in it."""
     several = any(measured.seeds for item in items for measured in item.by_benchmark.values())
     over = "training seeds and problems; of a single seed, problems alone" if several else "problems"
     return f"95 % confidence interval over {over}"
@@ -138,7 +138,7 @@ def missing_note(items: Iterable[Series], shown: tuple[str, ...] = ("pass@", "ga
 
 
 def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """What makes numbers of one benchmark harder to compare, and what was counted once or pooled."""
+    """Notes on what makes numbers of one benchmark harder to compare, and on samples counted once or pooled."""
     notes = []
     for benchmark, k in sorted(budgets(measurements).items()):
         group = [item for item in measurements if item.benchmark == benchmark]

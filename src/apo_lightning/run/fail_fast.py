@@ -28,7 +28,7 @@ it kills them."""
 _logger = logging.getLogger(__name__)
 
 
-class EndTogether(pl.Callback):
+class FailFast(pl.Callback):
     """First of the trainer's callbacks, and a context around all that the trainer does. Alone it does nothing.
 
     Without it the other ranks wait in their next collective, over NCCL until the process group's time-out, or see
@@ -41,11 +41,11 @@ class EndTogether(pl.Callback):
         self._launched: list[subprocess.Popen[bytes]] = []
         """Lightning's own list of the processes that its launcher started, by which it passes signals on."""
         self._children: list[subprocess.Popen[bytes]] = []
-        """Those, once the run is failing."""
+        """The processes of `_launched`, taken over once the run is failing."""
         self._is_failing = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """The process group exists; this comes once per trainer function, and the connections stay."""
+        """Connect the ranks; the process group exists. Once per trainer function, and the connections stay."""
         if self._lifeline is None and trainer.world_size > 1:
             self._rank = trainer.global_rank
             self._launched = getattr(trainer.strategy.launcher, "procs", [])
@@ -54,11 +54,11 @@ class EndTogether(pl.Callback):
             self._lifeline = Lifeline(self._rank, connections, self._on_loss)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Before Lightning tears anything down."""
+        """Tell the other ranks before Lightning tears anything down."""
         self._launched = getattr(trainer.strategy.launcher, "procs", [])
         self._report(exception)
 
-    def __enter__(self) -> "EndTogether":
+    def __enter__(self) -> "FailFast":
         return self
 
     def __exit__(
@@ -81,7 +81,7 @@ class EndTogether(pl.Callback):
             self._reap(_LEAVING_S)
 
     def _report(self, error: BaseException) -> None:
-        """Tell the others, unless this rank leaves on purpose."""
+        """Tell the other ranks, unless this one leaves on purpose."""
         if isinstance(error, SystemExit | Preempted) or self._is_failing:
             return
         self._is_failing = True
@@ -97,7 +97,7 @@ class EndTogether(pl.Callback):
         timer.start()
 
     def _on_loss(self, rank: int, reason: str | None) -> None:
-        """The main thread may be inside a collective, where no exception reaches it."""
+        """End this process, as another has: the main thread may be in a collective, where no exception reaches it."""
         self._take_children()
         ended = self._reap()
         if reason is not None:
@@ -116,7 +116,7 @@ class EndTogether(pl.Callback):
         os._exit(1)
 
     def _take_children(self) -> None:
-        """From here on they end with this process, and not it with them.
+        """Take the launched processes over: from here on they end with this process, and not it with them.
 
         Lightning's observer reads the same list every few seconds, and kills this process when a child has failed: the
         reason would stay unsaid.

@@ -1,4 +1,4 @@
-"""Who is measured: one policy, where its weights come from, and what its results say of it."""
+"""The policy under evaluation: where its weights come from, and what its results say of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ OF_SAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class EvaluatedPolicy:
     """The policy to be measured; no weights are loaded yet."""
 
     spec: PolicySpec
     run: TrainedRun | None
-    """The training run that it is the end of."""
+    """The training run that ended in this policy; None: a model as it was downloaded."""
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    """Its kind; a launched process has one of its own."""
+    """The kind of device; a launched process has one of its own."""
     world_size: int
     compute_dtype: torch.dtype
     output_dir: Path
-    """Exists."""
+    """The folder of the results, which exists."""
     seed: int
 
     @property
@@ -47,16 +47,16 @@ class Subject:
         return getattr(self.spec.load_config(), "max_position_embeddings", None)
 
     def load(self, device: torch.device) -> Policy:
-        """The policy, frozen."""
+        """Load the policy, frozen."""
         return self._load(self.spec, device)
 
     def load_reference(self, device: torch.device) -> Policy:
-        """What the training run began with, frozen."""
+        """Load the policy that the training run began with, frozen."""
         assert self.run is not None
         return self._load(instantiate(self.run.reference, _convert_="all"), device)
 
     def card(self, policy: Policy) -> ModelCard:
-        """What results say of the policy."""
+        """The identity of the policy, as results carry it."""
         return ModelCard(
             name=self.spec.name,
             path=self.spec.path,
@@ -76,7 +76,7 @@ class Subject:
         return policy.to(device).eval().requires_grad_(False)
 
 
-def find_subject(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> Subject:
+def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
     """Read what the configuration says of the policy.
 
     Args:
@@ -103,7 +103,7 @@ def find_subject(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = 
         output_dir /= settings_folder(overrides)
     tokenizer = spec.load_tokenizer()
     output_dir.mkdir(parents=True, exist_ok=True)
-    return Subject(
+    return EvaluatedPolicy(
         spec=spec,
         run=run,
         tokenizer=tokenizer,
