@@ -15,10 +15,20 @@ import timing  # pyright: ignore[reportMissingImports]
 BENCHMARKS = Path(timing.__file__).parent
 
 
+# A fresh process a point, as the scripts ask for, but forked: each would import torch for seconds.
+FORKING = """
+import multiprocessing, runpy, sys, timing
+timing.get_context = lambda method: multiprocessing.get_context("forkserver")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run_script(name, *arguments):
+    paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", FORKING, str(BENCHMARKS / name), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=500,

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
 import time
 from itertools import combinations
@@ -16,7 +13,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.run import evaluate, evaluate_from_command_line, user_message
-from composing import ROOT, composed, names, run_train
+from composing import composed, names
+from processes import start_script
+from running import finish, run_train, start_cold
 
 SMALL = ("model=tiny", "engine=transformers", "limit=12", "num_samples=4", "samples_per_batch=8")
 EVEN_START = (
@@ -29,29 +28,14 @@ EVEN_START = (
 """A random model gets no sum right: this reward is right about half the time."""
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, "evaluate.py", *SMALL, *EVEN_START, f"output_dir={folder}", *overrides],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out
+def command(folder: Path, *overrides: str) -> tuple[str, ...]:
+    return ("evaluate.py", *SMALL, *EVEN_START, f"output_dir={folder}", *overrides)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    finish(start(folder))
+    finish(start_cold(*command(folder)))
     return folder / "arithmetic"
 
 
@@ -67,19 +51,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_killed_at_any_batch_it_ends_as_if_it_had_not_been(uninterrupted, tmp_path):
     samples = tmp_path / "arithmetic" / "samples.jsonl"
     for num_batches in (1, 3):
-        process = start(tmp_path)
-        while process.poll() is None and num_lines(samples) < 8 * num_batches:
+        script = start_script(*command(tmp_path))
+        while script.is_running() and num_lines(samples) < 8 * num_batches:
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        script.kill()
         assert not (tmp_path / "arithmetic" / "results.json").exists(), "it was over before it was killed"
-    assert "samples are there already" in finish(start(tmp_path))
+    assert "samples are there already" in start_script(*command(tmp_path)).finish()
     assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
 
 
 @pytest.mark.slow
 def test_two_ranks_leave_the_files_of_one(uninterrupted, tmp_path):
-    finish(start(tmp_path, "trainer=ddp_cpu2"))
+    finish(start_cold(*command(tmp_path, "trainer=ddp_cpu2")))
     assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
 
 
@@ -87,7 +70,8 @@ def test_two_ranks_leave_the_files_of_one(uninterrupted, tmp_path):
 def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
     """One of 52 samples of the second rank, above 1 % of its own, is one of 104 and below 1 % of all."""
     reward = "benchmark.arithmetic.reward.function._target_=rewarding.failing_once_on_the_second_rank"
-    finish(start(tmp_path, "trainer=ddp_cpu2", "limit=26", "samples_per_batch=52", reward))
+    sizes = ("limit=26", "samples_per_batch=52")
+    start_script(*command(tmp_path, "trainer=ddp_cpu2", *sizes, reward), num_ranks=2).finish()
     assert read_result(tmp_path / "arithmetic" / "results.json").verdicts["error"] == 1
 
 
@@ -124,7 +108,7 @@ def test_a_sample_holds_what_is_promised(uninterrupted):
 @pytest.mark.slow
 def test_a_trained_run_is_measured_with_its_own_model_and_named_by_its_algorithm(tmp_path):
     run = tmp_path / "run"
-    run_train(run, "engine=transformers", "callbacks=quiet", "algo=nsr", "trainer.max_steps=1", "group_size=4")
+    run_train(run, "callbacks=quiet", "algo=nsr", "trainer.max_steps=1", "data.num_validation=8", "optimizer.lr=1e-3")
     cfg = composed(
         f"run={run}",
         "engine=transformers",

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from apo_lightning.run import train
 from composing import ROOT, composed
+from processes import on_two_ranks
+from running import training_rows
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -33,11 +34,11 @@ def start_all(rank: int, folder: Path) -> None:
 
 def test_every_run_of_the_paper_starts_and_learns_on_two_sharding_processes(tmp_path):
     experiments.write_stub(tmp_path / "stub.jsonl")
-    mp.spawn(start_all, args=(tmp_path,), nprocs=2)
+    on_two_ranks(start_all, tmp_path)
     names = experiments.paper_experiments()
     assert len(names) == 19
     for name in names:
-        rows = experiments.rows_of(tmp_path / name)
+        rows = training_rows(tmp_path / name)
         assert [row["step"] for row in rows] == ["1", "2"], name
         assert all(math.isfinite(float(row["train/loss"])) for row in rows), name
         assert all(float(row["train/grad_norm"]) > 0 for row in rows), name

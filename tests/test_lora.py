@@ -21,31 +21,12 @@ from apo_lightning.model.reference import AdaptersOff, Reference, reference_of
 from apo_lightning.model.spec import describe
 from apo_lightning.rollout.weight_audit import parameter_shapes
 from apo_lightning.rollout.weight_sync import named_weights
-from apo_lightning.run import train
 from apo_lightning.types import Advantages
 from composing import composed
 from factories import logprob_sum
 from rollout.bench import tiny_llama
+from running import SIGNAL, train_tiny
 
-RUN = (
-    "model=tiny",
-    "policy=lora",
-    "policy.lora.rank=4",
-    "engine=transformers",
-    "logger=csv",
-    "callbacks=export",
-    "data.num_validation=4",
-    "prompts_per_step=4",
-    "prompts_per_minibatch=2",
-    "group_size=4",
-    "algo=apo",
-    "reward=callable",
-    "reward.function._target_=rewarding.even_start",
-    "optimizer.lr=3e-2",
-    "scheduler.num_warmup_steps=0",
-    "trainer.max_steps=3",
-    "trainer.val_check_interval=100",
-)
 CPU = torch.device("cpu")
 NO_ADVANTAGE = Advantages(values=torch.zeros(1, 2), keep=torch.ones(1, 2, dtype=torch.bool))
 IDS = torch.arange(5, 25)[None]
@@ -63,8 +44,10 @@ def microbatch():
 def trained(tmp_path_factory):
     """A policy after several optimizer steps, the weights it began with, and what the run left behind."""
     folder = tmp_path_factory.mktemp("lora")
-    cfg = composed(*RUN, "+callbacks.summary._target_=apo_lightning.callbacks.RunSummary")
-    policy = train(cfg, folder).policy
+    options = (*SIGNAL, "policy=lora", "policy.lora.rank=4", "callbacks=export", "algo=apo", "optimizer.lr=2e-2")
+    summary = "+callbacks.summary._target_=apo_lightning.callbacks.RunSummary"
+    policy = train_tiny(folder, *options, summary, "trainer.max_steps=3").policy
+    cfg = composed("model=tiny")
     return SimpleNamespace(
         policy=policy, base=instantiate(cfg.model, _convert_="all").load_model(cfg.seed), folder=folder
     )

@@ -1,6 +1,5 @@
 """What does not fit is done again in smaller parts, with the same result; allocations here really fail."""
 
-import csv
 import logging
 
 import pytest
@@ -9,24 +8,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apo_lightning.errors import DoesNotFitError
 from apo_lightning.model.policy import Policy
-from apo_lightning.run import train
 from apo_lightning.update.retry import MemoryRetry, is_out_of_memory
 from apo_lightning.update.settings import StepSettings
 from composing import composed
+from running import SIGNAL, train_tiny, training_rows, weights
 
-RUN = (
-    *("model=tiny", "engine=transformers", "callbacks=none", "algo=apo", "data.num_validation=2", "group_size=4"),
-    *("prompts_per_step=4", "prompts_per_minibatch=2", "reward=callable"),
-    *("reward.function._target_=rewarding.even_start", "optimizer.eps=1", "optimizer.lr=1e-2"),
-    *("scheduler.num_warmup_steps=0", "trainer.max_steps=2", "trainer.val_check_interval=100"),
-)
+SETTINGS = ("algo=apo", "data.num_validation=2", "optimizer.eps=1", "optimizer.lr=1e-2")
 
 
 def run(folder, *overrides):
-    module = train(composed(*RUN, *overrides), folder)
-    with (folder / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["train/reward"]]
-    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}, rows, module
+    module = train_tiny(folder, *SIGNAL, *SETTINGS, *overrides)
+    return weights(module), training_rows(folder), module
 
 
 def fail() -> None:

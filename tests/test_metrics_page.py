@@ -1,20 +1,14 @@
 """docs/metrics.md and what runs log are the same list, both ways."""
 
-import csv
 import re
 from pathlib import Path
 
 import pytest
 
 from apo_lightning.metrics.throughput import Speed, Work
-from apo_lightning.run import train
-from composing import ROOT, composed
+from composing import ROOT
+from running import SIGNAL, read_metrics, train_tiny
 
-RUN = (
-    *("model=tiny", "engine=transformers", "callbacks=none", "data.num_validation=4", "group_size=2"),
-    *("prompts_per_step=4", "prompts_per_minibatch=2", "trainer.max_steps=1", "scheduler.num_warmup_steps=0"),
-    *("reward=callable", "reward.function._target_=rewarding.even_start"),
-)
 MONITOR = (
     "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor",
     "+callbacks.monitor.every_n_steps=1",
@@ -48,9 +42,8 @@ def logged(tmp_path_factory) -> set[str]:
     columns = set(gpu)
     for name, overrides in RUNS.items():
         folder: Path = tmp_path_factory.mktemp(name)
-        train(composed(*RUN, *overrides), folder)
-        with (folder / "metrics.csv").open() as file:
-            columns |= set(csv.DictReader(file).fieldnames or ())
+        train_tiny(folder, *SIGNAL, "group_size=2", "trainer.max_steps=1", *overrides)
+        columns |= read_metrics(folder)[0].keys()
     return {key_on_page(column) for column in columns}
 
 

@@ -1,6 +1,5 @@
 """Whole training steps on a random model, with the real trainer, engine, reward and data."""
 
-import csv
 import math
 from pathlib import Path
 
@@ -9,34 +8,16 @@ import torch
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.run import train
 from composing import composed
+from running import RUN, SIGNAL, train_tiny, training_rows
+from running import run as run_of
 
-RUN = (
-    "model=tiny",
-    "engine=transformers",
-    "logger=csv",
-    "callbacks=none",
-    "data.num_validation=4",
-    "validation_samples=1",
-    "prompts_per_step=4",
-    "prompts_per_minibatch=4",
-    "group_size=4",
-    "optimizer.lr=1e-3",
-    "scheduler.num_warmup_steps=0",
-    "trainer.max_steps=2",
-    "trainer.val_check_interval=100",
-)
-# A random model gets no sum right; this it gets half right.
-SIGNAL = ("reward=callable", "reward.function._target_=rewarding.even_start")
+SETTINGS = ("prompts_per_minibatch=4", "optimizer.lr=1e-3")
 
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[dict[str, str]]]:
     """Final weights, and the training rows of metrics.csv."""
-    module = train(composed(*RUN, *SIGNAL, *overrides), folder)
-    with (folder / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["train/reward"]]
-    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}, rows
+    return run_of(folder, *SIGNAL, *SETTINGS, *overrides)
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -117,10 +98,10 @@ def test_a_diagnostic_that_reads_the_reference_steers_nothing(tmp_path):
 
 
 def test_a_rollout_with_nothing_to_learn_from_takes_no_optimizer_step_and_is_counted(tmp_path):
-    before = composed(*RUN, "algo=psr", "reward=numeric", "trainer.max_steps=1", "optimizer.weight_decay=0.5")
-    module = train(before, tmp_path)  # a random model gets no sum right, and psr drops what is wrong
-    with (tmp_path / "metrics.csv").open() as file:
-        (row,) = [row for row in csv.DictReader(file) if row["train/reward"]]
+    # A random model gets no sum right, and psr drops what is wrong.
+    psr = ("algo=psr", "reward=numeric", "trainer.max_steps=1", "optimizer.weight_decay=0.5")
+    module = train_tiny(tmp_path, *SETTINGS, *psr)
+    (row,) = training_rows(tmp_path)
     assert float(row["train/num_empty_minibatches"]) == 1
     assert math.isnan(float(row["train/grad_norm"]))
     fresh = composed(*RUN).model

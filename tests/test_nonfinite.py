@@ -1,10 +1,7 @@
 """Rewards and losses that are no numbers, in real runs."""
 
-import csv
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import lightning.pytorch as pl
@@ -14,14 +11,9 @@ import torch
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.losses import GRPO
 from apo_lightning.rewards import CallableReward
-from apo_lightning.run import train
-from composing import ROOT, composed
+from running import RUN, SIGNAL, start_cold, train_tiny, training_rows
 
-RUN = (
-    *("model=tiny", "engine=transformers", "callbacks=none", "algo=grpo", "data.num_validation=2", "group_size=4"),
-    *("prompts_per_step=2", "prompts_per_minibatch=1", "reward=callable"),
-    *("reward.function._target_=rewarding.even_start", "scheduler.num_warmup_steps=0", "trainer.max_steps=2"),
-)
+SETTINGS = (*SIGNAL, "algo=grpo", "data.num_validation=2", "prompts_per_step=2", "prompts_per_minibatch=1")
 
 
 class NanReward(CallableReward):
@@ -55,21 +47,16 @@ class BreakPolicy(pl.Callback):
 
 
 def broken(folder, *overrides):
-    train(composed(*RUN, f"+callbacks.broken._target_={__name__}.BreakPolicy", *overrides), folder)
-
-
-def rows_of(folder):
-    with (folder / "metrics.csv").open() as file:
-        return [row for row in csv.DictReader(file) if row["train/reward"]]
+    train_tiny(folder, *SETTINGS, f"+callbacks.broken._target_={__name__}.BreakPolicy", *overrides)
 
 
 def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run_with_its_batch(tmp_path):
     with pytest.raises(NonfiniteError, match=r"step 2: .* 3 optimizer steps in a row") as caught:
-        train(composed(*RUN, f"reward._target_={__name__}.NanReward"), tmp_path)
+        train_tiny(tmp_path, *SETTINGS, f"reward._target_={__name__}.NanReward")
     path = tmp_path / "nonfinite" / "step_000002.pt"
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-    (row,) = rows_of(tmp_path)
+    (row,) = training_rows(tmp_path)
     assert float(row["train/num_skipped_steps"]) == 2
     # One of four rewards of two groups; the mean is that of the others.
     assert float(row["train/num_nonfinite"]) >= 2
@@ -92,8 +79,8 @@ def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run_with_its_batc
 
 def test_a_loss_that_is_no_number_skips_its_step_where_the_gradient_does_not_show_it(tmp_path):
     calls.clear()
-    module = train(composed(*RUN, f"algo.loss._target_={__name__}.HiddenNanLoss"), tmp_path)
-    rows = rows_of(tmp_path)
+    module = train_tiny(tmp_path, *SETTINGS, f"algo.loss._target_={__name__}.HiddenNanLoss")
+    rows = training_rows(tmp_path)
     assert [float(row["train/num_skipped_steps"]) for row in rows] == [1, 0]
     assert [math.isnan(float(row["train/loss"])) for row in rows] == [True, False]
     assert [float(row["train/num_nonfinite"]) for row in rows] == [0, 0]
@@ -114,7 +101,7 @@ def test_a_policy_that_says_nan_of_everything_is_not_taken_for_a_stale_engine(tm
 
 def test_nan_tokens_are_counted_where_they_were_scored_and_spoil_means_over_all(tmp_path):
     broken(tmp_path, "trainer.max_steps=1", "trainer.val_check_interval=null", "data.num_validation=0")
-    (row,) = rows_of(tmp_path)
+    (row,) = training_rows(tmp_path)
     assert float(row["train/num_skipped_steps"]) == 2
     # Entropy and max-prob: of 8 completions, and of each of their tokens, all of which the update ran.
     assert float(row["train/skipped_fraction"]) == 0
@@ -137,14 +124,10 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_all_of_them(tmp_path):
         *("trainer=fsdp_cpu2", "prompts_per_minibatch=2", "group_size=8", "max_nonfinite_steps=1"),
         *(f"algo.loss._target_={__name__}.HiddenNanLoss", f"hydra.run.dir={tmp_path}"),
     )
-    command = [sys.executable, "train.py", *RUN, *overrides]
-    paths = os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "RANK_OF_NAN": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
+    process = start_cold("train.py", *RUN, *SETTINGS, *overrides, RANK_OF_NAN="1")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, errors
+    (line,) = errors.splitlines()
     assert "loss or gradient not finite" in line
     saved = torch.load(tmp_path / "nonfinite" / f"step_{1:06d}.pt", weights_only=True)
     assert math.isfinite(saved["grad_norm"])

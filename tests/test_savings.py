@@ -1,6 +1,5 @@
 """What need not run does not run, and nothing comes out differently. Whole runs on a random model."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -17,30 +16,14 @@ from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.metrics.step_metrics import StepMetrics
 from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
-from apo_lightning.run import train
 from apo_lightning.update.engine_check import EngineCheck
-from composing import composed, run_train
+from running import SIGNAL, run_train, train_tiny, training_rows
+from running import weights as final_weights
 
 # Groups of two, so that every other one is all right or all wrong; eps=1, so that Adam does not blow up the last bits;
 # decay and momentum, so that an optimizer step with a gradient of zero is not the same as none.
-RUN = (
-    "model=tiny",
-    "engine=transformers",
-    "logger=csv",
-    "callbacks=none",
-    "data.num_validation=4",
-    "validation_samples=1",
-    "prompts_per_step=4",
-    "prompts_per_minibatch=4",
-    "group_size=2",
-    "optimizer.lr=1e-2",
-    "optimizer.eps=1",
-    "optimizer.weight_decay=0.5",
-    "scheduler.num_warmup_steps=0",
-    "trainer.max_steps=3",
-    "trainer.val_check_interval=100",
-)
-SIGNAL = ("reward=callable", "reward.function._target_=rewarding.even_start")
+SIZES = ("prompts_per_minibatch=4", "group_size=2", "trainer.max_steps=3")
+OPTIMIZER = ("optimizer.lr=1e-2", "optimizer.eps=1", "optimizer.weight_decay=0.5")
 # A random model gets no sum right.
 NO_SIGNAL = ("reward=numeric",)
 MONITOR = (
@@ -51,14 +34,9 @@ MONITOR = (
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Final weights, and the training rows of metrics.csv."""
-    module = train(composed(*RUN, *overrides), folder)
-    with (folder / "metrics.csv").open() as file:
-        rows = [
-            {name: float(value or "nan") for name, value in row.items()}
-            for row in csv.DictReader(file)
-            if row["train/reward"]
-        ]
-    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}, rows
+    weights = final_weights(train_tiny(folder, *SIZES, *OPTIMIZER, *overrides))
+    rows = [{name: float(value or "nan") for name, value in row.items()} for row in training_rows(folder)]
+    return weights, rows
 
 
 @pytest.fixture
@@ -320,8 +298,8 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_ranks_of_which_some_have_nothing_to_run_make_the_run_that_one_process_makes(tmp_path):
     # A prompt a rank: where one group is mixed and the other is not, one rank has nothing to run.
-    sizes = ("engine=transformers", "callbacks=none", "trainer.max_steps=4", "prompts_per_step=4", "group_size=2")
-    optimizer = ("optimizer.eps=1", "optimizer.weight_decay=0.5")
+    sizes = ("trainer.max_steps=4", "group_size=2", "data.num_validation=8")
+    optimizer = ("optimizer.lr=1e-3", "optimizer.eps=1", "optimizer.weight_decay=0.5")
     for reward, trainers in (("even_start", ("ddp_cpu2", "fsdp_cpu2")), ("never", ("fsdp_cpu2",))):
         function = f"reward.function._target_=rewarding.{reward}"
         alone, *others = (

@@ -7,9 +7,9 @@ import torch
 import transformers
 from hydra.utils import instantiate
 
-from apo_lightning.run import train
 from apo_lightning.update.schedule import begin_schedule
 from composing import composed
+from running import train_tiny
 
 LR = 0.5
 
@@ -62,9 +62,8 @@ def test_two_groups_of_which_one_is_frozen_by_its_rate_begin_as_they_are():
 
 def test_the_schedule_of_a_run_moves_with_every_planned_step_whatever_is_skipped(tmp_path):
     # A random model gets no sum right, and positive samples are all that this learns from: all four steps are skipped.
-    sizes = ("prompts_per_step=2", "prompts_per_minibatch=1", "group_size=2", "trainer.max_steps=2")
-    settings = ("model=tiny", "engine=transformers", "callbacks=none", "data.num_validation=0", "algo=psr", *sizes)
-    module = train(composed(*settings), tmp_path)
+    sizes = ("prompts_per_step=2", "prompts_per_minibatch=1", "group_size=2", "data.num_validation=0")
+    module = train_tiny(tmp_path, "algo=psr", *sizes, "scheduler.num_warmup_steps=5")
     assert module.optimizer.state == {}
     # Begun at 1/5 of the rate, the warm-up is over.
     assert module.schedule.get_last_lr() == [composed().optimizer.lr]

@@ -5,7 +5,6 @@ import os
 import lightning.pytorch as pl
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hydra.utils import instantiate
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +18,7 @@ from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec
 from composing import composed
 from factories import logprob_sum
+from processes import on_two_ranks
 
 CPU = torch.device("cpu")
 SEQUENCES = PackedSequences(
@@ -139,7 +139,7 @@ def looks_like_autocast(trainer):
 
 @pytest.mark.slow
 def test_two_ranks_hold_half_of_what_one_process_holds_and_find_its_gradient():
-    mp.spawn(on_each_rank, nprocs=2)
+    on_two_ranks(on_each_rank)
 
 
 def test_a_skeleton_knows_all_but_the_weights(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from composing import run_train
+from running import finish, run_train, start_train, training_rows
 
 pytestmark = [
     pytest.mark.vllm,
@@ -19,8 +19,11 @@ pytestmark = [
 def runs(tmp_path_factory) -> list[tuple[Path, list[dict[str, str]]]]:
     """The same run twice: its folder and the training rows of its metrics.csv."""
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
-    options = ("engine=vllm", "callbacks=quiet", "algo=apo", "group_size=4", "seed=1", "trainer.max_steps=3")
-    return [(folder, run_train(folder, *options)) for folder in folders]
+    options = ("engine=vllm", "callbacks=quiet", "algo=apo", "seed=1", "trainer.max_steps=3")
+    sizes = ("data.num_validation=8", "optimizer.lr=1e-3")
+    finish(start_train(folders[0], *options, *sizes))
+    run_train(folders[1], *options, *sizes)
+    return [(folder, training_rows(folder)) for folder in folders]
 
 
 def test_apo_trains_through_vllm_and_every_sync_arrives(runs):

@@ -1,15 +1,15 @@
 """Two processes make the run that one makes, up to the order of summation."""
 
-import csv
 import importlib.util
 import json
 
 import pytest
 
-from composing import run_train
+from running import finish, read_metrics, run_train, start_train, training_rows
 
 pytestmark = pytest.mark.slow
 
+SIZES = ("group_size=8", "data.num_validation=8", "optimizer.lr=1e-3")
 ENGINE = ("engine=vllm", "kv_cache_gib=0.125")
 if importlib.util.find_spec("vllm") is None:
     ENGINE = ("engine=transformers",)
@@ -26,8 +26,7 @@ def completions(folder):
 
 def held_out_rows(folder):
     """What each validation pass found."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [{name: row[name] for name in row if name.startswith("val/")} for row in csv.DictReader(file)]
+    rows = [{name: row[name] for name in row if name.startswith("val/")} for row in read_metrics(folder)]
     return [row for row in rows if any(row.values())]
 
 
@@ -39,7 +38,7 @@ def held_out_rows(folder):
 )
 def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
     alone, *others = (
-        run_train(tmp_path / trainer, f"trainer={trainer}", "callbacks=rollout_writer", *options)
+        run_train(tmp_path / trainer, *SIZES, f"trainer={trainer}", "callbacks=rollout_writer", *options)
         for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
     )
     assert len(completions(tmp_path / "cpu")) == len(alone)
@@ -58,6 +57,7 @@ def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
     reward = "reward.function._target_=rewarding.failing_once_on_the_second_rank"
     sizes = ("prompts_per_step=26", "prompts_per_minibatch=26", "group_size=4", "data.num_validation=104")
     common = ("trainer=ddp_cpu2", "engine=transformers", "callbacks=none", "trainer.max_steps=1")
-    [row] = run_train(tmp_path, *common, *sizes, reward)
+    finish(start_train(tmp_path, *common, *sizes, reward))
+    [row] = training_rows(tmp_path)
     assert float(row["reward/num_error"]) == 1
     assert [float(one["val/arithmetic/num_error"]) for one in held_out_rows(tmp_path)] == [1, 1]

@@ -1,4 +1,3 @@
-import csv
 import dataclasses
 
 import pytest
@@ -7,6 +6,7 @@ import torch
 from apo_lightning.callbacks import DistributionMonitor, RolloutWriter, RunSummary, StepCallback
 from apo_lightning.errors import ConfigError
 from factories import make_step, make_validation
+from running import read_metrics
 
 
 class Noting(StepCallback):
@@ -28,8 +28,7 @@ def test_a_callback_sees_the_steps_that_are_due_and_its_numbers_are_logged(scrip
     run = scripted_run(callbacks=[every, third], max_steps=7)
     assert every.steps == [1, 2, 3, 4, 5, 6, 7]
     assert third.steps == [3, 6]
-    with (run.folder / "metrics.csv").open() as file:
-        logged = [row["mine/step"] for row in csv.DictReader(file) if row["mine/step"]]
+    logged = [row["mine/step"] for row in read_metrics(run.folder) if row["mine/step"]]
     assert [float(value) for value in logged] == [1, 2, 3, 4, 5, 6, 7]
 
 

@@ -1,6 +1,5 @@
 """A run that is stopped anywhere and gone on from is the run that was not stopped, to the last bit."""
 
-import csv
 import json
 import os
 import shutil
@@ -17,42 +16,22 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
 from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.run import train
-from composing import composed
+from running import SIGNAL, read_metrics, train_tiny, weights, without_clock
 
-RUN = (
-    "model=tiny",
-    "engine=transformers",
-    "reward=callable",
-    "reward.function._target_=rewarding.even_start",
-    "data.num_validation=4",
-    "data.max_completion_tokens=12",
-    "prompts_per_step=4",
-    "prompts_per_minibatch=2",
-    "group_size=4",
-    "optimizer.lr=1e-2",
-    "scheduler.name=linear",
-    "scheduler.num_warmup_steps=2",
-    "callbacks=quiet",
-    "trainer.max_steps=3",
-    "trainer.val_check_interval=2",
-    "checkpoint.save_every=1",
+SETTINGS = (
+    *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
+    *("optimizer.lr=1e-2", "scheduler.name=linear", "scheduler.num_warmup_steps=2", "checkpoint.save_every=1"),
 )
 
 
 def run(folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
     """Final weights."""
-    module = train(composed(*RUN, *overrides), folder)
-    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}
+    return weights(train_tiny(folder, *SIGNAL, *SETTINGS, *overrides))
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
     """`metrics.csv` but for what depends on the clock."""
-    with (folder / "metrics.csv").open() as file:
-        return [
-            {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}
-            for row in csv.DictReader(file)
-        ]
+    return [without_clock(row) for row in read_metrics(folder)]
 
 
 @pytest.fixture(scope="module")

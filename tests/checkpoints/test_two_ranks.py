@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
@@ -17,29 +16,27 @@ from apo_lightning.checkpoints.folder import complete_checkpoints, require_seen_
 from apo_lightning.checkpoints.tensors import background_group, load_tensors, save_tensors_later
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import export
-from composing import composed, run_train, start_train, training_rows
+from composing import composed
+from processes import on_two_ranks
+from running import run_train, start_train, training_rows, without_clock
 
 pytestmark = pytest.mark.slow
 
-RUN = (
-    "engine=transformers",
-    "callbacks=quiet",
-    "data.max_completion_tokens=12",
-    "trainer.max_steps=3",
-    "trainer.val_check_interval=100",
-    "checkpoint.save_every=1",
+SETTINGS = (
+    *("callbacks=quiet", "data.max_completion_tokens=12", "data.num_validation=8", "group_size=8"),
+    *("optimizer.lr=1e-3", "trainer.max_steps=3", "checkpoint.save_every=1"),
 )
 
 
 def comparable(row: dict[str, str]) -> dict[str, float]:
-    return {key: float(value or "nan") for key, value in row.items() if not key.startswith(("time/", "perf/"))}
+    return {key: float(value or "nan") for key, value in without_clock(row).items()}
 
 
 def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path):
     whole, stopped, alone = tmp_path / "whole", tmp_path / "stopped", tmp_path / "alone"
-    expected = run_train(whole, *RUN, "trainer=fsdp_cpu2")
+    expected = run_train(whole, *SETTINGS, "trainer=fsdp_cpu2")
 
-    process = start_train(stopped, *RUN, "trainer=fsdp_cpu2")
+    process = start_train(stopped, *SETTINGS, "trainer=fsdp_cpu2")
     deadline = time.monotonic() + 200
     while not (stopped / "checkpoints" / "step_000001").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -49,14 +46,14 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
     assert "stopped by SIGTERM" in said
     newest = complete_checkpoints(stopped / "checkpoints")[0][-1]
     assert newest.header.world_size == 2
-    for one, two in zip(expected, run_train(stopped, *RUN, "trainer=fsdp_cpu2", "resume=auto"), strict=True):
+    for one, two in zip(expected, run_train(stopped, *SETTINGS, "trainer=fsdp_cpu2", "resume=auto"), strict=True):
         assert comparable(two) == pytest.approx(comparable(one), rel=1e-4, abs=1e-6, nan_ok=True)
 
     before = complete_checkpoints(whole / "checkpoints")[0][0]
     assert before.folder.name == "step_000002"
     shutil.copytree(before.folder, alone / "checkpoints" / "step_000002")
     (alone / "metrics.csv").write_bytes((whole / "metrics.csv").read_bytes())
-    run_train(alone, *RUN, "trainer=cpu", "resume=auto")
+    run_train(alone, *SETTINGS, "trainer=cpu", "resume=auto")
     one, two = (training_rows(folder)[-1] for folder in (whole, alone))
     for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy"):
         assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
@@ -115,7 +112,7 @@ def begin_group(backend, store, rank):
 
 
 def test_ranks_write_in_the_background_without_disturbing_the_training_and_into_one_folder_alone(tmp_path):
-    mp.spawn(between_ranks, args=(tmp_path,), nprocs=2)
+    on_two_ranks(between_ranks, tmp_path)
     for name in ("first", "second"):
         read = {name: torch.zeros_like(value) for name, value in made_tensors().items()}
         load_tensors(read, tmp_path / name)

@@ -1,7 +1,6 @@
 """An engine beside the policy it samples from, in this process or in one of its own."""
 
 import copy
-import multiprocessing
 import os
 import traceback
 from pathlib import Path
@@ -13,6 +12,7 @@ from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
 from apo_lightning.rollout.weight_sync import publish
+from processes import CONTEXT
 
 VOCAB = 128
 
@@ -127,9 +127,10 @@ class RemoteBench:
     """The same, in a process of its own: vLLM replaces parts of torch for as long as a process lives."""
 
     def __init__(self, engine_name, tied, folder, dtype=torch.float32):
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True)
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(
+            target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True
+        )
         self._process.start()
         theirs.close()
         self._receive()

@@ -6,13 +6,13 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.tensor_parallel import SharedRequests
 from apo_lightning.rollout.weight_sync import logprob_gap, publish
+from processes import on_two_ranks
 from rollout.bench import context, make_engine, reference_logprobs, tiny_llama
 from rollout.contract import request
 
@@ -102,7 +102,7 @@ def sample_together(listener, group, forwards):
 
 
 def test_ranks_that_share_an_engine_leave_it_together_when_one_must(tmp_path):
-    mp.spawn(listen, args=(str(tmp_path),), nprocs=2)
+    on_two_ranks(listen, str(tmp_path))
 
 
 def plant_stale_tensors(engine, policy):
@@ -119,4 +119,4 @@ def plant_stale_tensors(engine, policy):
 @pytest.mark.parametrize("engine_name", ["transformers", pytest.param("vllm together", marks=VLLM)])
 def test_each_rank_samples_from_the_whole_policy(engine_name, tmp_path):
     tiny_llama(tied=True).config.save_pretrained(tmp_path)
-    mp.spawn(work, args=(engine_name, str(tmp_path)), nprocs=2)
+    on_two_ranks(work, engine_name, str(tmp_path))

@@ -1,5 +1,4 @@
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from transformers import LlamaConfig
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.auto import auto_engine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
+from processes import start_script
 from rollout.bench import context, make_engine
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -67,12 +67,15 @@ def test_auto_takes_vllm_where_it_is_installed(bare_environment):
 @needs_vllm
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_the_head_sizes_are_those_of_the_installed_cpu_backend():
-    run_script("""
+def test_the_head_sizes_are_those_of_the_installed_cpu_backend(tmp_path):
+    run_script(
+        tmp_path,
+        """
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from apo_lightning.rollout.vllm_engine import CPU_HEAD_SIZES
 assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES
-""")
+""",
+    )
 
 
 def test_a_model_that_the_cpu_build_cannot_run_is_refused_on_the_cpu_alone():
@@ -84,12 +87,11 @@ def test_a_model_that_the_cpu_build_cannot_run_is_refused_on_the_cpu_alone():
     make_engine("transformers").check_model(config, CPU)
 
 
-def run_script(body):
+def run_script(folder, body):
     """In a process of its own, quiet or not; what it wrote on both streams."""
-    script = f"import sys; sys.path[:] = {[*sys.path, str(Path(__file__).parents[1])]!r}\n{body}"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout + result.stderr
+    script = folder / "script.py"
+    script.write_text(body)
+    return start_script(str(script)).finish()
 
 
 @needs_vllm
@@ -97,7 +99,9 @@ def run_script(body):
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer_has_group", [True, False])
 def test_the_trainers_process_group_outlives_the_engine_and_the_engine_is_quiet(trainer_has_group, tmp_path):
-    output = run_script(f"""
+    output = run_script(
+        tmp_path,
+        f"""
 import torch, torch.distributed as dist
 from rollout.bench import Bench
 if {trainer_has_group}:
@@ -116,7 +120,8 @@ if {trainer_has_group}:
     assert total == 1
     dist.destroy_process_group()
 assert not dist.is_initialized()
-""")
+""",
+    )
     assert output == ""
 
 

@@ -4,9 +4,9 @@ import os
 import time
 
 import torch.distributed
-import torch.multiprocessing as mp
 
 from apo_lightning.run.launching import launch_time
+from processes import on_two_ranks
 
 
 def launched(rank, port, folder):
@@ -20,6 +20,6 @@ def launched(rank, port, folder):
 
 
 def test_a_process_that_comes_later_takes_the_time_of_the_first(tmp_path):
-    mp.spawn(launched, args=(29732, tmp_path), nprocs=2)
+    on_two_ranks(launched, 29732, tmp_path)
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second

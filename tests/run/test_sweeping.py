@@ -10,7 +10,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import read_write
 
 from apo_lightning.run.sweeping import each_job_a_run, is_swept
-from composing import CONFIGS, ROOT, training_rows
+from composing import CONFIGS, ROOT
+from running import training_rows
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

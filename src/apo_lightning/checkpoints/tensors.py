@@ -20,8 +20,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from apo_lightning.process_group import num_processes
 
 BYTES_PER_FILE = 256 * 2**20
-"""How large a file of one rank is. It is put together in memory, twice: in one file a save would take two copies of the policy and its
-optimizer."""
+"""Size of one rank's files. Each is put together in memory, twice: one file for all would take two copies of it."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
