@@ -77,7 +77,6 @@ class DetachedHead:
         tokens: slice,
         token_ids: Int[Tensor, "chunk"],
         anchor_ids: Int[Tensor, "chunk anchors"] | None = None,
-        *,
         ref_hidden: Float[Tensor, "tokens ref_hidden"] | None = None,
         ref_weight: Float[Tensor, "vocab ref_hidden"] | None = None,
     ) -> TokenStatistics:

@@ -12,7 +12,7 @@ from apo_lightning.metrics.step_metrics import UpdateRecord
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from apo_lightning.types import LossOutput
+from apo_lightning.types import LossInputs, LossOutput
 from apo_lightning.update.minibatches import Minibatch
 from apo_lightning.update.retry import within_budget
 from apo_lightning.update.settings import StepSettings
@@ -29,6 +29,19 @@ class TokenLosses:
     output: LossOutput
     weighted_sum: Float[Tensor, ""]
     """What these tokens add to the mini-batch's scalar loss."""
+
+    @classmethod
+    def of(
+        cls, chunk: Microbatch, inputs: LossInputs, output: LossOutput, weighted_sum: Float[Tensor, ""]
+    ) -> "TokenLosses":
+        """A record of a chunk, cut off from the graph."""
+        return cls(
+            token_index=chunk.token_index,
+            logprobs=inputs.logprobs.detach().clone(),
+            old_logprobs=inputs.old_logprobs,
+            output=replace(output, per_token=output.per_token.detach()),
+            weighted_sum=weighted_sum.detach(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +94,7 @@ class MinibatchUpdate:
         for tokens in head.chunks():
             chunk = microbatch.part(tokens)
             anchor_ids = self.table.anchor_ids(chunk, self.loss.needs.anchor_size, self.loss_mask)
-            statistics = head.statistics(
-                tokens, chunk.targets, anchor_ids, ref_hidden=ref_hidden, ref_weight=ref_weight
-            )
+            statistics = head.statistics(tokens, chunk.targets, anchor_ids, ref_hidden, ref_weight)
             if self.is_first:
                 self.table.record_policy(chunk, statistics)
             inputs = self.table.loss_inputs(
@@ -97,15 +108,7 @@ class MinibatchUpdate:
             output = self.loss(inputs)
             weighted_sum = (self.minibatch.weights[chunk.token_index] * output.per_token).sum()
             head.add(weighted_sum)
-            self.losses.append(
-                TokenLosses(
-                    token_index=chunk.token_index,
-                    logprobs=inputs.logprobs.detach().clone(),
-                    old_logprobs=inputs.old_logprobs,
-                    output=replace(output, per_token=output.per_token.detach()),
-                    weighted_sum=weighted_sum.detach(),
-                )
-            )
+            self.losses.append(TokenLosses.of(chunk, inputs, output, weighted_sum))
         return head.joined()
 
     @property
