@@ -1,8 +1,8 @@
-"""`metrics.csv`: a row a step, whole on the disk whenever the process may end."""
+"""`metrics.csv`: a row a step, whole in the file whenever the process may end."""
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class MetricsCSV(Logger):
         super().__init__()
         self.path = folder / NAME
         self.rows = rows
+        self._columns: list[str] = []
+        """Of the file as this process has written it."""
 
     @property
     def name(self) -> str:
@@ -46,14 +48,21 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add a row and write the file."""
-        self.rows.append({**metrics, "step": step})
-        columns = sorted({column for row in self.rows for column in row})
+        """Append a row; where it brings a new column, write the whole file anew."""
+        row = {**metrics, "step": step}
+        self.rows.append(row)
+        if row.keys() <= set(self._columns):
+            with self.path.open("ab", buffering=0) as file:
+                file.write(self._lines([row]))
+            return
+        self._columns = sorted({column for row in self.rows for column in row})
+        header = {column: column for column in self._columns}
+        write_atomically(self.path, self._lines([header, *self.rows]))
+
+    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, fieldnames=columns)
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomically(self.path, text.getvalue().encode())
+        csv.DictWriter(text, fieldnames=self._columns).writerows(rows)
+        return text.getvalue().encode()
 
 
 def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict[str, Any]]:
@@ -68,8 +77,9 @@ def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict
     path = folder / NAME
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(file)]
+    # A power cut may leave the beginning of a row.
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(lines)]
     validated_until = -1 if validated_step is None else validated_step
     return [row for row in rows if int(row["step"]) <= (validated_until if _is_validation(row) else step)]
 
