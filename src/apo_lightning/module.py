@@ -119,7 +119,7 @@ class RLVRModule(pl.LightningModule):
         self.timer.begin()
 
     def on_validation_start(self) -> None:
-        """As above: a run may begin with validation. It is no part of a step."""
+        """The engine starts here where a run begins with validation, which is no part of a step."""
         self.timer.pause()
         self._start_engine()
         self.held_out.begin()
@@ -265,7 +265,7 @@ class RLVRModule(pl.LightningModule):
         return rollouts
 
     def _check_engine(self, table: StepTable) -> tuple[float, float]:
-        """That it samples from the policy; see `EngineCheck.run`."""
+        """Hold the engine's log-probs against the policy's; see `EngineCheck.run`."""
         return self.engine_check.run(table, self.policy, self.retry, self.ranks, self.policy_version)
 
     def _report(self, plan: StepPlan, advantages: Advantages, record: UpdateRecord) -> StepOutput:

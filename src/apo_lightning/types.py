@@ -271,9 +271,9 @@ class StepTokens:
     advantages: Float[Tensor, "tokens"]
     is_correct: Bool[Tensor, "tokens"]
     rollout_logprobs: Float[Tensor, "tokens"]
-    """As the engine reported them."""
+    """log π_rollout [nats], reported by the engine."""
     old_logprobs: Float[Tensor, "tokens"]
-    """As the trainer recomputed them, before the first optimizer step."""
+    """log π_old [nats], computed by the trainer before the first optimizer step."""
     entropy: Float[Tensor, "tokens"]
     max_prob: Float[Tensor, "tokens"]
     required: Bool[Tensor, "completions"]

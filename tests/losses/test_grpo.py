@@ -94,10 +94,9 @@ def test_a_missing_input_is_named():
         GRPO(entropy_coef=0.1)(case.inputs(Needs(), case.logits))
 
 
-def test_losses_are_frozen_and_prepare_to_themselves():
+def test_losses_are_frozen():
     loss = GRPO()
     assert isinstance(loss, PolicyLoss)
-    assert loss.prepare(None) is loss
     with pytest.raises(FrozenInstanceError):
         loss.clip_eps = 0.3
 

@@ -316,7 +316,7 @@ def _empty(folder: Path, *, make: bool = True) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Of a save, on one rank."""
+    """Why a save did not succeed on one rank."""
 
     reason: str
     """In one line."""

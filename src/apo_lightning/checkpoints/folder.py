@@ -31,7 +31,7 @@ class Position:
 
     @property
     def name(self) -> str:
-        """Of the folder; sorts like the position.
+        """The folder's name; names sort like positions.
 
         Example:
             >>> Position(step=7).name, Position(step=7, is_sampled=True).name
@@ -48,11 +48,11 @@ class Header:
     world_size: int
     """Ranks that wrote it."""
     validated_step: int | None
-    """Finished rollouts when the held-out problems were last looked at; None: never."""
+    """Finished rollouts at the last validation pass; None: there was none."""
     score: float | None
-    """The watched held-out metric, where the held-out problems were looked at just before; None otherwise."""
+    """The watched held-out metric, where a validation pass came just before; None otherwise."""
     config: Mapping[str, Any]
-    """Of the run that wrote it."""
+    """The config of the run that wrote it."""
     files: Mapping[str, Sequence[int]]
     """Name → (size [bytes], CRC-32)."""
 
@@ -97,7 +97,7 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
 
 
 def crc32(path: Path) -> int:
-    """Of a whole file."""
+    """The CRC-32 of a whole file."""
     value = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

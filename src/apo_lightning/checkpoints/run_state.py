@@ -37,19 +37,19 @@ class Run(Protocol):
 
 @runtime_checkable
 class TrainingRun(Run, Protocol):
-    """And once it trains."""
+    """What the module shows once it trains."""
 
     schedule: LRScheduler
     nonfinite: NonfiniteSteps
 
     @property
     def optimizer(self) -> Optimizer:
-        """Of the policy."""
+        """The policy's optimizer."""
         ...
 
 
 def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:
-    """By Hugging Face name. Frozen ones come with the model."""
+    """The trained parameters by Hugging Face name; frozen ones come with the model."""
     return {unwrapped_name(name): p for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
@@ -82,7 +82,7 @@ def new_optimizer_tensors(
 
 
 def shared_state(run: TrainingRun) -> dict[str, Any]:
-    """The same on all ranks."""
+    """State that is the same on all ranks."""
     names = {id(parameter): name for name, parameter in trained_parameters(run.policy).items()}
     return {
         "policy_version": run.policy_version,
@@ -123,7 +123,7 @@ def restore_callbacks(trainer: pl.Trainer, states: Mapping[str, Mapping[str, Any
 
 
 def random_states() -> dict[str, Any]:
-    """Of every generator that this process shares. Samples have seeds of their own and need none of them."""
+    """The state of every generator of this process. Samples have seeds of their own and need none of them."""
     algorithm, keys, position, has_gauss, gauss = np.random.get_state()
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -136,7 +136,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """The other way round."""
+    """Put every generator into the state that `random_states` gave."""
     random.setstate(states["python"])
     algorithm, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((algorithm, keys.numpy(), position, has_gauss, gauss))

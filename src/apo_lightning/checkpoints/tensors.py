@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from apo_lightning.process_group import num_processes
+
 BYTES_PER_FILE = 256 * 2**20
-"""Of one rank. A file is put together in memory, twice: in one file a save would take two copies of the policy and its
-optimizer."""
+"""Size of one rank's files. Each is put together in memory, twice: one file for all would take two copies of it."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -29,7 +30,7 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup | None) -> Future[object]:
-    """The same from a thread of its own, of the tensors as they are now: they are copied to host memory first.
+    """Write the tensors from a thread, as they are now: they are copied to host memory first.
 
     Args:
         tensors: whole or sharded, on any device.
@@ -69,7 +70,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _writer(tensors: Mapping[str, Tensor], folder: Path) -> HuggingFaceStorageWriter:
-    world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    world_size = num_processes()
     files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)
     return HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
 

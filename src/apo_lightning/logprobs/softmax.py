@@ -84,7 +84,7 @@ class LogitGradient:
     largest: Float[Tensor, "tokens 1"]
     constant: Float[Tensor, "tokens 1"]
     slope: Float[Tensor, "tokens 1"] | None
-    """None: nobody read the entropy."""
+    """The share of the entropy's gradient; None: nobody read the entropy."""
 
     @classmethod
     def of(

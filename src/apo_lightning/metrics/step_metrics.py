@@ -77,13 +77,13 @@ class UpdateRecord:
 
     @property
     def mean_loss(self) -> float:
-        """Of the mini-batches that had a kept token, this rank's share; NaN where none had."""
+        """Mean scalar loss of the mini-batches that had a kept token, this rank's share; NaN where none had."""
         num_losses = self.num_minibatches - self.num_empty
         return self.loss / num_losses if num_losses else math.nan
 
     @property
     def num_minibatches(self) -> int:
-        """That are done, stepped or not."""
+        """Mini-batches that are done, with an optimizer step or without."""
         return len(self.grad_norms) + self.num_empty + self.num_nonfinite
 
     def updated(self, device: torch.device) -> Bool[Tensor, "tokens"]:
@@ -234,7 +234,7 @@ class StepMetrics(nn.Module):
 
 
 def _fault_if_nan(values: Tensor) -> Tensor:
-    """Of a number that applies everywhere: a NaN must be counted, not taken for "not applicable"."""
+    """Turn NaN into inf where a number applies everywhere: it is to be counted, not taken for "not applicable"."""
     return values.nan_to_num(nan=torch.inf)
 
 

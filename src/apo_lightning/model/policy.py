@@ -20,6 +20,7 @@ from apo_lightning.model.attention import attention_arguments, use_shared_prompt
 from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_id
+from apo_lightning.process_group import process_rank
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 
@@ -130,15 +131,12 @@ class Policy(nn.Module):
         Adapters are merged into it.
         """
         weights = None
-        is_first = True
-        if torch.distributed.is_initialized():
-            is_first = torch.distributed.get_rank() == 0
         if has_adapters(self.model):
             weights = merged_weights(self.model)
         elif torch.distributed.is_initialized():
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)
-        if is_first:
+        if process_rank() == 0:
             self.model.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
 

@@ -84,14 +84,14 @@ class AdaptersOff(Reference):
 
     @property
     def copies(self) -> list[Policy]:
-        """None."""
+        """No copy is kept: the policy is sharded already."""
         return []
 
     def to(self, device: torch.device) -> None:
         """The policy is there already."""
 
     def answering(self) -> AbstractContextManager[None]:
-        """With the adapters off."""
+        """A context in which the adapters are off."""
         return adapters_off(self.policy.model)
 
 

@@ -17,7 +17,7 @@ from apo_lightning.reporting.figures.report import report_figures
 from apo_lightning.reporting.page import ReportContents, files_of, page
 from apo_lightning.reporting.published_check import published_check
 from apo_lightning.reporting.render import write_tables
-from apo_lightning.reporting.runs import flatten, read_runs, interpolated
+from apo_lightning.reporting.runs import flatten, interpolated, read_runs
 from apo_lightning.reporting.tables import report_tables
 from apo_lightning.run.choices import CONFIG_DIR, options_of
 

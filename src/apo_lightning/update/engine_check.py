@@ -31,7 +31,7 @@ class RoundingNoise:
     """Mean over tokens of |log π − log π with a rounded residual stream|; 0 in float32."""
     num_tokens: int
     version: int
-    """Of the policy."""
+    """The policy version that it was measured at."""
 
     def holds_for(self, version: int) -> bool:
         """Whether it need not be measured again."""
@@ -89,7 +89,7 @@ class EngineCheck:
         return {"checked_version": self.checked_version, "noise": None if self.noise is None else asdict(self.noise)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The other way round."""
+        """Take over what `state_dict` gave."""
         self.checked_version = state["checked_version"]
         self.noise = None if state["noise"] is None else RoundingNoise(**state["noise"])
 
@@ -97,7 +97,7 @@ class EngineCheck:
 def _measured_noise(
     table: StepTable, policy: Policy, *, settings: StepSettings, ranks: Ranks, version: int
 ) -> RoundingNoise:
-    """Of one micro-batch a rank, over all of them: under sharding a forward is a collective."""
+    """The noise of one micro-batch a rank, over all ranks: under sharding a forward is a collective."""
     completions = table.completions_with(~table.old_logprobs.isnan()) or range(len(table.rollouts.completions))
     microbatch = table.microbatches(completions, min(settings.tokens_per_microbatch, NOISE_POSITIONS))[0]
     moved = rounding_noise(policy, microbatch, table.old_logprobs[microbatch.token_index], settings.temperature)

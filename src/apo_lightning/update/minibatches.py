@@ -47,7 +47,7 @@ class Minibatch:
 
     @property
     def real_microbatches(self) -> Sequence[Microbatch]:
-        """Without the empty forwards."""
+        """The micro-batches that hold completions to learn from."""
         return self.microbatches[: len(self.microbatches) - self.num_padding]
 
     @property

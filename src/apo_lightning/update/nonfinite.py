@@ -12,6 +12,7 @@ from torch import Tensor
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.files import write_atomically
+from apo_lightning.process_group import process_rank
 from apo_lightning.update.minibatch import MinibatchUpdate
 from apo_lightning.update.minibatches import Ranks
 
@@ -63,7 +64,7 @@ class NonfiniteSteps:
 def _save(path: Path, update: MinibatchUpdate, step: int, grad_norm: float) -> None:
     """One file of what all ranks had, for `torch.load(path, weights_only=True)`."""
     parts = from_all_ranks(completion_rows(update))
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+    if process_rank() == 0:
         completions = update.minibatch.completions
         content = {
             "step": step,

@@ -10,6 +10,7 @@ import torch
 
 from apo_lightning.errors import DoesNotFitError
 from apo_lightning.model.packing import Microbatch
+from apo_lightning.process_group import num_processes
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
 
@@ -60,7 +61,7 @@ class MemoryRetry:
         return self.call(work, *args, **kwargs)
 
     def _halve(self, error: Exception) -> None:
-        num_ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        num_ranks = num_processes()
         budget = self.settings.tokens_per_microbatch
         smaller = max(1, budget // 2)
         if num_ranks > 1 or self.was_halved:

@@ -78,6 +78,6 @@ def score_for_check(table: StepTable, policy: Policy, settings: StepSettings, ra
 
 
 def table_to_check(rollouts: Rollouts, device: torch.device) -> StepTable:
-    """Of completions that nothing is learnt from: for the check of a version that no training step has used."""
+    """A table of completions that nothing is learnt from, to check the engine before any training step."""
     nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
     return StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), device)

@@ -8,7 +8,7 @@ from apo_lightning.losses.aggregation import AGGREGATIONS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """Sizes of one step. Source: the paper's hyper-parameter table; units in ALGORITHMS 9.
+    """Sizes of one step. Source: the paper's hyper-parameter table.
 
     Attributes:
         prompts_per_step: problems sampled between two weight syncs.

@@ -8,6 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.process_group import process_rank
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.update.table import StepTable
 
@@ -39,7 +40,7 @@ def draw_subset(table: StepTable, fraction: float | int, seed: int) -> Bool[Tens
     ]
     parts = from_all_ranks((priorities, len(table.required)))
     size = subset_size(sum(num_completions for _, num_completions in parts), fraction)
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    rank = process_rank()
     drawn = torch.zeros_like(table.required)
     drawn[[candidates[i] for owner, i in smallest([part for part, _ in parts], size) if owner == rank]] = True
     return drawn
