@@ -11,6 +11,7 @@ import torch
 import apo_lightning.module
 import apo_lightning.run.training
 import apo_lightning.update.scoring
+import apo_lightning.update.step_plan
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.metrics.step_metrics import StepMetrics
@@ -263,22 +264,18 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
 
     for name in (
         "StepTable",
-        "updated_tokens",
-        "plan_minibatches",
+        "needs_of_diagnostics",
+        "score_reference",
+        "score_policy",
         "clip_grad_norm",
         "publish",
         "check_error_rate",
         "work_of",
     ):
         slow(apo_lightning.module, name)
-    for name in (
-        "watched_by",
-        "unscored_parts",
-        "score_reference",
-        "score_policy",
-        "score_for_check",
-    ):
-        slow(apo_lightning.update.scoring, name)
+    for name in ("updated_tokens", "plan_minibatches", "draw_subset"):
+        slow(apo_lightning.update.step_plan, name)
+    slow(apo_lightning.update.scoring, "score_for_check")
     slow(EngineCheck, "run")
     for name in ("compute", "speed"):
         slow(StepMetrics, name)
