@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.distributed.ranks import settle_gradient
+from apo_lightning.distributed.ranks import complete_gradient
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_forward_alone_does_not_keep_the_next_one_at_the_weights_before_the_st
     with torch.no_grad():
         model(torch.ones(1, 1))
     assert not isinstance(model.weight, DTensor)
-    settle_gradient(model, has_run=False)
+    complete_gradient(model, has_run=False)
     optimizer.step()
     # w ← w·(1 − lr·decay)
     assert float(model(torch.ones(1, 1))) == pytest.approx(1 - 0.1 * 0.5)
@@ -38,5 +38,5 @@ def test_a_forward_alone_does_not_keep_the_next_one_at_the_weights_before_the_st
 def test_a_gradient_that_is_there_stays():
     model = nn.Linear(1, 1, bias=False)
     model(torch.full((1, 1), 3.0)).sum().backward()
-    settle_gradient(model, has_run=True)
+    complete_gradient(model, has_run=True)
     assert float(model.weight.grad) == 3.0

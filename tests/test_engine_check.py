@@ -14,7 +14,7 @@ from apo_lightning.rollout.weight_sync import logprob_gap, publish
 from apo_lightning.types import GenerationRequest, Prompt, Rollouts, Verdict
 from apo_lightning.update import engine_check
 from apo_lightning.update.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
-from apo_lightning.update.retry import Memory
+from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.scoring import table_to_check
 from test_plan import SETTINGS, Alone
 
@@ -66,7 +66,7 @@ def sampled_table(engine, num_tokens):
 
 
 def run(check, table, policy, version=1):
-    return check.run(table, policy, Memory(SETTINGS), Alone(), version)
+    return check.run(table, policy, MemoryRetry(SETTINGS), Alone(), version)
 
 
 def test_the_noise_of_the_trainers_two_precisions_is_the_size_of_the_gap(pair):

@@ -65,11 +65,18 @@ def test_dropped_completions_are_in_neither():
     assert (list(second.microbatches), second.num_tokens) == ([], 0)
 
 
+class SecondToken(GRPO):
+    """Has a gradient at one token alone."""
+
+    def gradient_mask(self, advantages, is_correct):
+        return torch.arange(len(advantages)) == 1
+
+
 def test_a_completion_runs_whole_when_one_of_its_tokens_can_move():
     rollouts = make_rollouts(["correct", "incorrect"], 2, lengths=[3, 2])
-    values = torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0])
-    table = StepTable(rollouts, Advantages(values=values, keep=torch.ones(1, 2, dtype=torch.bool)), torch.device("cpu"))
-    assert updated_tokens(table, GRPO()).tolist() == [True, True, True, False, False]
+    advantages = Advantages(values=torch.ones(1, 2), keep=torch.ones(1, 2, dtype=torch.bool))
+    table = StepTable(rollouts, advantages, torch.device("cpu"))
+    assert updated_tokens(table, SecondToken()).tolist() == [True, True, True, False, False]
 
 
 class BusyOthers(Alone):
