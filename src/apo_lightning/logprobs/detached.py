@@ -59,7 +59,7 @@ class DetachedHead:
         self._workspace = Workspace(
             weight=weight.detach().to(dtype),
             gradient=torch.zeros_like(weight, dtype=state_dtype) if weight.requires_grad else None,
-            held=HeldLogits(capacity=2 * num_held(hidden.device)),  # tiles at the edges are counted as whole ones
+            held=HeldLogits(capacity=2 * num_held(hidden.device, dtype)),  # tiles at the edges are counted as whole
         )
         self._grad_hidden = torch.zeros_like(hidden)
         self._total = torch.zeros((), dtype=state_dtype, device=hidden.device)
@@ -68,7 +68,9 @@ class DetachedHead:
     def chunks(self) -> Iterator[slice]:
         """The tokens, as many at a time as have their logits held."""
         num_tokens, vocab_size, device = len(self._hidden), len(self._weight), self._hidden.device
-        size = min(num_held(device) // vocab_size, tile_shape(num_tokens, vocab_size, device)[0])
+        size = min(
+            num_held(device, self._workspace.weight.dtype) // vocab_size, tile_shape(num_tokens, vocab_size, device)[0]
+        )
         size -= size % ROWS_MULTIPLE if size > ROWS_MULTIPLE else 0
         return slices(num_tokens, max(1, size))
 

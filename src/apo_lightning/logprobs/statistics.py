@@ -93,7 +93,7 @@ class _TokenStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = head_of(hidden, head_weight, temperature, compute_dtype, workspace)
         softmax = Softmax(ids, head.state_dtype)
-        held = workspace.held if workspace is not None else HeldLogits(num_held(hidden.device))
+        held = workspace.held if workspace is not None else HeldLogits(num_held(hidden.device, compute_dtype))
         turn = held.begin(any(ctx.needs_input_grad))
         logits, scratch = head.buffer(), head.buffer()
         for rows in head.row_tiles():

@@ -68,9 +68,11 @@ class Workspace:
     held: HeldLogits
 
 
-def num_held(device: torch.device) -> int:
-    """How many logits may be held on such a device."""
-    return LOGITS_HELD_CPU if device.type == "cpu" else LOGITS_HELD
+def num_held(device: torch.device, compute_dtype: torch.dtype) -> int:
+    """How many logits may be held on such a device, with products in such a dtype."""
+    if device.type != "cpu":
+        return LOGITS_HELD
+    return LOGITS_HELD_CPU * (2 if compute_dtype.itemsize < torch.float32.itemsize else 1)
 
 
 def head_of(

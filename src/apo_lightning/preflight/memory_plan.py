@@ -267,7 +267,8 @@ def reduced_bytes(model: ModelShape, run: RunShape) -> int:
 def head_logits_bytes(run: RunShape) -> int:
     """Logits of one tile and their exponentials, and those that are held until their gradient is taken; float32."""
     rows, columns = TILE if run.is_cuda else TILE_CPU
-    return FLOAT32 * (2 * rows * columns + (LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU))
+    held = LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
+    return FLOAT32 * (2 * rows * columns + held)
 
 
 def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
