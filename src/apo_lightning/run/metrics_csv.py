@@ -30,7 +30,7 @@ class MetricsCSV(Logger):
         self.path = folder / NAME
         self.rows = rows
         self._columns: list[str] = []
-        """Of the file as this process has written it."""
+        """The columns of the file, as this process has written it."""
 
     @property
     def name(self) -> str:
