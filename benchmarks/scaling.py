@@ -2,8 +2,8 @@
 
     python benchmarks/scaling.py
 
-1 means in proportion, 0 not at all. The head is the one of a training step (gradient within the forward) and the one
-that makes the logits again. Prints Markdown; a few minutes on one core.
+1 means in proportion, 0 not at all. The head is the one of a training step, which takes its gradient chunk by chunk,
+and the one that is given all tokens at once. Prints Markdown; a few minutes on one core.
 """
 
 import argparse

@@ -33,7 +33,7 @@ class DetachedHead:
         ConfigError: the temperature is not positive.
 
     Example:
-        Minus the log-probs of a token of probability 1/4, twice: Σ = 2·log 4, ∂Σ/∂h = 2·Σ_v p_v·w_v − …
+        Minus the log-probs of a token of probability 1/4, twice: 2·log 4.
 
         >>> hidden, weight = torch.ones(2, 1, requires_grad=True), torch.tensor([[1.0], [3.0]]).log()
         >>> head = DetachedHead(hidden, weight)

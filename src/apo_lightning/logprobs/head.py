@@ -67,13 +67,17 @@ class Head:
 
 
 class HeadGradient:
-    """∂L/∂h and ∂L/∂W, gathered tile by tile; None where nobody asked.
+    """∂L/∂h and ∂L/∂W, gathered tile by tile.
 
     Sums are float32 until the end: bfloat16 would lose most of a long sum.
+
+    Args:
+        head: whose gradient it is.
+        hidden: whether ∂L/∂h is wanted.
+        weight: what ∂L/∂W is added to, in the state dtype; None: the head is frozen.
     """
 
     def __init__(self, head: Head, *, hidden: bool, weight: Tensor | None) -> None:
-        """Args: whose gradient; whether ∂L/∂h is wanted; where ∂L/∂W is added to, in the state dtype."""
         self._head = head
         self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if hidden else None
         self._weight = weight
