@@ -1,4 +1,4 @@
-# Arguments go through ARGS: make train ARGS="algo=apo model=tiny", make test ARGS="tests/losses -k golden"
+# Arguments go through ARGS: make train ARGS="algo=apo model=tiny", make lab ARGS="seeds=[1,2,3,4,5]"
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
@@ -10,7 +10,7 @@ test check: export HF_HUB_OFFLINE := 1
 test check: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check format lint types layers extras examples clean
+.PHONY: help setup train lab test check format lint types layers extras examples clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ setup:  ## Make .venv, once (EXTRA=cpu|vllm chooses the engine, PYTHON=python3.1
 
 train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 	@$(python) train.py $(ARGS)
+
+lab: setup  ## See collapse, measure it, fight it: two puzzles, every method, three seeds, one page (an hour)
+	@$(python) lab.py $(ARGS)
 
 # With more threads than cores, processes wait for one another.
 test: export OMP_NUM_THREADS := 1

@@ -49,7 +49,7 @@ from apo_lightning.rewards import NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.types import AdvantageInputs, Advantages, Completion, Needs, Prompt, Rollouts, Verdict
-from apo_lightning.update.minibatch import MinibatchUpdate
+from apo_lightning.update.minibatch_update import MinibatchUpdate
 from apo_lightning.update.scoring import score_reference
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.step_plan import plan_step
@@ -169,7 +169,7 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
             clock=PhaseClock(),
         ),
         checkpointer=Checkpointer(
-            CheckpointSettings(save_every=None, keep=1, best=None, asynchronous=False),
+            CheckpointSettings(save_every=None, keep=1, best=None, asynchronous=False, snapshot_every=None),
             root=Path("never"),
             config={},
             found=None,

@@ -44,6 +44,19 @@ def test_kv_cache_gib_is_typed_alike_under_every_engine(program):
         assert found == ([] if option == "transformers" else [0.5])
 
 
+def test_the_papers_runs_look_at_the_benchmarks_that_its_evaluations_measure():
+    cfg = composed("experiment=paper/qwen_math7b_apo")
+    benchmarks = composed("benchmark=paper", config_name="evaluate").benchmark
+    held_out = instantiate(cfg.data).validation
+    assert list(held_out) == ["aime2024", "aime2025", "amc2023"]
+    for name, problems in held_out.items():
+        assert problems.hub == instantiate(benchmarks[name].hub)
+    # The cost that the file states, of completions: a look in those of a step, all looks in those of the run.
+    looks = 1 + cfg.trainer.max_steps // cfg.trainer.val_check_interval
+    share = sum(benchmarks[name].num_problems for name in held_out) * cfg.validation_samples / (512 * 8)
+    assert (looks, round(share, 2), round(looks * share / cfg.trainer.max_steps, 2)) == (13, 0.20, 0.01)
+
+
 def test_the_papers_runs_are_all_there():
     assert {path.stem for path in (CONFIGS / "experiment" / "paper").glob("*.yaml")} == PAPER | {"base"}
 

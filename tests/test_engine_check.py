@@ -16,7 +16,7 @@ from apo_lightning.update import engine_check
 from apo_lightning.update.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
 from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.scoring import table_to_check
-from test_plan import SETTINGS, Alone
+from test_minibatch_plan import SETTINGS, Alone
 
 TINY = {
     "model_type": "llama",
@@ -66,7 +66,7 @@ def sampled_table(engine, num_tokens):
 
 
 def run(check, table, policy, version=1):
-    return check.run(table, policy, MemoryRetry(SETTINGS), Alone(), version)
+    return check.run(table, policy, SETTINGS, Alone(), version)
 
 
 def test_the_noise_of_the_trainers_two_precisions_is_the_size_of_the_gap(pair):
@@ -131,6 +131,29 @@ def test_another_policy_is_more_than_rounding_and_the_message_has_both_numbers(p
     with pytest.raises(StaleWeightsError, match=r"version 7 .* 0\.[0-9]+ nats a token .* rounding explains 0\.[0-9]+:"):
         run(check, table, policy, version=7)
     assert check.checked_version == 0
+
+
+@pytest.mark.parametrize("failing_forward", [1, 2])
+def test_a_check_that_does_not_fit_into_memory_is_done_again(pair, monkeypatch, failing_forward):
+    policy, engine = pair
+    table, check, retry, forwards = sampled_table(engine, 8), EngineCheck(), MemoryRetry(SETTINGS), []
+    plain = Policy.hidden_states
+
+    def limited(self, microbatch):
+        forwards.append(len(microbatch.input_ids))
+        if len(forwards) == failing_forward:
+            torch.empty(2**56)
+        return plain(self, microbatch)
+
+    monkeypatch.setattr(Policy, "hidden_states", limited)
+    gap, tolerance = retry.call(check.run, table, policy, ranks=Alone(), version=1)
+    assert gap < tolerance
+    assert check.checked_version == 1
+    # A completion of 8 tokens takes 4 + 7 positions. Under a budget of 100 the sixteen go eight and eight, under 50 in
+    # fours; one micro-batch is run. In float32 the noise takes no forward.
+    logprobs, noise = ([88, 44], [44]) if failing_forward == 1 else ([88], [88, 44])
+    assert forwards == logprobs + noise * (policy.compute_dtype == torch.bfloat16)
+    assert retry.was_halved == (len(forwards) >= failing_forward)
 
 
 def test_a_check_goes_on_where_another_left_off(pair):

@@ -149,7 +149,7 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("mode=guess",), "mode is 'guess': choose samples or coverage"),
+        (("mode=guess",), "mode is 'guess': choose samples, coverage, exact"),
         (("run=/no/such/run",), "run=/no/such/run is no training run"),
         (("benchmark=aime2024", "data_dir=/no/such"), "/no/such/aime2024.jsonl does not exist"),
         (("benchmark.arithmetic.num_problems=7",), "has 256 problems, but arithmetic has 7"),

@@ -9,12 +9,24 @@ from apo_lightning.metrics.throughput import Speed, Work
 from composing import ROOT
 from running import SIGNAL, read_metrics, train_tiny
 
-MONITOR = (
-    "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor",
-    "+callbacks.monitor.every_n_steps=1",
+DIAGNOSTICS = (
+    "callbacks=diagnostics",
+    "~callbacks.progress",
+    "~callbacks.export",
+    *(f"callbacks.{name}.every_n_steps=1" for name in ("monitor", "squeezing_monitor", "reachability")),
+)
+RECOVERY = (
+    "+callbacks.recovery_tracker._target_=apo_lightning.callbacks.RecoveryTracker",
+    *(f"+callbacks.recovery_tracker.{name}=1" for name in ("num_prompts", "completions_per_prompt", "every_n_steps")),
+)
+GEOMETRY = (
+    "+callbacks.gradient_geometry._target_=apo_lightning.callbacks.GradientGeometry",
+    "+callbacks.gradient_geometry.every_n_steps=1",
+    "+callbacks.gradient_geometry.spaces=[logits,head]",
 )
 RUNS = {
-    "apo": ("algo=apo", *MONITOR, "validation_samples=2"),
+    "apo": ("algo=apo", *DIAGNOSTICS, *GEOMETRY, "validation_samples=2"),
+    "grpo": ("algo=grpo", *RECOVERY),
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
     "nsr": ("algo=nsr", "prompts_per_minibatch=4"),
 }
@@ -28,9 +40,11 @@ def rows_of_page() -> dict[str, list[str]]:
 
 
 def key_on_page(column: str) -> str:
-    """A column's name without what depends on the run: the set, the k, the percentile, the bucket."""
-    column = re.sub(r"^val/[^/]+/", "val/NAME/", column)
-    column = re.sub(r"pass@\d+$", "pass@K", column)
+    """A column's name without what depends on the run: the set, the k, the percentile, the bucket, space and term."""
+    column = re.sub(r"^(val|alarm)/[^/]+/", r"\1/NAME/", column)
+    if column.startswith("geometry/") and column.count("/") == 2:
+        column = re.sub(r"^geometry/[^/]+/", "geometry/SPACE/", re.sub(r"reward|push|pull|kl|entropy", "TERM", column))
+    column = re.sub(r"@\d+$", "@K", column)
     column = re.sub(r"_p\d+$", "_pQ", column)
     return re.sub(r"_[\d.]+_to_[\d.]+$", "_A_to_B", column)
 

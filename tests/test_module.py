@@ -97,6 +97,18 @@ def test_a_diagnostic_that_reads_the_reference_steers_nothing(tmp_path):
         assert any(name.startswith("support/") for name in rows[0])
 
 
+def test_no_diagnostic_steers(tmp_path):
+    """With two mini-batches, so that what is probed before the update is not what its second one starts from."""
+    sizes = ("algo=apo", "prompts_per_minibatch=2", "trainer.val_check_interval=1")
+    monitors = ("monitor", "squeezing_monitor", "reachability")
+    each_step = [f"callbacks.{name}.every_n_steps=1" for name in monitors]
+    alone, _ = run(tmp_path / "alone", *sizes)
+    watched, rows = run(tmp_path / "watched", *sizes, "callbacks=diagnostics", *each_step)
+    assert same(alone, watched)
+    for prefix in ("support/", "squeeze/", "history/", "alarm/", "reach/"):
+        assert any(name.startswith(prefix) and row[name] for name in rows[0] for row in rows), prefix
+
+
 def test_a_rollout_with_nothing_to_learn_from_takes_no_optimizer_step_and_is_counted(tmp_path):
     # A random model gets no sum right, and psr drops what is wrong.
     psr = ("algo=psr", "reward=numeric", "trainer.max_steps=1", "optimizer.weight_decay=0.5")

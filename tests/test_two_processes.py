@@ -30,10 +30,28 @@ def held_out_rows(folder):
     return [row for row in rows if any(row.values())]
 
 
+DIAGNOSTICS = {
+    "squeezing_monitor": "SqueezingMonitor",
+    "prompt_history": "PromptHistory",
+    "collapse_alarm": "CollapseAlarm",
+    "reachability": "Reachability",
+}
+WATCHED = (
+    *(f"+callbacks.{name}._target_=apo_lightning.callbacks.{kind}" for name, kind in DIAGNOSTICS.items()),
+    # One completion of either kind: one of the two ranks has none of it to run.
+    *("+callbacks.squeezing_monitor.num_completions=1", "+callbacks.squeezing_monitor.every_n_steps=2"),
+    # Not at the first step: there the reference is to run first on what the update must get a gradient for.
+    "+callbacks.reachability.every_n_steps=2",
+)
+
+
 # Sharded, the reference of a policy with adapters runs first on what the update must get a gradient for.
 @pytest.mark.parametrize(
     "options",
-    [("policy=full", *ENGINE, "trainer.max_steps=3"), ("policy=lora", "engine=transformers", "trainer.max_steps=2")],
+    [
+        ("policy=full", *ENGINE, *WATCHED, "trainer.max_steps=3"),
+        ("policy=lora", "engine=transformers", *WATCHED, "trainer.max_steps=2"),
+    ],
     ids=["full", "lora"],
 )
 def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
@@ -50,6 +68,10 @@ def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(opti
         for one, two in zip(alone, together, strict=True):
             for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy", "apo/triggered_fraction"):
                 assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
+            for name in (name for name in one if name.startswith(("squeeze/", "history/", "alarm/", "reach/"))):
+                # Shares are of differences between two float32 passes.
+                expected = pytest.approx(float(one[name] or "nan"), rel=0.02, abs=0.02, nan_ok=True)
+                assert float(two[name] or "nan") == expected, name
 
 
 def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):

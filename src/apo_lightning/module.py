@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
+from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, complete_gradient, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.held_out import HeldOut
@@ -24,10 +25,19 @@ from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import check_policy_version, publish
-from apo_lightning.types import AdvantageInputs, Advantages, Prompt, Rollouts, StepOutput, ValidationOutput
+from apo_lightning.types import (
+    AdvantageInputs,
+    Advantages,
+    ProbeStatistics,
+    Prompt,
+    Rollouts,
+    StepOutput,
+    ValidationOutput,
+)
 from apo_lightning.update.engine_check import EngineCheck
-from apo_lightning.update.minibatch import MinibatchUpdate
+from apo_lightning.update.minibatch_update import MinibatchUpdate
 from apo_lightning.update.nonfinite import NonfiniteSteps
+from apo_lightning.update.probes import Probing, probing_of
 from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.schedule import begin_schedule
 from apo_lightning.update.scoring import score_policy, score_reference, table_to_check
@@ -35,7 +45,7 @@ from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.step_plan import StepPlan, needs_of_diagnostics, plan_step
 from apo_lightning.update.table import StepTable
 
-PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "update", "sync", "metrics")
+PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "probe", "update", "sync", "metrics")
 """The stages of `training_step`. One that does not run in a step took 0.0 s."""
 
 
@@ -125,7 +135,7 @@ class RLVRModule(pl.LightningModule):
         self.held_out.begin()
 
     def on_validation_end(self) -> None:
-        """The step goes on."""
+        """The clock of the step goes on."""
         self.timer.resume()
 
     def _start_engine(self) -> None:
@@ -148,26 +158,25 @@ class RLVRModule(pl.LightningModule):
 
     @timed("sync")
     def _publish(self) -> None:
-        """Policy → engine."""
+        """Give the engine the policy's weights, under the next version."""
         self.engine.wake()
         self.policy_version += 1
         publish(self.policy.model, self.engine, self.policy_version)
 
     def on_train_end(self) -> None:
-        """After the callbacks': a run whose last checkpoint is there has left its files."""
+        """Save the last checkpoint, after the callbacks: where it is there, so are the files that they write."""
         self.checkpointer.after_training(self)
 
     @property
     def optimizer(self) -> Optimizer:
-        """Not Lightning's wrapper, which would count its steps."""
+        """The optimizer itself: Lightning's wrapper would count its steps."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, Optimizer)
         return optimizer
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
-        """Lightning would log what a callback said at an earlier step again at every later one."""
-        assert self.trainer._results is not None
-        self.trainer._results.reset()
+        """What a callback said at an earlier step is not said again."""
+        forget_logged(self.trainer)
         self.checkpointer.between_steps(self)
 
     # ------------------------------------------------------------------ one step
@@ -180,13 +189,15 @@ class RLVRModule(pl.LightningModule):
         plan = self._plan(rollouts, advantages)
         loss_mask = self._score_reference(plan)
         self._score_policy(plan)
+        probing = self._probe_before(rollouts, advantages)
         record = self._update(plan, loss_mask)
+        probes = self._probe_after(probing)
         self._publish()
-        return {"step_output": self._report(plan, advantages, record)}
+        return {"step_output": self._report(plan, advantages, record, probes)}
 
     @timed("generate")
     def _sample_and_judge(self, batch: Sequence[Prompt]) -> Rollouts:
-        """This rank's share; a run that was stopped here before has its rollouts already."""
+        """This rank's share of the rollouts; where a run was stopped here, its checkpoint has them."""
         step = self.global_step + 1
         rollouts = self.checkpointer.sampled_rollouts()
         if rollouts is None:
@@ -206,18 +217,30 @@ class RLVRModule(pl.LightningModule):
 
     @timed("reference")
     def _score_reference(self, plan: StepPlan) -> Tensor:
-        """log π_ref and anchors, where loss or diagnostics read them; the tokens where the loss may."""
+        """Record log π_ref and anchors where loss or diagnostics read them; return the tokens where the loss may."""
         return self.retry.call(score_reference, plan, self.reference, self.loss, ranks=self.ranks)
 
     def _score_policy(self, plan: StepPlan) -> None:
-        """log π_old, where the update will not find it out by itself."""
+        """Record log π_old where the update will not compute it anyway."""
         if plan.unscored:
             with self.clock.phase("old_logprobs"):
                 self.retry.call(score_policy, plan, self.policy)
 
+    @timed("probe")
+    def _probe_before(self, rollouts: Rollouts, advantages: Advantages) -> Probing:
+        """What diagnostics ask of tokens of their own choice, as far as it is to be had before the update."""
+        probing = probing_of(self.trainer.callbacks, rollouts, advantages, self.device)  # pyright: ignore[reportAttributeAccessIssue]
+        self.retry.call(probing.ask_before, self.policy, self.reference, ranks=self.ranks)
+        return probing
+
+    @timed("probe")
+    def _probe_after(self, probing: Probing) -> Mapping[str, ProbeStatistics]:
+        """What the update has made of it."""
+        return self.retry.call(probing.ask_after, self.policy, ranks=self.ranks)
+
     @timed("update")
     def _update(self, plan: StepPlan, loss_mask: Tensor) -> UpdateRecord:
-        """N optimizer steps, but for those recorded."""
+        """One optimizer step a mini-batch; those that are skipped are counted in the record."""
         record = UpdateRecord(num_tokens=len(plan.table.token_ids), skipped_values=self.loss.skipped_values)
         for minibatch in plan.minibatches:
             update = MinibatchUpdate(
@@ -266,9 +289,11 @@ class RLVRModule(pl.LightningModule):
 
     def _check_engine(self, table: StepTable) -> tuple[float, float]:
         """Hold the engine's log-probs against the policy's; see `EngineCheck.run`."""
-        return self.engine_check.run(table, self.policy, self.retry, self.ranks, self.policy_version)
+        return self.retry.call(self.engine_check.run, table, self.policy, ranks=self.ranks, version=self.policy_version)
 
-    def _report(self, plan: StepPlan, advantages: Advantages, record: UpdateRecord) -> StepOutput:
+    def _report(
+        self, plan: StepPlan, advantages: Advantages, record: UpdateRecord, probes: Mapping[str, ProbeStatistics]
+    ) -> StepOutput:
         """What the step came to, logged and for the callbacks."""
         rollouts = plan.table.rollouts
         with self.clock.phase("metrics"):
@@ -289,6 +314,7 @@ class RLVRModule(pl.LightningModule):
             loss_metrics=record.loss_metrics,
             metrics=metrics,
             timings=timings,
+            probes=probes,
         )
 
     # ------------------------------------------------------------------ held-out problems

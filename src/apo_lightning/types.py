@@ -9,9 +9,10 @@ Axes: P prompts of a step, G completions of a prompt (group), B = P·G completio
 T packed response tokens (completion after completion, no padding), K anchor slots, V vocabulary, D hidden size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -83,6 +84,17 @@ class Verdict:
     """The answer found in the completion; None where none was found."""
 
 
+def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int]:
+    """How often each status occurs; every status is present, so that a logger's columns never change.
+
+    Example:
+        >>> count_statuses(["correct", "timeout"])
+        {'correct': 1, 'incorrect': 0, 'unparsed': 0, 'timeout': 1, 'error': 0}
+    """
+    counts = Counter(statuses)
+    return {status: counts[status] for status in get_args(VerdictStatus)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
     """P prompts with G scored completions each, in prompt-major order: completion b belongs to prompt b // G."""
@@ -107,6 +119,11 @@ class Rollouts:
     def is_correct(self) -> Bool[Tensor, "prompts group"]:
         """True where the verifier said `correct`."""
         return torch.tensor([verdict.status == "correct" for verdict in self.verdicts]).view(-1, self.group_size)
+
+    @property
+    def verdict_counts(self) -> dict[VerdictStatus, int]:
+        """How many completions got each status."""
+        return count_statuses(verdict.status for verdict in self.verdicts)
 
     @property
     def lengths(self) -> Int[Tensor, "prompts group"]:
@@ -137,7 +154,7 @@ class AdvantageInputs:
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
-        """What rollouts come to."""
+        """The part of the rollouts that an estimator may look at."""
         return cls(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
 
 
@@ -225,7 +242,7 @@ class Needs:
         return self.reference_statistics or self.full_kl
 
     def __or__(self, other: "Needs") -> "Needs":
-        """What satisfies both."""
+        """The least that satisfies both."""
         return Needs(
             ref_logprobs=self.ref_logprobs or other.ref_logprobs,
             anchor_size=max(self.anchor_size, other.anchor_size),
@@ -287,6 +304,38 @@ class StepTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Token sequences of a diagnostic's choice, to be scored by the policy as the step's update leaves it.
+
+    T counts the tokens of all `completions`, one completion after the other. With several ranks this is one rank's
+    share, which may be empty.
+    """
+
+    prompts: Sequence[tuple[int, ...]]
+    """What each completion continues, as many as `completions`; equal ones are run once."""
+    completions: Sequence[tuple[int, ...]]
+    """The tokens that are scored, none of them empty."""
+    anchors: Int[Tensor, "tokens anchors"] | int = 0
+    """Tokens of every position whose log-probs are wanted too: their ids (−1: none), or K, for the K that the reference
+    finds likeliest there; 0 for none."""
+    before: bool = False
+    """Whether the sampling policy scores them too, run on the same micro-batches: what then differs is the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeStatistics:
+    """The answer to a probe, of softmax(logits/temperature). Nothing here carries a gradient."""
+
+    probe: Probe
+    reference: ReferenceStatistics | None
+    """π_ref; None unless the probe asks for the reference's anchors."""
+    before: TokenStatistics | None
+    """The policy that sampled the step; None unless the probe asks for it."""
+    after: TokenStatistics
+    """The policy after all optimizer steps of the rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """Everything one training step did. Callbacks receive it, read what they like and change nothing."""
 
@@ -303,6 +352,8 @@ class StepOutput:
     """What was logged: `train/…`, `sync/…`, `time/…`, `perf/…`, `apo/…`."""
     timings: Mapping[str, float]
     """Seconds of each phase: generate, reward, reference, update, sync; and `step`, the whole."""
+    probes: Mapping[str, ProbeStatistics] = field(default_factory=dict)
+    """The answer to what each callback has asked, by its `state_key`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

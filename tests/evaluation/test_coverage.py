@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.coverage import OracleCoverage, count_hits, solved_problems
+from apo_lightning.evaluation.coverage import INSIDE_LENGTHS, OracleCoverage, count_hits, solved_problems
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.evaluation.scoring import pack
 from apo_lightning.model.policy import Policy
@@ -85,7 +85,30 @@ def test_hits_are_counted_per_problem_in_the_order_given(policy):
     solutions = [tokenizer.encode(solution, add_special_tokens=False) for solution in SOLUTIONS]
     hits = count_hits(policy, pack(prompts, solutions), [8, 32], 4096)
     expected = [[sum(rank < k for rank in naive_ranks(policy, one)) for k in (8, 32)] for one in ROWS]
-    assert hits.tolist() == expected
+    assert hits.counts.tolist() == expected
+
+
+def test_whole_solutions_are_those_without_a_token_beyond_k(policy):
+    found = OracleCoverage(name="x", anchor_sizes=[8, 64, 97], tokens_per_microbatch=70).measure(
+        policy, solved_problems(ROWS, None, where="x"), None
+    )
+    ranks = [naive_ranks(policy, one) for one in found.rows]
+    for k in (8, 64, 97):
+        expected = [[rank < k for rank in of_one] for of_one in ranks]
+        assert found.reachable[k].value == sum(all(one) for one in expected) / len(expected)
+        assert found.mean_exits[k] == sum(one.count(False) for one in expected) / len(expected)
+        shares = tuple(sum(all(one[:length]) for one in expected) / len(expected) for length in INSIDE_LENGTHS)
+        assert found.inside[k] == shares
+    # The whole vocabulary holds all four: a lower end of (1/40)^(1/4), exactly.
+    assert found.reachable[97].low == pytest.approx(0.025**0.25)
+    assert found.inside[64][0] > 0
+
+
+def test_two_solutions_of_one_problem_are_one_problem_in_the_interval(policy):
+    rows = [*ROWS, row(9, "3 + 4 = 7, again", problem=ROWS[0].problem)]
+    found = OracleCoverage(name="x", anchor_sizes=[97]).measure(policy, solved_problems(rows, None, where="x"), None)
+    assert found.reachable[97].value == 1
+    assert found.reachable[97].low != pytest.approx(0.025**0.2)
 
 
 def test_ties_go_to_the_lower_id():
@@ -94,7 +117,7 @@ def test_ties_go_to_the_lower_id():
         policy.head_weight.zero_()
     # All logits are 0, so a token's rank is its id: of 3, 4, 5 and 6, two are below 5 and three below 6.
     one = Prompt(id="a", problem="", answer="", text="", token_ids=(9, 9))
-    assert count_hits(policy, pack([one], [[3, 4, 5, 6]]), [3, 5, 6], 4096).tolist() == [[0, 2, 3]]
+    assert count_hits(policy, pack([one], [[3, 4, 5, 6]]), [3, 5, 6], 4096).counts.tolist() == [[0, 2, 3]]
 
 
 def test_the_whole_vocabulary_holds_every_token(policy):

@@ -96,9 +96,9 @@ def edited(tmp_path: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 3}, r"schema 3 is newer than 2.*update"),
+        ({"schema": 4}, r"schema 4 is newer than 3.*update"),
         # A newer file may have fields this version does not know: the schema is what must be named.
-        ({"schema": 3, "surprise": 1}, r"schema 3 is newer"),
+        ({"schema": 4, "surprise": 1}, r"schema 4 is newer"),
         ({"surprise": 1}, r"surprise is not known"),
         ({"benchmark": 3}, r"benchmark is 3, not str"),
         ({"num_tokens": True}, r"num_tokens is true, not int"),

@@ -14,6 +14,7 @@ from apo_lightning.formatting import moving_mean
 from apo_lightning.reporting.averages import series_name
 from apo_lightning.reporting.figures.canvas import encode, inline_svg, save, spread
 from apo_lightning.reporting.figures.coverage import coverage_figure
+from apo_lightning.reporting.figures.monitors import monitor_panels, monitors_figure
 from apo_lightning.reporting.figures.paper import as_measurements, as_recall
 from apo_lightning.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure
 from apo_lightning.reporting.figures.report import report_figures
@@ -238,12 +239,45 @@ def test_the_coverage_figure_draws_recall_in_per_cent_beside_the_papers():
     assert "Qwen2.5-Math-7B, published" in texts(figure)
 
 
+def watched(algo, first):
+    """A run whose diagnostics were logged at two steps."""
+    values = {
+        "squeeze/index_difference": (first, 0.2),
+        "history/distinct_answers@4": (first, 2.5),
+        "alarm/entropy_cusum": (0.0, 3.0),
+        "alarm/sums/num_lost": (1.0, 2.0),
+        "reach/correct_outside": (first, 0.5),
+    }
+    run = replace(make_run(algo, keys=()), metrics={key: ((5.0, 10.0), two) for key, two in values.items()})
+    return replace(run, config={**run.config, "callbacks.collapse_alarm.threshold": "12.0"})
+
+
+def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
+    (runs,) = runs_by_method([watched("apo", 0.1), watched("grpo", 0.3)]).values()
+    found = {panel.title: panel.reference for panel in monitor_panels(runs)}
+    assert found == {
+        "Squeezing index, error − control": 0.0,
+        "Distinct answers in 4": pytest.approx(0.2),
+        "Fall of log entropy, CUSUM [sd]": 12.0,
+        "Correct, with a token outside T$_K$": pytest.approx(0.2),
+        "Problems lost, sums": 0.0,
+    }
+    figure = monitors_figure(runs, styles_of(runs))
+    dotted = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+    assert [line.get_ydata() for line in dotted] == [[0.0, 0.0]]
+    assert "no run logged a diagnostic" in texts(monitors_figure({}, {}))
+
+
 def test_a_report_has_each_figure_once_and_none_without_data():
     items = [*measured((None, "grpo")), *sweep()]
     figures = report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS)
     names = [figure.name for figure in figures]
     assert names == ["pareto", "pass_at_k", "sensitivity", "entropy", "training", "oracle_coverage"]
     assert report_figures([], [], []) == []
+
+
+def test_diagnostics_have_a_figure_of_their_own():
+    assert [figure.name for figure in report_figures([watched("apo", 0.1)], [])] == ["monitors"]
 
 
 def test_a_run_that_logged_nothing_is_not_drawn():

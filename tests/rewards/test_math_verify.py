@@ -5,7 +5,8 @@ import pytest
 
 from answer_rewrites import Rewrite, rewrites
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards import MathVerifyReward, Reward, count_statuses
+from apo_lightning.rewards import MathVerifyReward, Reward
+from apo_lightning.types import count_statuses
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from apo_lightning.errors import VerifierError
-from apo_lightning.rewards import check_error_rate, count_statuses
+from apo_lightning.rewards import check_error_rate
 from apo_lightning.types import Verdict, VerdictStatus
 
 STATUSES: tuple[VerdictStatus, ...] = get_args(VerdictStatus)
@@ -11,12 +11,6 @@ STATUSES: tuple[VerdictStatus, ...] = get_args(VerdictStatus)
 
 def verdicts(**counts: int) -> list[Verdict]:
     return [Verdict(reward=0.0, status=status) for status in STATUSES for _ in range(counts.get(status, 0))]
-
-
-def test_every_status_is_counted_even_where_there_is_none():
-    assert count_statuses([]) == dict.fromkeys(STATUSES, 0)
-    counted = {"correct": 3, "incorrect": 1, "unparsed": 2, "timeout": 4, "error": 5}
-    assert count_statuses(verdict.status for verdict in verdicts(**counted)) == counted
 
 
 def test_a_run_survives_one_per_cent_of_errors_and_not_more():

@@ -145,8 +145,10 @@ def test_an_interrupted_batch_does_not_answer_for_the_next(pool: WorkerPool):
 
 
 def test_workers_that_cannot_start_are_reported_and_not_tried_for_ever(pool: WorkerPool, monkeypatch, tmp_path: Path):
-    (tmp_path / "worker.py").write_text("raise SystemExit(7)\n")
-    monkeypatch.setattr(worker_pool_module, "__file__", str(tmp_path / "worker_pool.py"))
+    package = tmp_path / "apo_lightning"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.setattr(worker_pool_module, "__file__", str(package / "rewards" / "worker_pool.py"))
     with pytest.raises(VerifierError, match=r"exit status 7"):
         pool.judge([HALF, HALF])
     assert pool.pids == []
@@ -175,11 +177,11 @@ def test_workers_idle_or_hanging_do_not_outlive_a_parent_that_is_killed():
     assert wait_until_gone(pids, 10.0)
 
 
-def test_a_worker_loads_neither_torch_nor_this_package():
+def test_a_worker_loads_neither_torch_nor_another_part_of_this_package():
     code = (
-        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='worker');"
-        "print({'torch', 'apo_lightning', 'vllm', 'jaxtyping'} & set(sys.modules) or 'light')"
+        "import sys, apo_lightning.judging.worker;"
+        "ours = {name.split('.')[1] for name in sys.modules if name.startswith('apo_lightning.')};"
+        "print({'torch', 'vllm', 'jaxtyping'} & set(sys.modules) | ours)"
     )
-    worker = Path(worker_pool_module.__file__).with_name("worker.py")
-    result = subprocess.run([sys.executable, "-P", "-c", code, str(worker)], capture_output=True, text=True, timeout=60)
-    assert result.stdout.strip() == "light", result.stderr
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "{'judging'}", result.stderr

@@ -4,14 +4,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from composing import ROOT
+from running import RUN, start_cold
 
 pytestmark = pytest.mark.slow
 
@@ -38,21 +37,14 @@ class FaultyEngine(TransformersEngine):
     ],
 )
 def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_path, trainer, fault, error):
-    command = [
-        *(sys.executable, "train.py", "model=tiny", "callbacks=none", f"trainer={trainer}", "trainer.max_steps=2"),
-        *("data.num_validation=2", "prompts_per_step=2", "prompts_per_minibatch=2", "group_size=2"),
-        *("engine=transformers", f"engine._target_={__name__}.FaultyEngine", f"hydra.run.dir={tmp_path}"),
-    ]
-    paths = os.pathsep.join((str(ROOT / "tests" / "run"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "FAULT": fault}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
-    )
-    failed_at = re.search(r"failing at ([\d.]+)", done.stdout)
-    assert failed_at is not None, done.stderr
+    engine = "engine._target_=run.test_fail_fast.FaultyEngine"
+    process = start_cold("train.py", *RUN, engine, f"trainer={trainer}", f"hydra.run.dir={tmp_path}", FAULT=fault)
+    printed, errors = process.communicate(timeout=240)
+    failed_at = re.search(r"failing at ([\d.]+)", printed)
+    assert failed_at is not None, errors
     assert time.time() - float(failed_at[1]) < 30
-    assert done.returncode == 1, done.stderr
-    assert [line for line in done.stderr.splitlines() if "error: " in line] == [done.stderr.splitlines()[-1]]
-    assert done.stderr.splitlines()[-1].startswith(error)
-    assert "Traceback" not in done.stderr
+    assert process.returncode == 1, errors
+    assert [line for line in errors.splitlines() if "error: " in line] == [errors.splitlines()[-1]]
+    assert errors.splitlines()[-1].startswith(error)
+    assert "Traceback" not in errors
     assert subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).returncode == 1

@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.types import Needs, StepOutput, ValidationOutput
+from apo_lightning.types import Advantages, Needs, Probe, Rollouts, StepOutput, ValidationOutput
 
 
 class StepCallback(pl.Callback):
@@ -22,6 +22,7 @@ class StepCallback(pl.Callback):
             on; without a need, those of the other tokens are NaN, but for the few completions of `StepTokens.drawn`.
             On the steps that are due, the module computes what is needed for *all* response tokens, in a pass without
             gradients if the loss does not need it.
+        probe_needs: what `probe` asks of the reference, so that the run keeps one; it costs no pass over the step.
         every_n_steps: the callback is due at the steps that this number divides.
 
     Example:
@@ -41,6 +42,7 @@ class StepCallback(pl.Callback):
     """
 
     needs: Needs = Needs()
+    probe_needs: Needs = Needs()
     every_n_steps: int = 1
 
     def prepare(self, loss: PolicyLoss) -> None:
@@ -53,11 +55,21 @@ class StepCallback(pl.Callback):
         """True at the steps that `on_step` sees, and for which `needs` have to be satisfied."""
         return step % self.every_n_steps == 0
 
+    def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe | None:
+        """Tokens that the policy is to score once the step's update is done; None: none.
+
+        Asked at the steps that are due, after sampling and before the update, on every rank, for its own share: either
+        all ranks give a probe or none does. The answer stands in `StepOutput.probes` under the callback's `state_key`.
+        """
+
     def on_step(self, step: StepOutput) -> Mapping[str, float] | None:
         """Take in a finished training step. Numbers returned are logged under their keys at this step."""
 
-    def on_validated(self, output: ValidationOutput) -> None:
-        """Take in a validation pass over one held-out set, before, during or after training."""
+    def on_validated(self, output: ValidationOutput) -> Mapping[str, float] | None:
+        """Take in a validation pass over one held-out set, before, during or after training.
+
+        Numbers returned are logged under their keys, in a row of their own.
+        """
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -78,7 +90,10 @@ class StepCallback(pl.Callback):
         if trainer.sanity_checking:
             return
         for output in getattr(pl_module, "validation_outputs", ()):
-            self.on_validated(output)
+            numbers = self.on_validated(output)
+            # Lightning closes its own log for the pass before it calls this.
+            for logger in trainer.loggers if numbers else ():
+                logger.log_metrics(dict(numbers or {}), step=output.step)
 
 
 def check_every_n_steps(callback: str, every_n_steps: int) -> int:

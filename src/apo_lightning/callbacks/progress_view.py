@@ -117,7 +117,7 @@ def held_out_line(output: ValidationOutput) -> str:
         for key, value in output.metrics.items()
         if key.startswith(prefix + "pass@")
     )
-    num_errors = sum(verdict.status == "error" for verdict in output.rollouts.verdicts)
+    num_errors = output.rollouts.verdict_counts["error"]
     errors = f", {num_errors} completions could not be judged" if num_errors else ""
     return f"held-out {output.name} at step {output.step}: {scores} ({len(output.rollouts.prompts)} problems{errors})"
 

@@ -3,6 +3,7 @@
 from apo_lightning.checkpoints.checkpointer import Checkpointer
 from apo_lightning.checkpoints.resume import find_checkpoint
 from apo_lightning.checkpoints.settings import CheckpointSettings
+from apo_lightning.checkpoints.snapshots import load_snapshot, snapshots_of
 from apo_lightning.checkpoints.stop import GenerationStopped, StopRequest
 
 __all__ = [
@@ -11,4 +12,6 @@ __all__ = [
     "GenerationStopped",
     "StopRequest",
     "find_checkpoint",
+    "load_snapshot",
+    "snapshots_of",
 ]

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from apo_lightning.checkpoints.folder import (
-    Found,
+    Checkpoint,
     Header,
     Position,
     checksums,
@@ -39,6 +39,7 @@ from apo_lightning.checkpoints.run_state import (
     shared_state,
 )
 from apo_lightning.checkpoints.settings import CheckpointSettings
+from apo_lightning.checkpoints.snapshots import SNAPSHOTS, publish_snapshot, write_weights
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import (
     background_group,
@@ -75,7 +76,7 @@ class Checkpointer:
         settings: when and what.
         root: the run's `checkpoints/`.
         config: the run's, as nested plain data; goes with every checkpoint.
-        found: what to go on from; None: nothing.
+        resumed: the checkpoint to go on from; None: begin at the beginning.
         stop: is looked at where the run can be saved.
     """
 
@@ -84,7 +85,7 @@ class Checkpointer:
         settings: CheckpointSettings,
         root: Path,
         config: Mapping[str, Any],
-        found: Found | None,
+        resumed: Checkpoint | None,
         stop: StopRequest,
     ) -> None:
         self.settings = settings
@@ -93,9 +94,10 @@ class Checkpointer:
         self.stop = stop
         self.num_failed = 0
         """Saves that did not succeed."""
-        self._found = found
+        self._resumed = resumed
         self._rollouts: Rollouts | None = None
-        self._saved: Position | None = found.header.position if found else None
+        self._saved: Position | None = resumed.header.position if resumed else None
+        self._resumed_step = resumed.header.position.step if resumed else 0
         self._pending: _Pending | None = None
 
     # ------------------------------------------------------------------ going on
@@ -112,27 +114,27 @@ class Checkpointer:
         """
         if ranks.world_size > 1:
             require_seen_by_all(self.root, ranks.rank)
-        if self._found is None:
+        if self._resumed is None:
             return 0
-        names = sorted(self._found.header.files)[ranks.rank :: ranks.world_size]
-        damaged = [name for name in from_all_ranks(damaged_file(self._found, names)) if name is not None]
+        names = sorted(self._resumed.header.files)[ranks.rank :: ranks.world_size]
+        damaged = [name for name in from_all_ranks(damaged_file(self._resumed, names)) if name is not None]
         if damaged:
-            folder = self._found.folder
+            folder = self._resumed.folder
             aside = set_aside(folder).name if ranks.rank == 0 else ""
             raise ConfigError(
                 f"checkpoint {folder} is damaged: {damaged[0]} is not what was written. It was set aside as "
                 f"{aside}: resume once more to go on from the one before"
             )
-        load_tensors(policy_tensors(policy), self._found.folder / TENSORS)
-        shared = load_plain(self._found.folder / SHARED)
+        load_tensors(policy_tensors(policy), self._resumed.folder / TENSORS)
+        shared = load_plain(self._resumed.folder / SHARED)
         restore_callbacks(ranks.trainer, shared["callbacks"])
         return shared["policy_version"] - 1
 
     def restore_training(self, run: TrainingRun) -> None:
         """Optimizer, schedule, random states, and rollouts sampled already. To be called once the optimizer exists."""
-        if self._found is None:
+        if self._resumed is None:
             return
-        folder, self._found = self._found.folder, None
+        folder, self._resumed = self._resumed.folder, None
         shared = load_plain(folder / SHARED)
         room = new_optimizer_tensors(run.policy, run.optimizer, tensor_shapes(folder / TENSORS))
         if room:
@@ -162,6 +164,8 @@ class Checkpointer:
         self._finish(run, wait=False)
         every = self.settings.save_every
         position = Position(step=run.trainer.global_step)
+        if self.settings.snapshot_every is not None and position.step % self.settings.snapshot_every == 0:
+            self._snapshot(run, position)
         if self._should_stop(run):
             self._save_and_stop(run, position, None)
         elif every is not None and position.step > 0 and position.step % every == 0 and position != self._saved:
@@ -195,6 +199,8 @@ class Checkpointer:
         """The last checkpoint, from which a longer run can go on."""
         position = Position(step=run.trainer.global_step)
         self._finish(run, wait=True)
+        if self.settings.snapshot_every is not None:
+            self._snapshot(run, position)
         if self.settings.save_every is not None and position != self._saved:
             self._save(run, position, None, asynchronous=False)
 
@@ -237,6 +243,21 @@ class Checkpointer:
             self._pending = pending
             self._finish(run, wait=not asynchronous)
 
+    def _snapshot(self, run: TrainingRun, position: Position) -> None:
+        """Keep the weights alone. Step 0 is the model as it began, and where the run goes on the step before has it."""
+        root = self.root / SNAPSHOTS
+        if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
+            return
+        partial, is_first = partial_folder(root, position), run.ranks.rank == 0
+        steps = (
+            lambda: _empty(partial) if is_first else None,
+            lambda: write_weights(run, partial),
+            lambda: publish_snapshot(run, partial, position, self.config) if is_first else None,
+        )
+        for action in steps:
+            if not self._together(run, position, action, snapshot=True):
+                return
+
     def _finish(self, run: TrainingRun, *, wait: bool) -> None:
         """Give a checkpoint its name, when all of its files are written."""
         if self._pending is None:
@@ -275,8 +296,11 @@ class Checkpointer:
         if self._together(run, position, publish if run.ranks.rank == 0 else lambda: None):
             self._saved = position
 
-    def _together(self, run: TrainingRun, position: Position, action: Callable[[], Any]) -> bool:
+    def _together(
+        self, run: TrainingRun, position: Position, action: Callable[[], Any], *, snapshot: bool = False
+    ) -> bool:
         """Whether it succeeded on all ranks. Where it did not, none goes on, and what was written is removed."""
+        what, root = ("snapshot", self.root / SNAPSHOTS) if snapshot else ("checkpoint", self.root)
         failure = None
         try:
             action()
@@ -288,14 +312,14 @@ class Checkpointer:
         for failure in failures:
             if failure.is_of_a_folder:
                 raise ConfigError(
-                    f"checkpoint {position.name} could not be written ({failure.reason}): {self.root} was removed, or "
+                    f"{what} {position.name} could not be written ({failure.reason}): {root} was removed, or "
                     "not all ranks see it; go on with resume=auto where they do"
                 )
         self.num_failed += 1
         if run.ranks.rank == 0:
-            _empty(partial_folder(self.root, position), make=False)
+            _empty(partial_folder(root, position), make=False)
             newest, reason = self._saved.name if self._saved is not None else "none", failures[0].reason
-            say(f"checkpoint {position.name} could not be written ({reason}); newest: {newest}. The run goes on")
+            say(f"{what} {position.name} could not be written ({reason}); newest checkpoint: {newest}. The run goes on")
         return False
 
     @functools.cached_property

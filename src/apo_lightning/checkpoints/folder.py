@@ -58,8 +58,8 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A complete checkpoint."""
+class Checkpoint:
+    """A checkpoint whose files are all there."""
 
     folder: Path
     header: Header
@@ -166,10 +166,10 @@ def read_header(folder: Path) -> Header:
     return header
 
 
-def damaged_file(found: Found, names: Iterable[str]) -> str | None:
+def damaged_file(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
     """The first of these files whose content is not what was written; None: all are sound."""
     for name in names:
-        if crc32(found.folder / name) != found.header.files[name][1]:
+        if crc32(checkpoint.folder / name) != checkpoint.header.files[name][1]:
             return name
     return None
 
@@ -181,30 +181,30 @@ def set_aside(folder: Path) -> Path:
     return folder.rename(aside)
 
 
-def complete_checkpoints(root: Path) -> tuple[list[Found], list[str]]:
+def complete_checkpoints(root: Path) -> tuple[list[Checkpoint], list[str]]:
     """All checkpoints in a run's `checkpoints/`, oldest first, and one line for each that cannot be used."""
-    found, refused = [], []
+    complete, refused = [], []
     for folder in sorted(root.glob("step_*")) if root.is_dir() else []:
         if not folder.is_dir() or folder.name.endswith((DAMAGED, ".superseded")):
             continue
         try:
-            found.append(Found(folder=folder, header=read_header(folder)))
+            complete.append(Checkpoint(folder=folder, header=read_header(folder)))
         except ConfigError as error:
             refused.append(str(error))
-    return sorted(found, key=lambda checkpoint: checkpoint.header.position), refused
+    return sorted(complete, key=lambda checkpoint: checkpoint.header.position), refused
 
 
-def best_of(found: Sequence[Found]) -> Found | None:
-    """The highest score, the newest of several; None where no checkpoint has one."""
-    scored = [checkpoint for checkpoint in found if checkpoint.header.score is not None]
+def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The checkpoint with the highest score, of equals the newest; None where no checkpoint has a score."""
+    scored = [checkpoint for checkpoint in checkpoints if checkpoint.header.score is not None]
     return max(scored, key=lambda c: (c.header.score or 0.0, c.header.position), default=None)
 
 
 def prune(root: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints and the best one, and what unfinished saves left behind."""
-    found, _ = complete_checkpoints(root)
-    best = best_of(found)
-    for checkpoint in found[:-keep]:
+    checkpoints, _ = complete_checkpoints(root)
+    best = best_of(checkpoints)
+    for checkpoint in checkpoints[:-keep]:
         if best is None or checkpoint.folder != best.folder:
             # Under another name first: a folder half deleted would look like a damaged checkpoint.
             doomed = checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.folder.name}.partial"))

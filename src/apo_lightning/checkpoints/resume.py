@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from apo_lightning.checkpoints.folder import MANIFEST, Found, complete_checkpoints, read_header
+from apo_lightning.checkpoints.folder import MANIFEST, Checkpoint, complete_checkpoints, read_header
+from apo_lightning.checkpoints.snapshots import snapshots_of
 from apo_lightning.console import say
 from apo_lightning.errors import ConfigError
 
@@ -15,7 +16,9 @@ FREE = (
 """What may differ between a checkpoint's run and the one that goes on: it does not enter the results."""
 
 
-def find_checkpoint(resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int) -> Found | None:
+def find_checkpoint(
+    resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int
+) -> Checkpoint | None:
     """The checkpoint that `resume` means; None: begin at the beginning.
 
     Args:
@@ -31,11 +34,11 @@ def find_checkpoint(resume: str | None, output_dir: Path, config: Mapping[str, A
     """
     own = output_dir / "checkpoints"
     if resume is None:
-        found, _ = complete_checkpoints(own)
-        if found:
+        own_checkpoints = complete_checkpoints(own)[0] or snapshots_of(output_dir)[0]
+        if own_checkpoints:
             raise ConfigError(
-                f"{output_dir} holds checkpoints of an earlier run (newest: {found[-1].folder.name}): go on with "
-                "resume=auto, or choose another hydra.run.dir"
+                f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): go on "
+                "with resume=auto, or choose another hydra.run.dir"
             )
         return None
     if resume == "auto":
@@ -44,18 +47,18 @@ def find_checkpoint(resume: str | None, output_dir: Path, config: Mapping[str, A
     if not folder.is_dir():
         raise ConfigError(f"resume={resume}: there is no such folder; give auto, a run's folder or a checkpoint's")
     if (folder / MANIFEST).is_file() or folder.name.startswith("step_"):
-        return _checked(Found(folder=folder, header=read_header(folder)), config, world_size)
-    found = _newest_usable(folder / "checkpoints", config, world_size)
-    if found is None:
+        return _checked(Checkpoint(folder=folder, header=read_header(folder)), config, world_size)
+    checkpoint = _newest_usable(folder / "checkpoints", config, world_size)
+    if checkpoint is None:
         raise ConfigError(f"resume={resume}: there is no complete checkpoint in {folder / 'checkpoints'}")
-    return found
+    return checkpoint
 
 
-def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Found | None:
-    found, refused = complete_checkpoints(root)
+def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Checkpoint | None:
+    checkpoints, refused = complete_checkpoints(root)
     for line in refused:
         say(f"passed over: {line}")
-    for checkpoint in reversed(found):
+    for checkpoint in reversed(checkpoints):
         if reason := _other_layout(checkpoint, world_size):
             say(f"passed over: {reason}")
             continue
@@ -63,24 +66,24 @@ def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Fo
     return None
 
 
-def _checked(found: Found, config: Mapping[str, Any], world_size: int) -> Found:
-    if reason := _other_layout(found, world_size):
+def _checked(checkpoint: Checkpoint, config: Mapping[str, Any], world_size: int) -> Checkpoint:
+    if reason := _other_layout(checkpoint, world_size):
         raise ConfigError(reason)
-    different = sorted(_differences(found.header.config, config))
+    different = sorted(_differences(checkpoint.header.config, config))
     if different:
         raise ConfigError(
-            f"checkpoint {found.folder} is of a run with other settings: {'; '.join(different[:5])}: resume it with "
-            "its own, or begin a new run"
+            f"checkpoint {checkpoint.folder} is of a run with other settings: {'; '.join(different[:5])}: resume it "
+            "with its own, or begin a new run"
         )
-    return found
+    return checkpoint
 
 
-def _other_layout(found: Found, world_size: int) -> str | None:
-    if not found.header.position.is_sampled or found.header.world_size == world_size:
+def _other_layout(checkpoint: Checkpoint, world_size: int) -> str | None:
+    if not checkpoint.header.position.is_sampled or checkpoint.header.world_size == world_size:
         return None
     return (
-        f"checkpoint {found.folder} holds the rollouts of {found.header.world_size} processes, which as many alone "
-        f"can learn from, not {world_size}"
+        f"checkpoint {checkpoint.folder} holds the rollouts of {checkpoint.header.world_size} processes, which as "
+        f"many alone can learn from, not {world_size}"
     )
 
 

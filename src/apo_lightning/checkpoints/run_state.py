@@ -143,13 +143,3 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
-    """Let a new trainer count from a step on: what it compares with `max_steps` and `val_check_interval`."""
-    loop = trainer.fit_loop.epoch_loop
-    for progress in (loop.batch_progress.total, loop.manual_optimization.optim_step_progress.total):
-        for stage in ("ready", "started", "processed", "completed"):
-            if hasattr(progress, stage):
-                setattr(progress, stage, steps)
-    loop._batches_that_stepped = steps

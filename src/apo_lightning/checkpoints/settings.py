@@ -17,16 +17,22 @@ class CheckpointSettings:
         keep: newest checkpoints that stay. With one, a checkpoint that is found damaged has none before it.
         best: a held-out metric, `val/<name>/pass@<k>`: the checkpoint where it was highest stays as well; None: no.
         asynchronous: write while training goes on, from a copy in host memory.
+        snapshot_every: rollouts between two snapshots, which hold the trained weights alone and all stay; None: none.
     """
 
     save_every: int | None
     keep: int
     best: str | None
     asynchronous: bool
+    snapshot_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.save_every is not None and self.save_every < 1:
             raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
+        if self.snapshot_every is not None and self.snapshot_every < 1:
+            raise ConfigError(
+                f"checkpoint.snapshot_every is {self.snapshot_every}: give 1 or more rollouts, or null for none"
+            )
         if self.keep < 1:
             raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
         if self.asynchronous and not torch.distributed.is_gloo_available():

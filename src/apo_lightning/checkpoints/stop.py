@@ -24,7 +24,7 @@ class StopRequest:
         Call it in each of the trainer's functions, after Lightning has put its handlers in place.
         """
         launcher = trainer.strategy.launcher
-        self._pass_on = getattr(launcher, "kill", None)
+        self._pass_on = None if launcher is None else launcher.kill
         for number in STOP_SIGNALS:
             signal.signal(number, self._note)
 

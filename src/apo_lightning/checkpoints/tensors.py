@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from apo_lightning.process_group import num_processes
+from apo_lightning.process_group import has_process_group, num_processes
 
 BYTES_PER_FILE = 256 * 2**20
 """Size of one rank's files. Each is put together in memory, twice: one file for all would take two copies of it."""
@@ -43,12 +43,12 @@ def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path, group: Proce
 
 
 def background_group() -> ProcessGroup | None:
-    """What the writers of all ranks talk through, beside the training; collective. None where there is one process.
+    """The process group of the writers, beside the trainer's; collective. None where the trainer has none.
 
     In the trainer's own group their words would come between those of the training, in another order on each rank; and
     one of NCCL alone, as GPUs have it, carries nothing that lies in host memory.
     """
-    if not torch.distributed.is_initialized():
+    if not has_process_group():
         return None
     return cast("ProcessGroup", torch.distributed.new_group(backend="gloo"))
 

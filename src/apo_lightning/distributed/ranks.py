@@ -63,6 +63,17 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
+def release(policy: nn.Module) -> None:
+    """Bring a sharded policy back into its shards, after a forward without a backward; another is left as it is.
+
+    Such a forward can leave a unit gathered: the optimizer would step on its shards and the next forward read the
+    weights from before, and what is saved by parameter would not find them.
+    """
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def complete_gradient(policy: nn.Module, *, has_run: bool) -> None:
     """Make the policy ready for an optimizer step, where there may have been no backward.
 
@@ -71,11 +82,7 @@ def complete_gradient(policy: nn.Module, *, has_run: bool) -> None:
         has_run: False: none of the mini-batch's completions can move the policy, and its gradient is made zero. Without
             one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
     """
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            # A forward alone can leave a unit gathered: the optimizer would step on its shards, and the next forward
-            # would read the weights from before.
-            module.reshard()
+    release(policy)
     if not has_run:
         for parameter in policy.parameters():
             if parameter.requires_grad:

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from apo_lightning.distributed.lightning_private import note_device
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, has_adapters
 from apo_lightning.model.policy import Policy
@@ -68,8 +69,7 @@ class ShardedStrategy(ModelParallelStrategy):
         for child in self.lightning_module.children():
             if not isinstance(child, FSDPModule):
                 child.to(self.root_device)
-        # What `LightningModule.to` would note: the step's tensors and the engine follow it.
-        self.lightning_module._device = self.root_device
+        note_device(self.lightning_module, self.root_device)
 
 
 def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from apo_lightning.evaluation.loading import write_result
-from apo_lightning.evaluation.records import CoverageResult, Estimate, EvaluationResult
+from apo_lightning.evaluation.records import CoverageResult, Estimate, EvaluationResult, ModelCard
 from apo_lightning.files import write_atomically
 from apo_lightning.types import VerdictStatus
 
@@ -33,7 +33,7 @@ def card(result: EvaluationResult) -> str:
     num_samples = sum(result.verdicts.values())
     rows = {
         "policy": f"{model.path or 'random weights'}, weights sha256 `{model.weights_sha256[:16]}`, {model.dtype}",
-        "trained by": f"{model.algo} ({' '.join(model.overrides) or 'defaults'})" if model.algo else "not trained here",
+        "trained by": _training(model),
         "problems": f"{data.num_problems} of {data.num_available}, {data.source}, sha256 `{data.sha256[:16]}`",
         "samples": f"{num_samples} ({settings.num_samples} a problem), {result.num_tokens} tokens",
         "sampling": f"temperature {settings.temperature:g}, top-p {settings.top_p:g}, at most "
@@ -47,6 +47,13 @@ def card(result: EvaluationResult) -> str:
     lines += ["", "The prompt, `{problem}` standing for the problem:", "", "```text", settings.prompt, "```", ""]
     lines += [f"- {name}: {note}" for name, note in result.notes.items()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _training(model: ModelCard) -> str:
+    if model.algo is None:
+        return "not trained here" if model.step is None else f"nothing yet: what {model.run} began as"
+    at = "" if model.step is None else f", step {model.step}"
+    return f"{model.algo} ({' '.join(model.overrides) or 'defaults'}){at}"
 
 
 def warnings(result: EvaluationResult) -> list[str]:
@@ -92,7 +99,7 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
     for result in results:
         n, total = result.settings.num_samples, sum(result.verdicts.values())
         table.add_row(
-            result.benchmark,
+            result.benchmark if result.model.step is None else f"{result.benchmark}, step {result.model.step}",
             f"{result.data.num_problems} x {n}",
             *(_with_interval(result.metrics[name]) for name in ("pass@1", f"pass@{n}")),
             f"{100 * result.metrics[f'maj@{n}'].value:.1f}",
@@ -103,12 +110,14 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
 
 
 def recall_table(result: CoverageResult) -> Table:
-    """Recall by K, for the terminal."""
+    """Recall of tokens and share of whole solutions by K, for the terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("K", "recall", "95% interval"):
+    for name in ("K", "recall", "95% interval", "whole solutions", "95% interval"):
         table.add_column(name, justify="right", no_wrap=True)
     for k, recall in result.recall.items():
-        table.add_row(str(k), f"{100 * recall.value:.2f}", interval("pass@1", recall))
+        whole = result.reachable[k]
+        cells = (f"{100 * recall.value:.2f}", interval("pass@1", recall))
+        table.add_row(str(k), *cells, f"{100 * whole.value:.2f}", interval("pass@1", whole))
     return table
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from apo_lightning.data.files import HubDataset, ProblemSet
@@ -19,6 +19,7 @@ from apo_lightning.evaluation.ratio import ratio_estimate
 from apo_lightning.evaluation.records import CoverageResult, DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
 from apo_lightning.hashing import hash64
+from apo_lightning.metrics.reachability import NEVER, clopper_pearson, survival
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -36,12 +37,32 @@ class SolvedProblems:
     """Problems without a worked solution, which cannot be scored."""
 
 
+INSIDE_LENGTHS = (4, 16, 64, 256, 1024)
+"""Tokens of a solution's beginning, of which it is said whether all are among the K most likely ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """Which tokens of some completions are among a policy's K most likely ones, for each K."""
+
+    counts: Int[Tensor, "completions sizes"]
+    """Number of such tokens."""
+    exits: Int[Tensor, "completions sizes"]
+    """Place, from 1, of the first token that is none; `reachability.NEVER` where all are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """The recall of worked solutions, and the problems it was measured on."""
 
     recall: Mapping[int, Estimate]
     """K → share of solution tokens y*_t with y*_t ∈ TopK(π(· | x, y*_<t)), in [0, 1]; K ascending."""
+    reachable: Mapping[int, Estimate]
+    """K → share of solutions all of whose tokens are."""
+    mean_exits: Mapping[int, float]
+    """K → mean number of tokens a solution that are not."""
+    inside: Mapping[int, tuple[float, ...]]
+    """K → share of solutions whose first `INSIDE_LENGTHS` tokens all are."""
     rows: Sequence[Row]
     """The problems whose solutions were scored."""
     num_tokens: int
@@ -61,6 +82,9 @@ class OracleCoverage:
     on its own, behind the prompt that an evaluation would sample from.
 
     Source: *Anchored Policy Optimization*, the table of the oracle coverage analysis and the section around it.
+
+    A recall of tokens says little of whole solutions, so the same pass counts the solutions with every token among the
+    K most likely ones, and their places of first exit.
 
     Departure: the paper gives neither its prompt nor which 1,000 problems of MATH it drew; here a hash of the problem
     chooses, so that the choice depends neither on the order of a file nor on a seed.
@@ -166,9 +190,13 @@ class OracleCoverage:
         anchor_sizes = sorted(set(self.anchor_sizes))
         hits = count_hits(policy, sequences, anchor_sizes, self.tokens_per_microbatch, on_progress)
         lengths = torch.tensor([len(solution) for solution in sequences.completions])
+        rows = [problems.rows[i] for i in short]
         return Coverage(
-            recall={k: ratio_estimate(hits[:, i], lengths) for i, k in enumerate(anchor_sizes)},
-            rows=[problems.rows[i] for i in short],
+            recall={k: ratio_estimate(hits.counts[:, i], lengths) for i, k in enumerate(anchor_sizes)},
+            reachable={k: _reachable(hits.exits[:, i] == NEVER, rows) for i, k in enumerate(anchor_sizes)},
+            mean_exits={k: float((lengths - hits.counts[:, i]).double().mean()) for i, k in enumerate(anchor_sizes)},
+            inside={k: tuple(survival(hits.exits[:, i], INSIDE_LENGTHS)) for i, k in enumerate(anchor_sizes)},
+            rows=rows,
             num_tokens=int(lengths.sum()),
             num_too_long=len(prompts) - len(short),
         )
@@ -198,6 +226,10 @@ class OracleCoverage:
             prompt=prompt.text,
             num_tokens=coverage.num_tokens,
             recall=coverage.recall,
+            reachable=coverage.reachable,
+            mean_exits=coverage.mean_exits,
+            inside=coverage.inside,
+            inside_lengths=INSIDE_LENGTHS,
             versions=versions(),
             num_without_solution=problems.num_without_solution,
             num_too_long=coverage.num_too_long,
@@ -248,6 +280,18 @@ def solution_of(row: Row) -> str:
     return (row.solution or "").strip()
 
 
+def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Estimate:
+    """The share of solutions; those of one problem stand and fall together."""
+    problems = [normalised_problem(row.problem) for row in rows]
+    place = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
+    if len(place) == len(rows):
+        interval = clopper_pearson(int(is_inside.sum()), len(rows))
+        return Estimate(value=interval.mean, low=interval.low, high=interval.high)
+    owners = torch.tensor([place[problem] for problem in problems])
+    reached = torch.bincount(owners, weights=is_inside.double(), minlength=len(place))
+    return ratio_estimate(reached, torch.bincount(owners, minlength=len(place)))
+
+
 def _digest(rows: Sequence[Row]) -> str:
     """SHA-256 of problems and solutions; ids are left out, since they are line numbers where a file brings none."""
     digest = hashlib.sha256()
@@ -263,8 +307,8 @@ def count_hits(
     anchor_sizes: Sequence[int],
     tokens_per_microbatch: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Int[Tensor, "completions sizes"]:
-    """How many tokens of each completion are among the policy's K most likely ones, for each K.
+) -> Hits:
+    """Which tokens of each completion are among the policy's K most likely ones, for each K.
 
     Args:
         policy: left in evaluation mode.
@@ -277,15 +321,20 @@ def count_hits(
         ConfigError: a K exceeds the vocabulary.
     """
     owners = sequence_of_each_token(sequences)
-    hits = torch.zeros(len(sequences.completions), len(anchor_sizes), dtype=torch.long)
+    starts = torch.tensor(sequences.starts)
+    counts = torch.zeros(len(sequences.completions), len(anchor_sizes), dtype=torch.long)
+    exits = torch.full_like(counts, NEVER)
     done = 0
     for microbatch in microbatches(sequences, [policy], tokens_per_microbatch):
         # Ranks do not depend on the temperature, only on how its division rounds: at 1 it does not.
         top = policy.as_reference(microbatch, max(anchor_sizes), temperature=1.0).anchor_ids
         assert top is not None
         is_target = top == microbatch.targets.unsqueeze(1)
-        is_hit = torch.stack([is_target[:, :k].any(1) for k in anchor_sizes], dim=1)
-        hits.index_add_(0, owners[microbatch.token_index.cpu()], is_hit.long().cpu())
+        is_hit = torch.stack([is_target[:, :k].any(1) for k in anchor_sizes], dim=1).cpu()
+        index = microbatch.token_index.cpu()
+        counts.index_add_(0, owners[index], is_hit.long())
+        places = (index - starts[owners[index]] + 1)[:, None].masked_fill(is_hit, NEVER)
+        exits.scatter_reduce_(0, owners[index][:, None].expand_as(places), places, "amin")
         done += len(microbatch.targets)
         on_progress(done, len(owners))
-    return hits
+    return Hits(counts=counts, exits=exits)

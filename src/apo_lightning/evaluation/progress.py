@@ -10,6 +10,7 @@ from rich.text import Text
 
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.formatting import duration
+from apo_lightning.types import count_statuses
 
 SECONDS_BETWEEN_LINES = 10.0
 """Pause between two printed lines where there is no terminal."""
@@ -126,7 +127,7 @@ class Progress:
         """Count a batch of samples that was written."""
         self._done += len(samples)
         self._new += len(samples)
-        self._correct += sum(sample.status == "correct" for sample in samples)
+        self._correct += count_statuses(sample.status for sample in samples)["correct"]
         self._truncated += sum(sample.finish_reason == "length" for sample in samples)
         self._tokens += sum(sample.num_tokens for sample in samples)
         self._status.update()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from apo_lightning.types import FinishReason, VerdictStatus
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of `results.json` and `coverage.json`; a reader refuses what is newer than itself."""
 
 
@@ -80,6 +80,8 @@ class ModelCard:
     """The training run's Hydra overrides, as typed."""
     seed: int | None = None
     """The seed of the training run, or of random weights; None: there is none, or schema 1."""
+    step: int | None = None
+    """Finished training steps of `run` at this snapshot, 0 for the model that it began as; None: no snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,4 +173,14 @@ class CoverageResult:
     """Problems of the set without a worked solution."""
     num_too_long: int = 0
     """Problems skipped, since prompt and solution together are longer than `max_tokens`."""
+    reachable: Mapping[int, Estimate] = field(default_factory=dict)
+    """K → R_K, the share of solutions all of whose tokens are among the K most likely ones; the recall of tokens does
+    not tell it. The interval is exact (Clopper and Pearson) where each problem has one solution, else over problems."""
+    mean_exits: Mapping[int, float] = field(default_factory=dict)
+    """K → mean number of tokens a solution that are not among the K most likely ones."""
+    inside: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """K → share of solutions without such a token in their first `inside_lengths` tokens; comparable across sets, where
+    R_K depends on how long solutions are."""
+    inside_lengths: tuple[int, ...] = ()
+    """Lengths of `inside` [tokens], ascending."""
     schema: int = SCHEMA_VERSION

@@ -22,7 +22,7 @@ from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similar
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
 from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
-from apo_lightning.rewards.verdicts import count_statuses
+from apo_lightning.types import count_statuses
 
 NO_VOTE, CORRECT = -1, 0
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
@@ -59,7 +59,7 @@ def summarise(
     values: dict[str, Float[Tensor, "problems"]] = {}
     notes = {}
     num_samples = torch.full((len(problems),), settings.num_samples)
-    num_correct = torch.tensor([sum(s.status == "correct" for s in group) for group in problems.values()])
+    num_correct = torch.tensor([count_statuses(s.status for s in group)["correct"] for group in problems.values()])
     curve = pass_at_k_curve(num_samples, num_correct, range(1, settings.num_samples + 1))
     values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
     values[f"maj@{settings.num_samples}"] = _majority(problems)

@@ -1,7 +1,6 @@
 """The numbers a training step logs, reduced over its tokens, completions and ranks by torchmetrics."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
 from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
-from apo_lightning.metrics.pass_at_k import PassAtK
+from apo_lightning.metrics.mean_pass_at_k import MeanPassAtK
 from apo_lightning.metrics.throughput import ModelSize, Speed, Work, training_flops
 from apo_lightning.metrics.token_mean import TokenMean
 from apo_lightning.types import LossOutput, Rollouts, StepTokens
@@ -21,7 +20,8 @@ from apo_lightning.types import LossOutput, Rollouts, StepTokens
 # By default torchmetrics leaves NaN out of what it sums and gathers.
 KeepingSum = partial(SumMetric, nan_strategy="disable")
 KeepingCat = partial(CatMetric, nan_strategy="disable")
-STATUSES = ("correct", "incorrect", "unparsed", "timeout", "error")
+MEDIANS = frozenset({"apo/anchor_ratio"})
+"""Log names of metrics that are reported as a median over tokens: ratios with a long tail."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class UpdateRecord:
     """What the optimizer steps of one rollout add up to."""
 
     num_tokens: int
-    """[T] of the step."""
+    """Response tokens of the step, T, this rank's share."""
     loss: float = 0.0
     """Sum of the mini-batches' scalar losses, this rank's share."""
     grad_norms: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class UpdateRecord:
     parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
     """Token indices and the loss's metrics there, a micro-batch each."""
     skipped_values: Mapping[str, float] = field(default_factory=dict)
-    """The loss's: what a metric of its is on every other token, by name."""
+    """By name, the value of a loss's metric on all tokens that the update does not run; without one, NaN."""
     metric_names: frozenset[str] = frozenset()
     """What the loss's metrics are called on any rank. One that ran nothing has none of its own, but a reduction is a
     collective: all must make the same ones."""
@@ -53,7 +53,7 @@ class UpdateRecord:
     """What the forwards with a gradient ran, this rank's share."""
 
     def add(self, scalar: Tensor, output: LossOutput, token_index: Int[Tensor, "part"]) -> None:
-        """One micro-batch."""
+        """Enter what the loss said of some tokens."""
         self.loss += float(scalar.detach())
         self.parts.append((token_index, output.metrics))
 
@@ -118,14 +118,10 @@ class StepMetrics(nn.Module):
 
     Non-finite values are left out of a mean and counted in `train/num_nonfinite`. A sum, or an estimate for all tokens,
     that one of them enters is NaN.
-
-    Args:
-        medians: log names that are reported as a median: ratios with a long tail.
     """
 
-    def __init__(self, medians: frozenset[str] = frozenset({"apo/anchor_ratio"})) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.medians = medians
         self.reducers = nn.ModuleDict()
 
     def compute(self, rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, float]:
@@ -133,9 +129,9 @@ class StepMetrics(nn.Module):
         device = tokens.old_logprobs.device
         means = self._completion_means(rollouts, tokens) | self._token_means(tokens, record)
         loss_metrics = {log_name(name): values for name, values in record.loss_metrics.items()}
-        means |= {name: values for name, values in loss_metrics.items() if name not in self.medians}
+        means |= {name: values for name, values in loss_metrics.items() if name not in MEDIANS}
         means["train/grad_norm"] = torch.tensor(record.grad_norms)
-        sums = {f"reward/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
+        sums = {f"reward/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
         sums["train/loss"] = record.mean_loss
 
         result: dict[str, Any] = {name: self._sum(name, value, device) for name, value in sums.items()}
@@ -146,7 +142,7 @@ class StepMetrics(nn.Module):
             num_infinite += int(reduced.num_infinite)
         estimates, num_unsound = self._all_token_means(tokens)
         result |= estimates
-        for name in self.medians & loss_metrics.keys():
+        for name in MEDIANS & loss_metrics.keys():
             result[name] = _median(self._reduce(name, KeepingCat, loss_metrics[name].to(device)))
         result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
         result["train/num_nonfinite"] = float(num_infinite + num_unsound)
@@ -222,7 +218,7 @@ class StepMetrics(nn.Module):
         return means | errors, int(found.num_nonfinite)
 
     def _reduce(self, name: str, kind: Callable[[], Metric], *values: Tensor) -> Any:
-        """Over all ranks, by torchmetrics."""
+        """What a metric of this kind computes from the values of all ranks."""
         if name not in self.reducers:
             self.reducers[name] = kind().to(values[0].device)
         reducer = self.reducers[name]
@@ -253,18 +249,12 @@ def log_name(metric: str) -> str:
     return metric if "/" in metric else f"train/{metric}"
 
 
-def count_verdicts(rollouts: Rollouts) -> dict[str, int]:
-    """How many completions got each status; zeros included, so that the log has every column from the first step."""
-    counts = Counter(verdict.status for verdict in rollouts.verdicts)
-    return {status: counts[status] for status in STATUSES}
-
-
 def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, float]:
     """pass@1 and pass@G over all ranks, by k."""
     num_correct: Int[Tensor, "prompts"] = rollouts.is_correct.sum(1).to(device)
     result = {}
     for k in sorted({1, rollouts.group_size}):
-        metric = PassAtK(k).to(device)
+        metric = MeanPassAtK(k).to(device)
         metric.update(torch.full_like(num_correct, rollouts.group_size), num_correct)
         result[k] = float(metric.compute())
     return result
@@ -275,5 +265,5 @@ def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> d
     metrics = {f"val/{name}/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
     num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
     metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
-    metrics |= {f"val/{name}/num_{status}": float(count) for status, count in count_verdicts(rollouts).items()}
+    metrics |= {f"val/{name}/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
     return metrics

@@ -35,10 +35,17 @@ def merged_matrix(weight: Tensor, down: Tensor, up: Tensor, scaling: float | int
 class AdaptedLinear(Linear):
     """PEFT's linear layer, computed otherwise; with its adapters off it is the layer that it wraps."""
 
+    is_bypassed = False
+    """True switches the adapters off, and nothing else.
+
+    PEFT's own switch also clears `requires_grad`. A sharded parameter that is first gathered in that state would get no
+    gradient for the rest of the run.
+    """
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x·(W + s·B·A)ᵀ + bias, in autocast's dtype where it is on."""
         base: Any = self.base_layer
-        if self.disable_adapters:
+        if self.is_bypassed or self.disable_adapters:
             return base(x, *args, **kwargs)
         (adapter,) = self.active_adapters
         device = x.device.type

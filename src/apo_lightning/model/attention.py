@@ -32,7 +32,8 @@ from apo_lightning.model.packing import Group
 
 SHARED_PROMPTS = "shared_prompts"
 
-# The kernel behind `scaled_dot_product_attention`, which keeps the log-sum-exp to itself.
+# The kernel behind `scaled_dot_product_attention`, which keeps the log-sum-exp to itself. It is not public, and torch
+# has no public way on the CPU: flex attention returns the log-sum-exp, and has no backward there.
 _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 

@@ -93,6 +93,7 @@ class LoRA:
             task_type="CAUSAL_LM",
             base_model_name_or_path=model.name_or_path or None,
         )
+        # Not public, but documented by PEFT as its one way to layers of one's own.
         config._register_custom_module({nn.Linear: AdaptedLinear})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -124,17 +125,15 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
     Only for blocks without a gradient: recomputed under checkpointing, a forward would find them on again.
     """
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    before = [layer._disable_adapters for layer in layers]
-    # PEFT's own switch also clears `requires_grad`. A sharded parameter that is first gathered in that state would get
-    # no gradient for the rest of the run.
+    layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+    before = [layer.is_bypassed for layer in layers]
     for layer in layers:
-        layer._disable_adapters = True
+        layer.is_bypassed = True
     try:
         yield
     finally:
         for layer, state in zip(layers, before, strict=True):
-            layer._disable_adapters = state
+            layer.is_bypassed = state
 
 
 def merged_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:

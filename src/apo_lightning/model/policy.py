@@ -20,7 +20,7 @@ from apo_lightning.model.attention import attention_arguments, use_shared_prompt
 from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_id
-from apo_lightning.process_group import process_rank
+from apo_lightning.process_group import has_process_group, process_rank
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 
@@ -133,7 +133,7 @@ class Policy(nn.Module):
         weights = None
         if has_adapters(self.model):
             weights = merged_weights(self.model)
-        elif torch.distributed.is_initialized():
+        elif has_process_group():
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)
         if process_rank() == 0:

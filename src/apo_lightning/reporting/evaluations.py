@@ -1,6 +1,7 @@
 """Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from apo_lightning.evaluation.loading import read_coverage, read_result
@@ -10,6 +11,9 @@ from apo_lightning.reporting.held_out import held_out_measurements
 from apo_lightning.reporting.identity import HASH_LETTERS, resolved, short_hash
 from apo_lightning.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
 from apo_lightning.reporting.runs import find_files, parse_overrides
+
+STEP = "training step"
+"""The setting under which a snapshot's measurement is listed."""
 
 
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
@@ -39,7 +43,8 @@ def measurements(
 ) -> tuple[Measurement, ...]:
     """Everything that was measured: the evaluations first, then what the runs' summaries say of held-out problems.
 
-    Told apart as in `identity.resolved`.
+    Told apart as in `identity.resolved`. Of a run's snapshots the first and the last count as its beginning and its
+    end, where these were not measured on their own.
 
     Args:
         runs: the training runs.
@@ -49,16 +54,58 @@ def measurements(
     Raises:
         ConfigError: a summary lacks what every summary has.
     """
-    cards = {evaluated.path: evaluated.run or _card(evaluated.result.model) for evaluated in evaluations.results}
-    trained = [card for card in cards.values() if card is not None]
-    keys = axes([*runs, *(card for card in trained if card.folder not in {run.folder for run in runs})], defaults)
-    evaluated = (_evaluated(item, cards[item.path], keys, defaults) for item in evaluations.results)
+    keys = _axes(runs, evaluations, defaults)
+    themselves = {_policy(item.result) for item in evaluations.results if item.result.model.step is None}
+    evaluated = (
+        _evaluated(item, keys, defaults)
+        for item in evaluations.results
+        if item.result.model.step is None or (_is_an_end(item) and _policy(item.result) not in themselves)
+    )
     held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
     return resolved([*evaluated, *held_out])
 
 
-def _evaluated(item: Evaluated, card: RunCard | None, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
-    result = item.result
+def snapshot_measurements(
+    runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
+) -> tuple[Measurement, ...]:
+    """What was measured along training runs; `settings` has the training step under `STEP`.
+
+    Args:
+        runs: the training runs.
+        evaluations: those of no snapshot are left out.
+        defaults: as in `measurements`.
+    """
+    keys = _axes(runs, evaluations, defaults)
+    found = []
+    for item in evaluations.results:
+        if item.result.model.step is not None:
+            measured = _evaluated(item, keys, defaults)
+            found.append(replace(measured, settings={**measured.settings, STEP: str(item.result.model.step)}))
+    return resolved(found)
+
+
+def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
+    # By evaluation and not by folder: a run that is known from its results alone has none.
+    trained = [card for item in evaluations.results if (card := _trained(item)) is not None]
+    return axes([*runs, *(card for card in trained if card.folder not in {run.folder for run in runs})], defaults)
+
+
+def _policy(result: EvaluationResult) -> tuple[str, str]:
+    return result.benchmark, result.model.weights_sha256
+
+
+def _is_an_end(item: Evaluated) -> bool:
+    last = item.run.config.get("trainer.max_steps") if item.run else None
+    return item.result.model.step == 0 or str(item.result.model.step) == last
+
+
+def _trained(item: Evaluated) -> RunCard | None:
+    """The run that trained this policy; None: no run did, though one may have begun as it."""
+    return None if item.result.model.algo is None else item.run or _card(item.result.model)
+
+
+def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
+    result, card = item.result, _trained(item)
     return Measurement(
         model=item.model,
         method=item.method,

@@ -22,9 +22,15 @@ METHODS: Mapping[str, str] = {
     "grpo_kl_error_only": "GRPO-KL (error-only)",
     "apo_naive": "APO (naive anchor)",
     "apo_pass_at_k": "APO on Pass@k",
+    "push_only": "APO, β = 0",
+    "clip_higher": "GRPO, clip-higher",
+    "entropy_bonus": "GRPO, entropy bonus",
+    "apo_k2": "APO, K = 2",
+    "apo_k4": "APO, K = 4",
+    "apo_k12": "APO, K = 12",
     "apo": "APO",
 }
-"""Stem of `algo=` → name, in the order of the paper's main table: APO stands last."""
+"""Stem of `algo=`, or method of the laboratory → name, in the order of the paper's main table: APO stands last."""
 
 MODELS: Mapping[str, str] = {
     "qwen7b": "Qwen2.5-7B",

@@ -78,7 +78,7 @@ def files_of(paths: Iterable[Path], folder: Path) -> dict[str, tuple[str, ...]]:
 def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
     """Reasons to doubt the numbers, a sentence each."""
     return [
-        f"{evaluated.model}, {evaluated.method}, {benchmark_name(evaluated.result.benchmark)}: {warning}."
+        f"{evaluated.model}, {evaluated.policy}, {benchmark_name(evaluated.result.benchmark)}: {warning}."
         for evaluated in evaluations
         for warning in warnings(evaluated.result)
     ]
@@ -136,7 +136,7 @@ _WHAT = tuple(Column(name=name, align="left") for name in ("Model", "Method", "B
 
 
 def _row(evaluated: Evaluated, texts: Sequence[str]) -> TableRow:
-    what = (evaluated.model, evaluated.method, benchmark_name(evaluated.result.benchmark))
+    what = (evaluated.model, evaluated.policy, benchmark_name(evaluated.result.benchmark))
     return TableRow(cells=tuple(Cell(text=text) for text in (*what, *texts)))
 
 
@@ -169,7 +169,7 @@ def _prompts(evaluations: Sequence[Evaluated], coverage: Sequence[Covered]) -> l
     found: dict[tuple[str, str, str], list[str]] = {}
     for item in evaluations:
         key = (item.result.settings.prompt, item.result.settings.reward, _versions(item.result.versions))
-        found.setdefault(key, []).append(f"{item.model}, {item.method}, {benchmark_name(item.result.benchmark)}")
+        found.setdefault(key, []).append(f"{item.model}, {item.policy}, {benchmark_name(item.result.benchmark)}")
     for item in coverage:
         key = (item.result.prompt, "", _versions(item.result.versions))
         found.setdefault(key, []).append(f"coverage of {item.model}, {item.method}, on {item.result.preset}")

@@ -59,6 +59,12 @@ class EvaluationFile:
         return method_name(self.result.model.algo) if self.result.model.algo else BASE
 
     @property
+    def policy(self) -> str:
+        """The method, of a snapshot with its training step: `APO, step 40`."""
+        step = self.result.model.step
+        return self.method if step is None else f"{self.method}, step {step}"
+
+    @property
     def model(self) -> str:
         """The model's name in tables: `Qwen2.5-Math-7B`."""
         return model_name(self.result.model.name)

@@ -105,6 +105,12 @@ _LOOKS = {
     "grpo_kl_error_only": ("#d083b4", "v", (8.0, 2.0)),
     "apo_naive": ("#56b4e9", "h", (1.0, 1.3)),
     "apo_pass_at_k": ("#3f7fbf", "d", (8.0, 2.0)),
+    "push_only": ("#5b3a8c", "d", (4.0, 1.5)),
+    "clip_higher": ("#8c6d1f", "<", (4.0, 1.5)),
+    "entropy_bonus": ("#a8326e", ">", (1.0, 1.3)),
+    "apo_k2": ("#4f6472", "P", (8.0, 2.0)),
+    "apo_k4": ("#00767a", "p", (5.0, 1.5, 1.0, 1.5)),
+    "apo_k12": ("#6b8f23", "X", (4.0, 1.5)),
     "apo": ("#0b4f9e", "o", SOLID),
 }
 _SPARE_COLORS = ("#5b3a8c", "#00767a", "#8c6d1f", "#a8326e", "#4f6472", "#6b8f23")
@@ -132,7 +138,7 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     Example:
         >>> styles = styles_of(["my_loss", "APO", "Base"])
         >>> list(styles), styles["APO"].color, styles["my_loss"].marker
-        (['Base', 'APO', 'my_loss'], '#0b4f9e', 'd')
+        (['Base', 'APO', 'my_loss'], '#0b4f9e', 'p')
     """
     ordered = in_method_order(methods)
     used = {(style.marker, style.dash) for style in KNOWN.values()}

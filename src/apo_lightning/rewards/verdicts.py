@@ -1,22 +1,9 @@
-"""Counting verdicts, and when to stop believing them."""
+"""A run stops where its verifier fails too often for the rewards to mean anything."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import get_args
+from collections.abc import Sequence
 
 from apo_lightning.errors import VerifierError
-from apo_lightning.types import Verdict, VerdictStatus
-
-
-def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int]:
-    """How often each status occurs; every status is present, so that a logger's columns never change.
-
-    Example:
-        >>> count_statuses(["correct", "timeout"])
-        {'correct': 1, 'incorrect': 0, 'unparsed': 0, 'timeout': 1, 'error': 0}
-    """
-    counts = Counter(statuses)
-    return {status: counts[status] for status in get_args(VerdictStatus)}
+from apo_lightning.types import Verdict, count_statuses
 
 
 def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: str = "a step") -> None:

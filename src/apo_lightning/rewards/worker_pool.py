@@ -19,6 +19,11 @@ from apo_lightning.types import VerdictStatus
 _START_TIMEOUT_S = 120.0
 """Time that a worker may take to start: importing sympy from a cold network file system takes a minute."""
 _MAX_FAILED_STARTS = 3
+_START_WORKER = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import apo_lightning; del sys.path[0]; "
+    "from apo_lightning.judging.worker import main; main(float(sys.argv[2]), int(sys.argv[3]))"
+)
+"""This very package, wherever it lies, and no longer than for its import is its folder ahead of everything else."""
 _SELF_DESTRUCT_S = 2.0
 """How much later than the parent a worker would end itself [s]."""
 _STATUSES: dict[bytes, VerdictStatus] = {
@@ -35,12 +40,13 @@ class _Worker:
     """One child process. It is starting, idle, or busy with one answer."""
 
     def __init__(self, timeout_s: float, memory_limit_bytes: int):
-        # A fresh interpreter on a file, neither forked (vLLM's and torch's threads and CUDA contexts live here) nor
-        # multiprocessing's spawn, which imports the parent's __main__ again. -P keeps this folder off sys.path:
-        # its math_verify.py would hide the library of that name.
-        arguments = [str(timeout_s + _SELF_DESTRUCT_S), str(memory_limit_bytes)]
+        # A fresh interpreter, neither forked (vLLM's and torch's threads and CUDA contexts live here) nor
+        # multiprocessing's spawn, which imports the parent's __main__ again. -P keeps the working directory off
+        # sys.path: a sympy.py of the user's would hide the library.
+        package = Path(__file__).resolve().parents[1]
+        arguments = [str(package.parent), str(timeout_s + _SELF_DESTRUCT_S), str(memory_limit_bytes)]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), *arguments],
+            [sys.executable, "-P", "-c", _START_WORKER, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

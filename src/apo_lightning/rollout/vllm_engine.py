@@ -1,10 +1,10 @@
-"""vLLM inside the trainer's process: the only file that imports it."""
+"""vLLM inside the trainer's process; only this file and `vllm_private` import it."""
 
 import importlib.metadata
 import importlib.util
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,6 +23,12 @@ from apo_lightning.rollout.process_guard import (
     stderr_to_log,
 )
 from apo_lightning.rollout.tensor_parallel import SharedRequests, check_tensor_parallel
+from apo_lightning.rollout.vllm_private import (
+    gloo_between_slices,
+    layers_left_out,
+    layers_with_parameters,
+    ranks_left_out,
+)
 from apo_lightning.rollout.vllm_weights import held_parts
 from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
@@ -141,7 +147,7 @@ class VLLMEngine(SyncedEngine):
             from vllm import LLM
 
             if context.device.type == "cpu" and self.tensor_parallel_size > 1:
-                stack.enter_context(_gloo_between_slices())
+                stack.enter_context(gloo_between_slices())
             try:
                 self._llm = LLM(**self._arguments(context))
             except ValueError as error:
@@ -181,12 +187,12 @@ class VLLMEngine(SyncedEngine):
         }
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
-        with process_unchanged(), torch.no_grad(), _layers_left_out() as left_out:
+        with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
             if self._is_kv_cache_asleep:  # claimed last: gathering the weights needed the memory
                 self._llm.wake_up(tags=["kv_cache"])
                 self._is_kv_cache_asleep = False
-            [with_parameters] = self._llm.collective_rpc(_layers_with_parameters)
+            [with_parameters] = self._llm.collective_rpc(layers_with_parameters)
         return [message for message in left_out if message.partition(":")[0] in with_parameters]
 
     def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
@@ -203,7 +209,7 @@ class VLLMEngine(SyncedEngine):
         with ExitStack() as stack:
             stack.enter_context(process_unchanged())
             if self.context.device.type == "cpu":
-                stack.enter_context(_ranks_left_out())
+                stack.enter_context(ranks_left_out())
             running = self._llm.enqueue(prompts, [_parameters(request) for request in requests], use_tqdm=False)
             # Requests that stay behind after an error would be sampled by the next call, with its weights.
             stack.callback(self._llm.llm_engine.abort_request, running, internal=True)
@@ -251,69 +257,6 @@ def _installed_distributions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-@contextmanager
-def _layers_left_out() -> Iterator[list[str]]:
-    """Collects the layers that got no weights, of which vLLM says nothing but a warning."""
-    messages: list[str] = []
-
-    def note(record: logging.LogRecord) -> bool:
-        if "Failed to load weights" in record.getMessage():
-            messages.append(record.getMessage())
-        return True
-
-    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    logger.addFilter(note)
-    try:
-        yield messages
-    finally:
-        logger.removeFilter(note)
-
-
-def _layers_with_parameters(worker: Any) -> set[str]:
-    """Class names of layers; one of buffers alone (rotary tables) is rightly left out of a sync."""
-    return {
-        type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
-    }
-
-
-@contextmanager
-def _gloo_between_slices() -> Iterator[None]:
-    """Ranks of a CPU engine reduce over gloo, not over shared memory.
-
-    vLLM would name that memory alike in all runs of a machine, so that two of them write into one another's sums. Where
-    ranks differ over the name, it takes gloo.
-    """
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
-
-    make_group_name = _CPUSHMDistributed.make_group_name
-    _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: f"rank {communicator.rank}")
-    try:
-        yield
-    finally:
-        _CPUSHMDistributed.make_group_name = staticmethod(make_group_name)
-
-
-@contextmanager
-def _ranks_left_out() -> Iterator[None]:
-    """Does not count how many tokens are likelier than each sampled one, which nobody reads.
-
-    The count is the one compiled function of the CPU sampler: a C++ build per process, or, run uncompiled, 4 % of the
-    time.
-    """
-    from vllm.v1.sample import sampler
-
-    count = sampler.batched_count_greater_than
-
-    def no_ranks(logprobs: Tensor, sampled_logprobs: Tensor) -> Tensor:
-        return torch.zeros(len(logprobs), dtype=torch.long, device=logprobs.device)
-
-    sampler.batched_count_greater_than = no_ranks
-    try:
-        yield
-    finally:
-        sampler.batched_count_greater_than = count
 
 
 def _parameters(request: GenerationRequest) -> Any:

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from apo_lightning.run.command_line import (
         evaluate_from_command_line,
         export_from_command_line,
+        lab_from_command_line,
+        pretrain_from_command_line,
         report_from_command_line,
         train_from_command_line,
     )
     from apo_lightning.run.evaluating import evaluate
     from apo_lightning.run.exporting import export
+    from apo_lightning.run.pretraining import pretrain
     from apo_lightning.run.reporting import report
     from apo_lightning.run.training import prepare, train
 
@@ -26,7 +29,10 @@ _MODULES = {
     "evaluate_from_command_line": "command_line",
     "export": "exporting",
     "export_from_command_line": "command_line",
+    "lab_from_command_line": "command_line",
     "prepare": "training",
+    "pretrain": "pretraining",
+    "pretrain_from_command_line": "command_line",
     "report": "reporting",
     "report_from_command_line": "command_line",
     "train": "training",
@@ -38,7 +44,10 @@ __all__ = [
     "evaluate_from_command_line",
     "export",
     "export_from_command_line",
+    "lab_from_command_line",
     "prepare",
+    "pretrain",
+    "pretrain_from_command_line",
     "report",
     "report_from_command_line",
     "train",

@@ -21,7 +21,7 @@ def options_of(group: str) -> list[str]:
         >>> options_of("policy")
         ['full', 'lora']
         >>> options_of("experiment")[0]
-        'paper/llama3b_apo'
+        'lab/countdown'
     """
     folder = CONFIG_DIR / group
     return sorted(

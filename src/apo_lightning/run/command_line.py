@@ -45,6 +45,16 @@ def export_from_command_line() -> None:
     _main("export", _export)
 
 
+def lab_from_command_line() -> None:
+    """Entry point of `lab.py`."""
+    _main("lab", _lab)
+
+
+def pretrain_from_command_line() -> None:
+    """Entry point of `pretrain.py`."""
+    _main("pretrain", _pretrain)
+
+
 def _train_or_preflight(cfg: DictConfig) -> None:
     output_dir = Path(HydraConfig.get().runtime.output_dir)
     if not cfg.preflight:
@@ -75,6 +85,18 @@ def _export(cfg: DictConfig) -> None:
     from apo_lightning.run.exporting import export
 
     export(cfg)
+
+
+def _lab(cfg: DictConfig) -> None:
+    from apo_lightning.run.laboratory import laboratory
+
+    laboratory(cfg)
+
+
+def _pretrain(cfg: DictConfig) -> None:
+    from apo_lightning.run.pretraining import pretrain
+
+    pretrain(cfg)
 
 
 def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:

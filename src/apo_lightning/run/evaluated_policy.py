@@ -1,21 +1,25 @@
 """The policy under evaluation: where its weights come from, and what its results say of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.console import progress_bars_hidden, say
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.fingerprint import weights_sha256
+from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.preflight.checks import check_devices, check_dtype
+from apo_lightning.run.stages import FINAL, Stage, stages_of
 from apo_lightning.run.trained import TrainedRun, trained_run
 
 OF_SAMPLES = (
@@ -32,6 +36,8 @@ class EvaluatedPolicy:
     spec: PolicySpec
     run: TrainedRun | None
     """The training run that ended in this policy; None: a model as it was downloaded."""
+    stages: tuple[Stage, ...]
+    """The points of the run to be measured, by step; one without a step: these weights alone."""
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     """The kind of device; a launched process has one of its own."""
@@ -48,15 +54,30 @@ class EvaluatedPolicy:
 
     def load(self, device: torch.device) -> Policy:
         """Load the policy, frozen."""
-        return self._load(self.spec, device)
+        return self._load(self.spec, device, self.seed)[0]
+
+    def load_stages(self, device: torch.device) -> tuple[Policy, Mapping[str, Tensor]]:
+        """Load the policy as its training run began, frozen, and its trained weights, to be written in place."""
+        assert self.run is not None
+        lora = instantiate(self.run.lora, _convert_="all")
+        return self._load(self.spec, device, self.run.seed, lora)
 
     def load_reference(self, device: torch.device) -> Policy:
         """Load the policy that the training run began with, frozen."""
         assert self.run is not None
-        return self._load(instantiate(self.run.reference, _convert_="all"), device)
+        return self._load(instantiate(self.run.reference, _convert_="all"), device, self.run.seed)[0]
 
-    def card(self, policy: Policy) -> ModelCard:
-        """The identity of the policy, as results carry it."""
+    def card(self, policy: Policy, stage: Stage) -> ModelCard:
+        """The identity of the policy at a stage, as results carry it."""
+        card = self._card(policy)
+        if stage.step is None:
+            return card
+        if stage.snapshot is not None:
+            return replace(card, step=stage.step, path=str(stage.snapshot.folder))
+        seed = card.seed if self.spec.path is None else None
+        return replace(card, step=stage.step, algo=None, overrides=(), seed=seed)
+
+    def _card(self, policy: Policy) -> ModelCard:
         return ModelCard(
             name=self.spec.name,
             path=self.spec.path,
@@ -68,12 +89,18 @@ class EvaluatedPolicy:
             seed=self.run.seed if self.run else (self.seed if self.spec.path is None else None),
         )
 
-    def _load(self, spec: PolicySpec, device: torch.device) -> Policy:
+    def _load(
+        self, spec: PolicySpec, device: torch.device, seed: int, lora: LoRA | None = None
+    ) -> tuple[Policy, Mapping[str, Tensor]]:
         with progress_bars_hidden():
-            model = spec.load_model(self.seed)
+            model = spec.load_model(seed)
+        if lora is not None:
+            lora.attach(model, seed)
         say(describe(model, self.compute_dtype, automatic=spec.compute_dtype == "auto"))
-        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens)
-        return policy.to(device).eval().requires_grad_(False)
+        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens).to(device).eval()
+        # A frozen parameter is not known as a trained one.
+        weights = policy_tensors(policy)
+        return policy.requires_grad_(False), weights
 
 
 def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
@@ -85,15 +112,21 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
         is_swept: others of the same sweep may measure this policy on the same benchmark, with other settings.
 
     Raises:
-        ConfigError: there is no such run, model or device.
+        ConfigError: there is no such run, checkpoint, model or device.
     """
     if cfg.support_anchor_size is not None and not cfg.run:
         raise ConfigError(
             f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
             "training run, or leave it null"
         )
+    if cfg.checkpoint != FINAL and not cfg.run:
+        raise ConfigError(f"checkpoint is {cfg.checkpoint}, but there is no run=: name a training run, or leave it out")
+    if cfg.checkpoint != FINAL and cfg.mode == "coverage":
+        raise ConfigError(f"checkpoint is {cfg.checkpoint}: mode=coverage measures checkpoint={FINAL} alone")
     run = trained_run(Path(cfg.run), overrides) if cfg.run else None
-    spec: PolicySpec = instantiate(run.model if run else cfg.model, _convert_="all")
+    stages = stages_of(run.folder if run else None, cfg.checkpoint)
+    model = cfg.model if run is None else run.final_model if cfg.checkpoint == FINAL else run.reference
+    spec: PolicySpec = instantiate(model, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     compute_dtype = spec.dtype(device)
     check_dtype(device, compute_dtype)
@@ -106,6 +139,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     return EvaluatedPolicy(
         spec=spec,
         run=run,
+        stages=stages,
         tokenizer=tokenizer,
         device=device,
         world_size=world_size,

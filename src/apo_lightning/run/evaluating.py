@@ -1,6 +1,7 @@
 """Configuration → one policy, measured on benchmarks or under worked solutions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.utils import instantiate
@@ -8,12 +9,14 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 from omegaconf import DictConfig
 
+from apo_lightning.checkpoints import load_snapshot
 from apo_lightning.console import quiet_libraries, say, show
+from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation import OracleCoverage
 from apo_lightning.evaluation.card import recall_table, result_table, write_card
 from apo_lightning.evaluation.engine_check import check_engine
-from apo_lightning.evaluation.loading import write_coverage
+from apo_lightning.evaluation.loading import read_result, write_coverage
 from apo_lightning.evaluation.progress import Progress, TokenProgress
 from apo_lightning.evaluation.records import CoverageResult, EvaluationResult, ModelCard
 from apo_lightning.evaluation.results import summarise
@@ -24,9 +27,11 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
+from apo_lightning.run.exact import look_exactly
+from apo_lightning.run.stages import Stage
 from apo_lightning.run.tasks import Task, prepare_tasks
 
-MODES = ("samples", "coverage")
+MODES = ("samples", "coverage", "exact")
 
 
 def evaluate(
@@ -46,9 +51,12 @@ def evaluate(
         ConfigError: something cannot work; raised before any weights are loaded.
     """
     if cfg.mode not in MODES:
-        raise ConfigError(f"mode is {cfg.mode!r}: choose {' or '.join(MODES)}")
+        raise ConfigError(f"mode is {cfg.mode!r}: choose {', '.join(MODES)}")
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
+    if cfg.mode == "exact":
+        look_exactly(cfg, evaluated)
+        return []
     return [_cover(cfg, evaluated)] if cfg.mode == "coverage" else _sample(cfg, evaluated)
 
 
@@ -58,45 +66,80 @@ def _sample(cfg: DictConfig, evaluated: EvaluatedPolicy) -> list[EvaluationResul
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
     tasks = prepare_tasks(cfg, evaluated, engine.name)
-    fabric = _launch(cfg, evaluated)
-    policy = evaluated.load(fabric.device)
-    card = evaluated.card(policy)
     try:
-        start_engine(
-            engine,
-            policy,
-            max_model_len=max(task.benchmark.max_model_len for task in tasks),
-            device=fabric.device,
-            seed=cfg.seed,
-            process=fabric,
-        )
-        publish(policy.model, engine, version=1)
-        check_engine(
-            engine, policy, tasks[0].prompts, max_new_tokens=tasks[0].settings.max_completion_tokens, version=1
-        )
-        sampler = Sampler(
-            engine=engine,
-            policy=policy,
-            reference=evaluated.load_reference(fabric.device) if cfg.support_anchor_size is not None else None,
-            anchor_size=cfg.support_anchor_size or 0,
-            temperature=cfg.temperature,
-            top_p=cfg.top_p,
-            token_statistics=cfg.token_statistics,
-            tokens_per_microbatch=cfg.tokens_per_microbatch,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
-        )
-        found = [_measure(task, sampler, card) for task in tasks]
+        at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]
+        fabric = _launch(cfg, evaluated)
+        # The first rank's word: others may look when a stage is being finished.
+        [is_left, *_] = from_all_ranks([_is_left(stage, own) for stage, own in at_stages])
+        left = [at_stage for at_stage, is_one in zip(at_stages, is_left, strict=True) if is_one]
+        if left:
+            _measure_stages(cfg, evaluated, engine, fabric, left)
     finally:
         engine.close()
         for task in tasks:
             task.benchmark.reward.close()
-    results = [result for result in found if result is not None]
-    if results:
+    results = []
+    if fabric.global_rank == 0:
+        results = [read_result(task.folder / "results.json") for _, own in at_stages for task in own]
         say("")
         show(result_table(results))
         say(f"samples.jsonl, results.json and card.md of each are in {evaluated.output_dir}")
     return results
+
+
+def _is_left(stage: Stage, tasks: Sequence[Task]) -> bool:
+    """True where there is something to do. A run's end is looked at again, files and all."""
+    if stage.step is not None and all(task.is_finished for task in tasks):
+        say(f"step {stage.step}: measured already")
+        return False
+    return True
+
+
+def _measure_stages(
+    cfg: DictConfig,
+    evaluated: EvaluatedPolicy,
+    engine: RolloutEngine,
+    fabric: Fabric,
+    left: Sequence[tuple[Stage, Sequence[Task]]],
+) -> None:
+    """Measure the policy at each stage, in one engine: the weights of the next are published into it."""
+    [first, *_] = left
+    if first[0].step is None:
+        policy, weights = evaluated.load(fabric.device), {}
+    else:
+        policy, weights = evaluated.load_stages(fabric.device)
+    start_engine(
+        engine,
+        policy,
+        max_model_len=max(task.benchmark.max_model_len for task in first[1]),
+        device=fabric.device,
+        seed=cfg.seed,
+        process=fabric,
+    )
+    sampler = Sampler(
+        engine=engine,
+        policy=policy,
+        reference=evaluated.load_reference(fabric.device) if cfg.support_anchor_size is not None else None,
+        anchor_size=cfg.support_anchor_size or 0,
+        temperature=cfg.temperature,
+        top_p=cfg.top_p,
+        token_statistics=cfg.token_statistics,
+        tokens_per_microbatch=cfg.tokens_per_microbatch,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+    )
+    for version, (stage, tasks) in enumerate(left, start=1):
+        if stage.snapshot is not None:
+            load_snapshot(weights, stage.snapshot)
+        if stage.step is not None:
+            say(f"step {stage.step}")
+        publish(policy.model, engine, version)
+        check_engine(
+            engine, policy, tasks[0].prompts, max_new_tokens=tasks[0].settings.max_completion_tokens, version=version
+        )
+        card = evaluated.card(policy, stage)
+        for task in tasks:
+            _measure(task, replace(sampler, policy_version=version), card)
 
 
 def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
@@ -112,9 +155,9 @@ def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
     return fabric
 
 
-def _measure(task: Task, sampler: Sampler, card: ModelCard) -> EvaluationResult | None:
-    """Fill the benchmark's samples file, and write what it comes to; None on all ranks but the first."""
-    task.folder.mkdir(exist_ok=True)
+def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
+    """Fill the benchmark's samples file; the first rank writes what it comes to."""
+    task.folder.mkdir(parents=True, exist_ok=True)
     settings, name = task.settings, task.benchmark.name
     file = SamplesFile(
         task.folder,
@@ -132,7 +175,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> EvaluationResult 
     finally:
         file.close()
     if sampler.rank > 0:
-        return None
+        return
     result = summarise(
         read_samples(file.path),
         benchmark=name,
@@ -144,7 +187,6 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> EvaluationResult 
         encoder=task.encoder,
     )
     write_card(task.folder, result)
-    return result
 
 
 def _cover(cfg: DictConfig, evaluated: EvaluatedPolicy) -> CoverageResult:
@@ -163,7 +205,7 @@ def _cover(cfg: DictConfig, evaluated: EvaluatedPolicy) -> CoverageResult:
     policy = evaluated.load(evaluated.device)
     with TokenProgress("solution tokens") as progress:
         result = coverage.result(
-            policy, problems, evaluated.spec.prompt_template, evaluated.card(policy), progress.advance
+            policy, problems, evaluated.spec.prompt_template, evaluated.card(policy, Stage()), progress.advance
         )
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
     write_coverage(folder / "coverage.json", result)

@@ -6,7 +6,7 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from apo_lightning.checkpoints.folder import Found, best_of, complete_checkpoints, damaged_file
+from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
 from apo_lightning.checkpoints.plain import TENSORS
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors
@@ -28,12 +28,14 @@ def export(cfg: DictConfig) -> Path:
     Raises:
         ConfigError: no training run, no such checkpoint, or a damaged one.
     """
-    found = _checkpoint(cfg)
-    to = Path(cfg.to) if cfg.to is not None else Path(cfg.run) / "exported" / found.folder.name
+    checkpoint = _checkpoint(cfg)
+    to = Path(cfg.to) if cfg.to is not None else Path(cfg.run) / "exported" / checkpoint.folder.name
     if to.exists():
         raise ConfigError(f"to={to} exists: remove it, or name another folder")
-    if (damaged := damaged_file(found, sorted(found.header.files))) is not None:
-        raise ConfigError(f"checkpoint {found.folder} is damaged: {damaged} is not what was written; export another")
+    if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
+        raise ConfigError(
+            f"checkpoint {checkpoint.folder} is damaged: {damaged} is not what was written; export another"
+        )
     quiet_libraries(Path(cfg.run) / "export.log")
     config = OmegaConf.load(Path(cfg.run) / ".hydra" / "config.yaml")
     spec = instantiate(config.model, _convert_="all")
@@ -43,26 +45,26 @@ def export(cfg: DictConfig) -> Path:
     if lora is not None:
         lora.attach(model, config.seed)
     policy = Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
-    load_tensors(policy_tensors(policy), found.folder / TENSORS)
+    load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     policy.save_pretrained(partial)
     publish_folder(partial, to)
-    say(f"{found.folder.name} of {cfg.run} is in {to}")
+    say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
     return to
 
 
-def _checkpoint(cfg: DictConfig) -> Found:
+def _checkpoint(cfg: DictConfig) -> Checkpoint:
     if cfg.run is None or not (Path(cfg.run) / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"run={cfg.run} is no training run (it has no .hydra/config.yaml): give the folder of one")
-    found, refused = complete_checkpoints(Path(cfg.run) / "checkpoints")
+    checkpoints, refused = complete_checkpoints(Path(cfg.run) / "checkpoints")
     for line in refused:
         say(f"passed over: {line}")
-    choices = {checkpoint.folder.name: checkpoint for checkpoint in found}
-    best = best_of(found)
-    if found:
-        choices["newest"] = found[-1]
+    choices = {checkpoint.folder.name: checkpoint for checkpoint in checkpoints}
+    best = best_of(checkpoints)
+    if checkpoints:
+        choices["newest"] = checkpoints[-1]
     if best is not None:
         choices["best"] = best
     if cfg.checkpoint not in choices:

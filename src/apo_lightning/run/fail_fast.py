@@ -14,6 +14,7 @@ from typing import NoReturn
 import lightning.pytorch as pl
 
 from apo_lightning.distributed.lifeline import Lifeline, connect
+from apo_lightning.distributed.lightning_private import launched_processes
 from apo_lightning.errors import Preempted
 from apo_lightning.run.user_message import user_message
 
@@ -48,14 +49,14 @@ class FailFast(pl.Callback):
         """Connect the ranks; the process group exists. Once per trainer function, and the connections stay."""
         if self._lifeline is None and trainer.world_size > 1:
             self._rank = trainer.global_rank
-            self._launched = getattr(trainer.strategy.launcher, "procs", [])
+            self._launched = launched_processes(trainer)
             host = os.environ["MASTER_ADDR"] if trainer.num_nodes > 1 else None
             connections = connect(self._rank, trainer.world_size, host, trainer.strategy.broadcast)
             self._lifeline = Lifeline(self._rank, connections, self._on_loss)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Tell the other ranks before Lightning tears anything down."""
-        self._launched = getattr(trainer.strategy.launcher, "procs", [])
+        self._launched = launched_processes(trainer)
         self._report(exception)
 
     def __enter__(self) -> "FailFast":

@@ -11,12 +11,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from apo_lightning.console import say
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import write_atomically
-from apo_lightning.reporting.evaluations import measurements, read_evaluations
+from apo_lightning.reporting.evaluations import measurements, read_evaluations, snapshot_measurements
 from apo_lightning.reporting.figures.canvas import save
 from apo_lightning.reporting.figures.report import report_figures
 from apo_lightning.reporting.page import ReportContents, files_of, page
 from apo_lightning.reporting.published_check import published_check
 from apo_lightning.reporting.render import write_tables
+from apo_lightning.reporting.rollouts import read_rollouts, rollout_page
 from apo_lightning.reporting.runs import flatten, interpolated, read_runs
 from apo_lightning.reporting.tables import report_tables
 from apo_lightning.run.choices import CONFIG_DIR, options_of
@@ -29,17 +30,25 @@ def report(cfg: DictConfig) -> Path:
         cfg: composed from `configs/report.yaml`.
 
     Returns:
-        `report.html`.
+        `report.html`; of `rollouts=`, the run's `rollouts.html`.
 
     Raises:
         ConfigError: a folder does not exist, or a file in it is malformed.
     """
+    if cfg.rollouts is not None:
+        return _rollouts(Path(cfg.rollouts), cfg.rollout_limit)
     folders, output_dir = _folders(cfg), Path(cfg.output_dir)
     runs = read_runs(folders)
     evaluations = read_evaluations(folders, runs)
     defaults = training_defaults()
     tables = report_tables(runs, evaluations, defaults)
-    figures = report_figures(runs, measurements(runs, evaluations, defaults), evaluations.coverage, defaults)
+    figures = report_figures(
+        runs,
+        measurements(runs, evaluations, defaults),
+        evaluations.coverage,
+        defaults,
+        snapshot_measurements(runs, evaluations, defaults),
+    )
     paths = [*write_tables(tables, output_dir / "tables")]
     for figure in figures:
         paths += save(figure.figure, output_dir / "figures" / figure.name)
@@ -59,6 +68,17 @@ def report(cfg: DictConfig) -> Path:
     say(f"{len(runs)} runs, {len(evaluations.results)} evaluations, {len(evaluations.coverage)} coverages read")
     say(f"tables: {', '.join(table.name for table in tables)}")
     say(f"figures: {', '.join(figure.name for figure in figures) or 'none'}")
+    say(f"open {path}")
+    return path
+
+
+def _rollouts(run: Path, limit: int) -> Path:
+    sample = read_rollouts(run, limit)
+    path = run / "rollouts.html"
+    write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
+    say(f"{len(sample.rollouts):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
+    if not any(rollout.tokens for rollout in sample.rollouts):
+        say("nothing was written of single tokens: train with callbacks=[default,token_writer] to see them")
     say(f"open {path}")
     return path
 

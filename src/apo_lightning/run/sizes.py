@@ -43,8 +43,9 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
-    """The inputs that the loss or any callback needs."""
-    return functools.reduce(Needs.__or__, (getattr(c, "needs", Needs()) for c in callbacks), loss.needs)
+    """The inputs that the loss or any callback needs, of the step's tokens or of its own."""
+    declared = (getattr(c, name, Needs()) for c in callbacks for name in ("needs", "probe_needs"))
+    return functools.reduce(Needs.__or__, declared, loss.needs)
 
 
 def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:

@@ -13,6 +13,8 @@ from hydra.types import RunMode
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from omegaconf import read_write
 
+from apo_lightning.process_group import has_process_group
+
 _SWEPT = "APO_LIGHTNING_SWEPT"
 """Set in the environment of ranks that a job of a sweep has started."""
 
@@ -44,7 +46,7 @@ def each_job_a_run() -> Iterator[None]:
         sys.argv = arguments
         os.environ.clear()
         os.environ.update(variables)
-        if torch.distributed.is_initialized():
+        if has_process_group():
             torch.distributed.destroy_process_group()
 
 

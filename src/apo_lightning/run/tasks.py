@@ -1,6 +1,6 @@
 """Benchmarks as the command line wants them: read, put into prompts and looked at before any weight is loaded."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.reporting.runs import flatten
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy
+from apo_lightning.run.stages import Stage
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
@@ -36,6 +37,22 @@ class Task:
     folder: Path
     identity: dict[str, object]
     """Settings that decide the samples, as far as they are known before the weights are."""
+
+    def at(self, stage: Stage) -> "Task":
+        """The same samples, seed by seed, of the policy at a stage of its training.
+
+        Raises:
+            ConfigError: its folder holds another evaluation.
+        """
+        folder = self.folder.parent / stage.folder / self.folder.name
+        task = replace(self, folder=folder, identity={**self.identity, **stage.identity})
+        require_same_identity(task.folder, task.identity)
+        return task
+
+    @property
+    def is_finished(self) -> bool:
+        """True where its results are there."""
+        return (self.folder / "results.json").is_file()
 
 
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
@@ -119,14 +136,12 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, eng
         "token_statistics": cfg.token_statistics,
         "versions": versions(),
     }
-    folder = evaluated.output_dir / benchmark.name
-    require_same_identity(folder, identity)
     return Task(
         benchmark=benchmark,
         data=data,
         prompts=prompts,
         settings=settings,
         encoder=sentence_encoder(benchmark.encoder) if benchmark.encoder else None,
-        folder=folder,
+        folder=evaluated.output_dir / benchmark.name,
         identity=identity,
     )

@@ -1,4 +1,4 @@
-"""`run=…`: the model config of a training run, with the weights that the run ended with."""
+"""`run=…`: the parts of a training run that an evaluation reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,46 +14,58 @@ class TrainedRun:
     """The parts of a training run that an evaluation reads."""
 
     folder: Path
-    model: DictConfig
-    """The run's `model` node, with the path of the final checkpoint."""
     reference: DictConfig
     """The run's `model` node as it was: what training began with."""
+    data: DictConfig
+    """The run's `data` node."""
+    lora: DictConfig | None
+    """The run's adapters; None: all weights were trained."""
     algo: str
     """The stem of the run's `algo=`."""
     overrides: tuple[str, ...]
     """The run's Hydra overrides, as they were typed."""
     seed: int
 
+    @property
+    def final_model(self) -> DictConfig:
+        """The run's `model` node, with the path of the final checkpoint.
+
+        Raises:
+            ConfigError: the run has none.
+        """
+        checkpoint = self.folder / "checkpoints" / "final"
+        if not (checkpoint / "config.json").is_file():
+            raise ConfigError(
+                f"run={self.folder} has no checkpoints/final: it was stopped, or trained with callbacks=none; "
+                "name its weights with model.path=… instead"
+            )
+        model = self.reference.copy()
+        model.path, model.config = str(checkpoint), None
+        return model
+
 
 def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
     """Read a training run's folder.
 
     Args:
-        folder: it must hold `.hydra/` and `checkpoints/final/`.
+        folder: it must hold `.hydra/`.
         overrides: of the evaluation.
 
     Raises:
-        ConfigError: it is no training run, has no final checkpoint, or the model is named twice.
+        ConfigError: it is no training run, or the model is named twice.
     """
-    config, checkpoint = folder / ".hydra" / "config.yaml", folder / "checkpoints" / "final"
+    config = folder / ".hydra" / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"run={folder} is no training run (it has no .hydra/config.yaml): give the folder of one")
-    if not (checkpoint / "config.json").is_file():
-        raise ConfigError(
-            f"run={folder} has no checkpoints/final: it was stopped, or trained with callbacks=none; "
-            "name its weights with model.path=… instead"
-        )
     if any(override.lstrip("+~").startswith("model") for override in overrides):
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
     composed = OmegaConf.load(config)
-    reference = composed.model
-    model = reference.copy()
-    model.path, model.config = str(checkpoint), None
     hydra = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra
     return TrainedRun(
         folder=folder,
-        model=model,
-        reference=reference,
+        reference=composed.model,
+        data=composed.data,
+        lora=composed.policy.lora,
         algo=str(hydra.runtime.choices.algo),
         overrides=tuple(OmegaConf.load(folder / ".hydra" / "overrides.yaml")),
         seed=int(composed.seed),

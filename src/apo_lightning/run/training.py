@@ -1,7 +1,7 @@
 """Configuration → checked parts → one trained policy."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,17 +14,18 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
-from apo_lightning.checkpoints.folder import Found
+from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
-from apo_lightning.checkpoints.run_state import set_finished_steps
 from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
+from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import reference_of
+from apo_lightning.model.reference import Reference, reference_of
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_model, check_share
@@ -54,10 +55,10 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     pl.seed_everything(cfg.seed, verbose=False)
 
     parts = prepare(cfg)
-    found = find_checkpoint(cfg.resume, output_dir, parts.config, parts.world_size)
-    steps_done = found.header.position.step if found is not None else 0
-    if found is not None:
-        say(f"going on from {found.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
+    resumed = find_checkpoint(cfg.resume, output_dir, parts.config, parts.world_size)
+    steps_done = resumed.header.position.step if resumed is not None else 0
+    if resumed is not None:
+        say(f"going on from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
     if parts.loss.notice is not None:
@@ -65,7 +66,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     fail_fast = FailFast()
     trainer = instantiate(
         cfg.trainer,
-        logger=_loggers(cfg, output_dir, _earlier_rows(found)),
+        logger=_loggers(cfg, output_dir, _earlier_rows(resumed)),
         callbacks=[fail_fast, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
@@ -80,7 +81,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     stop = StopRequest()
     module = RLVRModule(
         policy=policy,
-        reference=reference_of(policy) if parts.needs.reference else None,
+        reference=_reference(cfg, parts, policy) if parts.needs.reference else None,
         loss=parts.loss,
         advantage=parts.advantage,
         collector=Collector(
@@ -93,18 +94,18 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
             clock=PhaseClock(),
             on_finished=stop.check,
         ),
-        checkpointer=Checkpointer(parts.checkpoint, output_dir / "checkpoints", parts.config, found, stop),
+        checkpointer=Checkpointer(parts.checkpoint, output_dir / "checkpoints", parts.config, resumed, stop),
         settings=parts.settings,
         optimizer=instantiate(cfg.optimizer),
         scheduler=instantiate(cfg.scheduler),
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
     )
-    if found is not None:
+    if resumed is not None:
         set_finished_steps(trainer, steps_done)
-        module.held_out.last_step = found.header.validated_step
+        module.held_out.last_step = resumed.header.validated_step
     with fail_fast, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
-        if (found is None and parts.data.validation_names) or module.held_out.is_due(trainer, steps_done):
+        if (resumed is None and parts.data.validation_names) or module.held_out.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=parts.data)
@@ -162,6 +163,7 @@ def prepare(cfg: DictConfig) -> Parts:
     reward = instantiate(cfg.reward)
 
     tokenizer = model.load_tokenizer()
+    _check_reference(cfg, model, tokenizer, lora=lora is not None)
     config = model.load_config()
     check_model(model.name, config, config.vocab_size, needs, settings)
     engine.check_model(config, device)
@@ -198,17 +200,40 @@ def prepare(cfg: DictConfig) -> Parts:
     )
 
 
+def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:
+    """The model as it is before training, or the one at `reference_path`, which reads the same tokens."""
+    if cfg.reference_path is None:
+        return reference_of(policy)
+    with progress_bars_hidden():
+        model = replace(parts.model, path=cfg.reference_path, config=None).load_model(cfg.seed)
+    return Reference(Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens))
+
+
+def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, lora: bool) -> None:
+    """Raise `ConfigError` where `reference_path` cannot be the reference of this run."""
+    if cfg.reference_path is None:
+        return
+    if lora or "ShardedStrategy" in str(cfg.trainer.strategy):
+        raise ConfigError(
+            f"reference_path is {cfg.reference_path}: with adapters or a sharded trainer the reference is the model "
+            "that training begins with; leave reference_path out, or train all weights unsharded"
+        )
+    other = replace(model, path=cfg.reference_path, config=None).load_tokenizer()
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(f"reference_path is {cfg.reference_path}, whose tokens are others than those of {model.path}")
+
+
 def _own_settings(cfg: DictConfig) -> dict[str, Any]:
     """The configuration that checkpoints are compared by, as plain data; settings that may differ are left out."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
-def _earlier_rows(found: Found | None) -> list[dict[str, Any]]:
+def _earlier_rows(resumed: Checkpoint | None) -> list[dict[str, Any]]:
     """The rows of `metrics.csv` up to the checkpoint."""
-    if found is None:
+    if resumed is None:
         return []
-    return rows_until(found.folder.parent.parent, found.header.position.step, found.header.validated_step)
+    return rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:

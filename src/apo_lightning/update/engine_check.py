@@ -8,19 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap
 from apo_lightning.update import scoring
-from apo_lightning.update.minibatches import Ranks
-from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
 
 NOISE_POSITIONS = 1024
-"""Of the micro-batch that the noise is measured on: a hundred response tokens or more."""
+"""Budget of the micro-batch that the noise is measured on: room for a hundred response tokens or more."""
 ENOUGH_TOKENS, NUM_VERSIONS = 100, 50
-"""A noise of that many tokens or more holds for so many policy versions, one of fewer for its own."""
+"""A noise measured on `ENOUGH_TOKENS` or more holds for `NUM_VERSIONS` policy versions, on fewer for its own alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +51,14 @@ class EngineCheck:
         self.noise: RoundingNoise | None = None
 
     def run(
-        self, table: StepTable, policy: Policy, retry: MemoryRetry, ranks: Ranks, version: int
+        self, table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
     ) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 
         Args:
             table: of completions that the policy of now sampled; where this rank knows no log-prob, it runs some.
             policy: not moved since.
-            retry: makes the passes fit into memory.
+            settings: sizes of a step; a micro-batch a rank is run, at most twice.
             ranks: of the run.
             version: of the policy.
 
@@ -69,12 +68,12 @@ class EngineCheck:
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
-        retry.call(scoring.score_for_check, table, policy, ranks=ranks)
+        scoring.score_for_check(table, policy, settings, ranks)
         known = ~table.old_logprobs.isnan()
         gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
         num_tokens = int(-ranks.max(-int(known.sum())))
         if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
-            self.noise = retry.call(_measured_noise, table, policy, ranks=ranks, version=version)
+            self.noise = _measured_noise(table, policy, settings, ranks, version)
         tolerance = self._tolerance(num_tokens)
         check_logprob_gap(gap, tolerance, version)
         self.checked_version = version
@@ -85,7 +84,7 @@ class EngineCheck:
         return gap_tolerance(self.noise.nats, min(num_tokens, self.noise.num_tokens))
 
     def state_dict(self) -> dict[str, Any]:
-        """So that a run that is gone on from measures when the other would have."""
+        """What a resumed run needs to measure the noise at the versions at which an unbroken one would."""
         return {"checked_version": self.checked_version, "noise": None if self.noise is None else asdict(self.noise)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,7 +94,7 @@ class EngineCheck:
 
 
 def _measured_noise(
-    table: StepTable, policy: Policy, *, settings: StepSettings, ranks: Ranks, version: int
+    table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
 ) -> RoundingNoise:
     """The noise of one micro-batch a rank, over all ranks: under sharding a forward is a collective."""
     completions = table.completions_with(~table.old_logprobs.isnan()) or range(len(table.rollouts.completions))

@@ -38,10 +38,10 @@ class MemoryRetry:
         self.was_halved = False
 
     def call(self, work: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """What `work(*args, settings=…, **kwargs)` returns.
+        """What `work(*args, settings=…, **kwargs)` returns, called once more with half the budget if memory ran out.
 
         Args:
-            work: may be called twice; the second time it overwrites what the first has left.
+            work: may be called twice; what the first call has left behind must not change what the second one does.
             args: of it.
             kwargs: of it.
 

@@ -4,11 +4,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.types import Advantages, Rollouts
-from apo_lightning.update.minibatches import Ranks, even_microbatches
+from apo_lightning.update.minibatch_plan import even_microbatches
 from apo_lightning.update.retry import within_budget
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.step_plan import StepPlan

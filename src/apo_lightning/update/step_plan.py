@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.types import Needs
-from apo_lightning.update.minibatches import Minibatch, Ranks, even_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.update.minibatch_plan import Minibatch, even_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import draw_subset
 from apo_lightning.update.table import StepTable
@@ -19,7 +20,7 @@ from apo_lightning.update.table import StepTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """Made once the advantages are known; everything after it follows it."""
+    """Which completions a step runs, and in what order; made once the advantages are known."""
 
     table: StepTable
     minibatches: Sequence[Minibatch]

@@ -7,7 +7,9 @@ from matplotlib.figure import Figure
 
 from apo_lightning.reporting.averages import series_name
 from apo_lightning.reporting.axes import Defaults
+from apo_lightning.reporting.figures.collapse import collapse_figure
 from apo_lightning.reporting.figures.coverage import coverage_figure
+from apo_lightning.reporting.figures.monitors import monitor_panels, monitors_figure
 from apo_lightning.reporting.figures.paper import as_measurements, as_recall
 from apo_lightning.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure, shown_methods
 from apo_lightning.reporting.figures.sensitivity import sensitivity_figure, sensitivity_panels
@@ -20,18 +22,21 @@ from apo_lightning.reporting.figures.training import (
     training_figure,
     training_panels,
 )
-from apo_lightning.reporting.names import METHODS
+from apo_lightning.reporting.names import METHODS, benchmark_name
 from apo_lightning.reporting.published import published
 from apo_lightning.reporting.records import Covered, Measurement, RunCard
 from apo_lightning.reporting.style import Style, styles_of
 from apo_lightning.reporting.tables.main_results import without_variants
 from apo_lightning.reporting.tables.sensitivity import swept_methods
 from apo_lightning.reporting.tables.series import Series, evaluated_or_held_out, interval_note, num_seeds, series
+from apo_lightning.reporting.trajectories import Trajectory, trajectories
 
 SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
     "faint lines: runs as logged. Training seeds: "
 )
+
+MONITORS = "Dotted: 0 of a difference or a count, the alarm's threshold, or else the first logged value, of the base. "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,7 @@ def report_figures(
     measurements: Sequence[Measurement],
     covered: Sequence[Covered] = (),
     defaults: Defaults | None = None,
+    snapshots: Sequence[Measurement] = (),
 ) -> list[NamedFigure]:
     """Every figure that there is data for, a method looking the same in each.
 
@@ -58,12 +64,18 @@ def report_figures(
         measurements: of evaluations and of the runs' held-out problems.
         covered: coverage of worked solutions.
         defaults: as in `axes.settings`; the same as `measurements` was given.
+        snapshots: from `evaluations.snapshot_measurements`.
     """
     paper = as_measurements(published("main_results"))
     by_model = runs_by_method(runs, defaults)
-    names = [series_name(item) for item in (*measurements, *paper)]
+    lines = trajectories(snapshots)
+    names = [*(series_name(item) for item in (*measurements, *paper)), *(line.method for line in lines)]
     styles = styles_of([*names, *(method for methods in by_model.values() for method in methods)])
-    figures = [*_evaluated(measurements, paper, styles), *_swept(measurements, defaults or {})]
+    figures = [
+        *_evaluated(measurements, paper, styles),
+        *_along_training(lines, styles),
+        *_swept(measurements, defaults or {}),
+    ]
     for model, methods in by_model.items():
         suffix = f"_{_stem(model)}" if len(by_model) > 1 else ""
         if method_curves(methods, ENTROPY):
@@ -74,6 +86,10 @@ def report_figures(
             figure = training_figure(methods, styles)
             caption = SMOOTHING + _runs(methods)
             figures.append(_named(f"training{suffix}", f"Training, {model}", caption, figure))
+        if monitor_panels(methods):
+            figure = monitors_figure(methods, styles)
+            caption = MONITORS + SMOOTHING + _runs(methods)
+            figures.append(_named(f"monitors{suffix}", f"Diagnostics, {model}", caption, figure))
     if covered:
         caption = (
             "Share of the tokens of worked solutions that are among the K most likely ones of the model, the solution "
@@ -99,6 +115,22 @@ def _evaluated(
     if any(item.pass_at_k for item in shown_methods(measurements)):
         caption = f"pass@k against k, unbiased; bands: {interval_note(items)}. {_seeds(items)}"
         yield _named("pass_at_k", "What more samples buy", caption, pass_at_k_figure(measurements, styles))
+
+
+def _along_training(lines: Sequence[Trajectory], styles: dict[str, Style]) -> Iterator[NamedFigure]:
+    """One figure for each block, benchmark and number of samples."""
+    together: dict[tuple[str, str, int], list[Trajectory]] = {}
+    for line in lines:
+        together.setdefault((line.block, line.benchmark, line.num_samples), []).append(line)
+    for (block, benchmark, num_samples), group in together.items():
+        suffix = f"_{_stem(block)}_{_stem(benchmark)}_{num_samples}" if len(together) > 1 else ""
+        items = series([line.points[-1][1] for line in group])
+        caption = (
+            f"Snapshots of a training run, {num_samples} samples a problem under the same seeds at every step; bands: "
+            f"{interval_note(items)}. Dotted: the model before training, with its interval. {_seeds(items)}"
+        )
+        title = f"Along training, {block}, {benchmark_name(benchmark)}"
+        yield _named(f"collapse{suffix}", title, caption, collapse_figure(group, styles))
 
 
 def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[NamedFigure]:

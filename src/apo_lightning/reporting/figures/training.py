@@ -122,7 +122,7 @@ def entropy_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
     """
     figure = Figure(figsize=(COLUMN_INCHES, 2.3))
     axes = figure.subplots()
-    labels = _draw(axes, method_curves(runs, ENTROPY), styles)
+    labels = draw_curves(axes, method_curves(runs, ENTROPY), styles)
     if not labels:
         say_empty(axes, f"no run logged {ENTROPY}")
         return figure
@@ -147,7 +147,7 @@ def training_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
         return figure
     figure, grid = panels(len(shown), height=1.75)
     for axes, (title, curves) in zip(grid, shown, strict=True):
-        _draw(axes, curves, styles)
+        draw_curves(axes, curves, styles)
         axes.set_title(title)
         count_steps(axes)
     method_legend(figure, styles, {curve.method for _, curves in shown for curve in curves})
@@ -165,8 +165,8 @@ def _panels(runs: RunsByMethod) -> list[tuple[str, str]]:
     return result
 
 
-def _draw(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, Style]) -> list[EndLabel]:
-    """Lines, bands and faint lines; returns where the lines end."""
+def draw_curves(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, Style]) -> list[EndLabel]:
+    """Lines, bands and faint lines as in `entropy_figure`; returns where the lines end."""
     ends = []
     for curve in curves:
         style = styles[curve.method]

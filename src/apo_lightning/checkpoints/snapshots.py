@@ -1,0 +1,73 @@
+"""The trained weights alone, as they were along a run: what shows when a policy lost what.
+
+A snapshot is a checkpoint folder without optimizer and run state; none is ever deleted. The model that the run began
+as is no snapshot: it is where it was.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from apo_lightning.checkpoints.folder import (
+    Checkpoint,
+    Header,
+    Position,
+    checksums,
+    complete_checkpoints,
+    damaged_file,
+    flush,
+    write_header,
+)
+from apo_lightning.checkpoints.plain import TENSORS
+from apo_lightning.checkpoints.run_state import TrainingRun, policy_tensors
+from apo_lightning.checkpoints.tensors import load_tensors, save_tensors
+from apo_lightning.errors import ConfigError
+from apo_lightning.files import publish_folder
+
+SNAPSHOTS = "snapshots"
+"""The folder in a run's `checkpoints/`."""
+
+
+def write_weights(run: TrainingRun, partial: Path) -> None:
+    """Write the trained weights, each rank its part; collective."""
+    save_tensors(policy_tensors(run.policy), partial / TENSORS)
+
+
+def publish_snapshot(run: TrainingRun, partial: Path, position: Position, config: Mapping[str, object]) -> None:
+    """Give the written weights their name and their list of files; on the first rank alone."""
+    names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
+    header = Header(
+        position=position,
+        world_size=run.ranks.world_size,
+        validated_step=run.held_out.last_step,
+        score=None,
+        config=config,
+        files=checksums(partial, names),
+    )
+    write_header(partial, header)
+    publish_folder(partial, partial.parent / position.name)
+    flush(partial.parent)
+
+
+def snapshots_of(run_folder: Path) -> tuple[list[Checkpoint], list[str]]:
+    """The snapshots of a run, by step, and one line for each that cannot be used."""
+    return complete_checkpoints(run_folder / "checkpoints" / SNAPSHOTS)
+
+
+def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:
+    """Read a snapshot into a policy's weights, in place; collective.
+
+    Args:
+        weights: from `run_state.policy_tensors`, on any device.
+        found: a snapshot of that policy.
+
+    Raises:
+        ConfigError: a file's content is not what was written.
+    """
+    if (damaged := damaged_file(found, sorted(found.header.files))) is not None:
+        raise ConfigError(
+            f"snapshot {found.folder} is damaged: {damaged} is not what was written; move it out of {SNAPSHOTS}/ to "
+            "measure the others"
+        )
+    load_tensors(weights, found.folder / TENSORS)

@@ -1,0 +1,140 @@
+"""pass@k without samples: from a policy's probabilities of all valid answers of each problem."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+
+DEAD = 1e-4
+"""A branch below this probability is called dead: not one in ten thousand samples takes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerScores:
+    """Log-probs of the listed answers of P problems, A in all."""
+
+    problem: Int[Tensor, "answers"]
+    """In [0, P)."""
+    strategy: Int[Tensor, "answers"]
+    """In [0, number of strategies)."""
+    is_valid: Bool[Tensor, "answers"]
+    logprobs: Float[Tensor, "answers"]
+    """log π of the whole answer with its end of sequence [nats]; float64, since tiny ones are compared."""
+    num_problems: int
+    num_strategies: int
+
+    @property
+    def success(self) -> Float[Tensor, "problems"]:
+        """p(x) = Σ_{valid a} π(a|x), in [0, 1]: how likely one sample is right."""
+        return self._sum(self.problem, self.num_problems, self.is_valid)
+
+    @property
+    def listed(self) -> Float[Tensor, "problems"]:
+        """Σ_{listed a} π(a|x), in [0, 1]. Of locks: how likely the digits are right, whatever the strategy."""
+        return self._sum(self.problem, self.num_problems, torch.ones_like(self.is_valid))
+
+    @property
+    def valid_mass(self) -> Float[Tensor, "problems strategies"]:
+        """The part of p(x) that each strategy contributes."""
+        return self._table(self.is_valid)
+
+    @property
+    def listed_mass(self) -> Float[Tensor, "problems strategies"]:
+        """The part of `listed` that each strategy contributes."""
+        return self._table(torch.ones_like(self.is_valid))
+
+    @property
+    def has_valid(self) -> Bool[Tensor, "problems strategies"]:
+        """Where a strategy has a valid answer."""
+        found = torch.zeros(self.num_problems * self.num_strategies, dtype=torch.bool)
+        found[self._cell[self.is_valid]] = True
+        return found.view(self.num_problems, self.num_strategies)
+
+    @property
+    def _cell(self) -> Int[Tensor, "answers"]:
+        return self.problem * self.num_strategies + self.strategy
+
+    def _table(self, wanted: Bool[Tensor, "answers"]) -> Float[Tensor, "problems strategies"]:
+        return self._sum(self._cell, self.num_problems * self.num_strategies, wanted).view(self.num_problems, -1)
+
+    def _sum(self, index: Tensor, size: int, wanted: Tensor) -> Tensor:
+        # Each sum is of probabilities of distinct answers; float32 log-probs can leave it a rounding above 1.
+        masses = torch.where(wanted, self.logprobs.double().exp(), 0.0)
+        return torch.zeros(size, dtype=torch.float64).index_add_(0, index, masses).clamp(max=1.0)
+
+
+def exact_pass_at_k(success: Float[Tensor, "*problems"], k: int) -> Float[Tensor, "*problems"]:
+    """1 − (1 − p)^k: the probability that one of k independent samples is right.
+
+    Args:
+        success: p of each problem, in [0, 1].
+        k: at least 1.
+
+    Raises:
+        ConfigError: k is below 1.
+
+    Example:
+        >>> exact_pass_at_k(torch.tensor([0.5, 0.0, 1.0], dtype=torch.float64), 2).tolist()
+        [0.75, 0.0, 1.0]
+    """
+    if k < 1:
+        raise ConfigError(f"pass@{k}: k must be at least 1")
+    # Not (1 − p) ** k, which forgets a p below the spacing of floats around 1.
+    return -torch.expm1(k * torch.log1p(-success.double()))
+
+
+def strategy_entropy(mass: Float[Tensor, "problems strategies"]) -> Float[Tensor, "problems"]:
+    """−Σ_s q_s log q_s of q = mass / Σ mass [nats], in [0, log S]; NaN where there is no mass at all.
+
+    Of valid mass, this is the entropy over ways to be right; no policy gradient of deterministic verdicts raises it.
+    """
+    share = mass / mass.sum(1, keepdim=True)
+    return torch.special.entr(share).sum(1)
+
+
+def exact_metrics(scores: AnswerScores, ks: Sequence[int]) -> dict[str, float]:
+    """What one look comes to: means over problems.
+
+    Returns:
+        `pass@k` for each k; `valid_entropy` [nats]: `strategy_entropy` of the valid mass; `strategy_entropy` [nats]: of
+        all listed mass; `listed`: mean of `AnswerScores.listed`; `alive`: the share of valid (problem, strategy) pairs
+        whose mass is at least `DEAD`.
+    """
+    success = scores.success
+    metrics = {f"pass@{k}": exact_pass_at_k(success, k).mean().item() for k in ks}
+    metrics["valid_entropy"] = strategy_entropy(scores.valid_mass).nanmean().item()
+    metrics["strategy_entropy"] = strategy_entropy(scores.listed_mass).nanmean().item()
+    metrics["listed"] = scores.listed.mean().item()
+    metrics["alive"] = (scores.valid_mass[scores.has_valid] >= DEAD).double().mean().item()
+    return metrics
+
+
+def means_by_kind(
+    kinds: Sequence[str], values: Mapping[str, Float[Tensor, "tokens"]], weights: Float[Tensor, "tokens"]
+) -> dict[str, float]:
+    """Weighted means of token statistics, one for each kind of token.
+
+    Args:
+        kinds: of each token.
+        values: by name.
+        weights: how likely the policy is to come by the token, not negative.
+
+    Returns:
+        By `<name>/<kind>`; NaN where a kind has no weight.
+
+    Example:
+        >>> one = torch.ones(2, dtype=torch.float64)
+        >>> means_by_kind(["digit", "end"], {"entropy": torch.tensor([0.5, 0.25])}, one)
+        {'entropy/digit': 0.5, 'entropy/end': 0.25}
+    """
+    means = {}
+    for kind in dict.fromkeys(kinds):
+        here = torch.tensor([other == kind for other in kinds])
+        total = weights[here].double().sum()
+        for name, value in values.items():
+            means[f"{name}/{kind}"] = ((value[here].double() * weights[here].double()).sum() / total).item()
+    return means

@@ -1,0 +1,46 @@
+"""pass@k as a metric that gathers over batches and ranks."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torchmetrics import Metric
+
+from apo_lightning.metrics.functional import pass_at_k
+
+
+class MeanPassAtK(Metric):
+    """Mean of `functional.pass_at_k` over problems, in [0, 1]; NaN before the first.
+
+    Args:
+        k: 1 ≤ k ≤ samples of every problem.
+
+    Example:
+        >>> import torch
+        >>> metric = MeanPassAtK(k=1)
+        >>> metric.update(torch.tensor([4, 4]), torch.tensor([1, 3]))
+        >>> metric.compute()
+        tensor(0.5000, dtype=torch.float64)
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    total: Tensor
+    num_problems: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("num_problems", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]) -> None:
+        """Take in some problems: samples drawn, and how many of them were correct."""
+        scores = pass_at_k(num_samples, num_correct, self.k)
+        self.total += scores.double().sum()
+        self.num_problems += scores.numel()
+
+    def compute(self) -> Float[Tensor, ""]:
+        """The mean so far, over all ranks."""
+        return self.total / self.num_problems

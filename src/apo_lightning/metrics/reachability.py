@@ -1,0 +1,100 @@
+"""Whether whole solutions stay within the reference's K likeliest tokens: pure functions."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Int
+from scipy.stats import beta
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.metrics.intervals import Interval
+
+NEVER = torch.iinfo(torch.long).max
+"""The first exit of a solution that has none."""
+
+
+def first_exits(
+    is_outside: Bool[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"], num_sequences: int
+) -> Int[Tensor, "sequences"]:
+    """Place, from 1, of each sequence's first token outside the set; `NEVER` where all are inside.
+
+    Args:
+        is_outside: y_t ∉ T_K.
+        sequence_ids: which sequence a token belongs to; ascending.
+        num_sequences: sequences, those without a token included.
+
+    Example:
+        >>> exits = first_exits(torch.tensor([0, 1, 1, 0]).bool(), torch.tensor([0, 0, 0, 1]), 2)
+        >>> exits.tolist() == [2, NEVER]
+        True
+    """
+    lengths = torch.bincount(sequence_ids, minlength=num_sequences)
+    starts = lengths.cumsum(0) - lengths
+    places = torch.arange(1, len(sequence_ids) + 1, device=sequence_ids.device) - starts[sequence_ids]
+    found = torch.full((num_sequences,), NEVER, device=sequence_ids.device)
+    return found.scatter_reduce(0, sequence_ids, places.masked_fill(~is_outside, NEVER), "amin")
+
+
+def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[float]:
+    """S(l), the share of sequences without an exit in their first l tokens, at each l asked for; not increasing.
+
+    One that ends before l without an exit counts as having none, so S ends at the share without any. Shares at one l
+    compare across sets; shares of whole sequences do not, since longer ones have more places to leave at.
+
+    Returns:
+        In [0, 1]; NaN where there are no sequences.
+
+    Example:
+        >>> survival(torch.tensor([2, 5, NEVER, NEVER]), [1, 2, 8])
+        [1.0, 0.75, 0.5]
+    """
+    if len(exits) == 0:
+        return [math.nan] * len(lengths)
+    return [float((exits > length).double().mean()) for length in lengths]
+
+
+def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.95) -> Interval:
+    """A share and its exact binomial interval, for independent trials; it never covers less than it says.
+
+    Source: Clopper and Pearson 1934.
+
+    Args:
+        num_successes: c, in [0, n].
+        num_trials: n.
+        confidence: in (0, 1).
+
+    Returns:
+        Within [0, 1]; all NaN where n is 0.
+
+    Raises:
+        ConfigError: c is not in [0, n].
+
+    Example:
+        None of ten: 1 − (0.025)^(1/10).
+
+        >>> interval = clopper_pearson(0, 10)
+        >>> interval.low, round(interval.high, 4), round(1 - 0.025 ** 0.1, 4)
+        (0.0, 0.3085, 0.3085)
+    """
+    c, n, tail = num_successes, num_trials, (1 - confidence) / 2
+    if not 0 <= c <= n:
+        raise ConfigError(f"an interval of {c} successes in {n} trials: give 0 to {n}")
+    if n == 0:
+        return Interval(mean=math.nan, low=math.nan, high=math.nan)
+    low = 0.0 if c == 0 else float(beta.ppf(tail, c, n - c + 1))
+    high = 1.0 if c == n else float(beta.ppf(1 - tail, c + 1, n - c))
+    return Interval(mean=c / n, low=low, high=high)
+
+
+def is_outside_support(
+    token_ids: Int[Tensor, "tokens"], anchor_ids: Int[Tensor, "tokens anchors"]
+) -> Bool[Tensor, "tokens"]:
+    """Whether a token is none of the reference's likeliest there.
+
+    Example:
+        >>> is_outside_support(torch.tensor([3, 4]), torch.tensor([[3, 1], [3, 1]]))
+        tensor([False,  True])
+    """
+    return (anchor_ids != token_ids[:, None]).all(1)

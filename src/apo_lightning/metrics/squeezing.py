@@ -1,0 +1,135 @@
+"""Where the probability goes that an update takes from sampled tokens: pure functions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+PARTS = ("sampled", "leader", "anchors", "tail")
+"""Into which the vocabulary is divided at each token; the columns of `mass_of_parts`."""
+
+
+def leaders(
+    anchor_logprobs: Float[Tensor, "tokens anchors"], is_candidate: Bool[Tensor, "tokens anchors"]
+) -> Int[Tensor, "tokens"]:
+    """Slot of the likeliest anchor among the candidates, of equal ones the first; slot 0 where there is none.
+
+    Example:
+        >>> leaders(torch.tensor([[0.5, 0.2, 0.3]]).log(), torch.tensor([[False, True, True]]))
+        tensor([2])
+    """
+    return anchor_logprobs.masked_fill(~is_candidate, -torch.inf).argmax(1)
+
+
+def mass_of_parts(
+    logprobs: Float[Tensor, "tokens"],
+    anchor_logprobs: Float[Tensor, "tokens anchors"],
+    is_candidate: Bool[Tensor, "tokens anchors"],
+    leader: Int[Tensor, "tokens"],
+) -> Float[Tensor, "tokens 4"]:
+    """Probability of each of `PARTS`, in float64; a row sums to 1.
+
+    Args:
+        logprobs: log π(y) of the sampled token [nats].
+        anchor_logprobs: log π at the anchors.
+        is_candidate: anchors that are there and are not the sampled token.
+        leader: slot of the leader, from `leaders`; of probability 0 where it is no candidate.
+
+    Example:
+        >>> half = torch.tensor([0.5]).log()
+        >>> anchors, there = torch.tensor([[0.5, 0.25, 0.125]]).log(), torch.tensor([[False, True, True]])
+        >>> mass_of_parts(half, anchors, there, torch.tensor([1]))
+        tensor([[0.5000, 0.2500, 0.1250, 0.1250]], dtype=torch.float64)
+    """
+    sampled = logprobs.double().exp()
+    anchors = anchor_logprobs.double().exp().masked_fill(~is_candidate, 0.0)
+    of_leader = anchors.gather(1, leader[:, None])[:, 0]
+    others = anchors.sum(1) - of_leader
+    return torch.stack([sampled, of_leader, others, 1 - sampled - of_leader - others], dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqueezeSums:
+    """Sums over tokens, from which every share follows; those of several ranks add up."""
+
+    num_fell: float = 0.0
+    """Tokens with Δ_y < 0; the other sums but `num_rose` and `num_nonfinite` are over these."""
+    num_rose: float = 0.0
+    """Tokens with Δ_y ≥ 0."""
+    num_nonfinite: float = 0.0
+    """Tokens left out: a probability was not finite."""
+    lost: float = 0.0
+    """Σ(−Δ_y)"""
+    leader: float = 0.0
+    """Σ Δ_leader"""
+    anchors: float = 0.0
+    """Σ Δ of the other anchors"""
+    tail: float = 0.0
+    """Σ Δ_tail"""
+    proportional: float = 0.0
+    """Σ (−Δ_y)·π_leader/(1 − π_y), what the leader would gain were the mass divided in proportion"""
+    num_tail_fell: float = 0.0
+    """Tokens with Δ_tail < 0."""
+
+    @classmethod
+    def of(cls, before: Float[Tensor, "tokens 4"], after: Float[Tensor, "tokens 4"]) -> "SqueezeSums":
+        """Of some tokens, from their `mass_of_parts` before and after an update."""
+        finite = (before.isfinite() & after.isfinite()).all(1)
+        before, after = before[finite], after[finite]
+        change = after - before
+        fell = change[:, 0] < 0
+        change, before = change[fell], before[fell]
+        lost = -change[:, 0]
+        rest = before[:, 1:].sum(1)
+        in_proportion = torch.where(rest > 0, lost * before[:, 1] / rest, 0.0)
+        return cls(
+            num_fell=float(fell.sum()),
+            num_rose=float((~fell).sum()),
+            num_nonfinite=float((~finite).sum()),
+            lost=float(lost.sum()),
+            leader=float(change[:, 1].sum()),
+            anchors=float(change[:, 2].sum()),
+            tail=float(change[:, 3].sum()),
+            proportional=float(in_proportion.sum()),
+            num_tail_fell=float((change[:, 3] < 0).sum()),
+        )
+
+    @classmethod
+    def total(cls, parts: Sequence["SqueezeSums"]) -> "SqueezeSums":
+        """Of the tokens of all parts."""
+        columns = zip(*(astuple(part) for part in parts), strict=True)
+        return cls(**dict(zip(cls.__slots__, map(math.fsum, columns), strict=True)))
+
+
+def squeeze_shares(sums: SqueezeSums) -> dict[str, float]:
+    """What of the lost probability each part has taken, over tokens whose own probability fell.
+
+        share_c = Σ_t Δ_c / Σ_t (−Δ_y)                        c ∈ {leader, anchors, tail}; signed, they sum to 1
+        index   = share_leader − Σ_t (−Δ_y)·π_leader/(1−π_y) / Σ_t (−Δ_y)
+        tail_loses = share of the tokens with Δ_tail < 0
+
+    The index is 0 where the lost mass is divided in proportion to what the others have, and where all are alike;
+    above 0 the leader takes more than its part.
+
+    Returns:
+        NaN where no token fell.
+
+    Example:
+        0.1 is lost, of which the leader would get 0.1·0.6/0.8 = 0.075 in proportion, and takes 0.09.
+
+        >>> before, after = torch.tensor([[0.2, 0.6, 0.1, 0.1]]), torch.tensor([[0.1, 0.69, 0.1, 0.11]])
+        >>> {name: round(value, 6) for name, value in squeeze_shares(SqueezeSums.of(before, after)).items()}
+        {'share_leader': 0.9, 'share_anchors': 0.0, 'share_tail': 0.1, 'index': 0.15, 'tail_loses': 0.0}
+    """
+    if sums.num_fell == 0:
+        return dict.fromkeys(("share_leader", "share_anchors", "share_tail", "index", "tail_loses"), math.nan)
+    return {
+        "share_leader": sums.leader / sums.lost,
+        "share_anchors": sums.anchors / sums.lost,
+        "share_tail": sums.tail / sums.lost,
+        "index": (sums.leader - sums.proportional) / sums.lost,
+        "tail_loses": sums.num_tail_fell / sums.num_fell,
+    }

@@ -1,0 +1,123 @@
+"""Estimates from the samples of a visit to a problem: distinct answers, missing mass, more samples than were drawn."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+
+LARGEST_LOG_SHAPE = 9.0
+"""Bound of |log a| and |log b| of the beta distribution; beyond it, 1e4 pseudo-counts, all problems are alike."""
+
+
+def expected_distinct(counts: Sequence[int], k: int) -> float:
+    """How many distinct answers k samples hold, drawn without replacement from the n at hand.
+
+        Σ_a [1 − C(n−n_a, k)/C(n, k)]
+
+    Unbiased for the expected number in k fresh samples.
+
+    Source: Hurlbert 1971, "The nonconcept of species diversity" (rarefaction).
+
+    Args:
+        counts: n_a of each answer, n = Σ n_a; an answer that could not be parsed is none.
+        k: 1 ≤ k ≤ n.
+
+    Raises:
+        ConfigError: k is out of range.
+
+    Example:
+        Of the three pairs among a, a, b one holds one answer and two hold both: (1 + 2 + 2)/3.
+
+        >>> round(expected_distinct([2, 1], 2), 6)
+        1.666667
+    """
+    total = sum(counts)
+    if not 1 <= k <= total:
+        raise ConfigError(f"distinct answers in {k} of {total} samples: k must lie between 1 and the samples at hand")
+    return math.fsum(1 - math.comb(total - count, k) / math.comb(total, k) for count in counts)
+
+
+def missing_mass(counts: Sequence[int]) -> float:
+    """f₁/n, the share of samples whose answer occurs once: estimates the probability of an answer never seen yet.
+
+    Its expectation exceeds the expected missing mass by at least 0 and at most 1/n.
+
+    Source: Good 1953; the bound is of McAllester and Schapire 2000.
+
+    Args:
+        counts: n_a of each answer.
+
+    Returns:
+        In [0, 1]; NaN without a sample.
+
+    Example:
+        >>> missing_mass([2, 1, 1]), missing_mass([4])
+        (0.5, 0.0)
+    """
+    return sum(count == 1 for count in counts) / sum(counts) if sum(counts) > 0 else math.nan
+
+
+def beta_binomial_shapes(
+    num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
+) -> tuple[float, float] | None:
+    """Maximum-likelihood (a, b) of p_i ~ Beta(a, b), c_i ~ Binomial(n_i, p_i); None where counts say nothing of them.
+
+    That is where no problem has a right sample, or none a wrong one: the likelihood then has no maximum.
+
+    Source: Skellam 1948, the beta-binomial distribution.
+
+    Example:
+        >>> a, b = beta_binomial_shapes(torch.full((9,), 8), torch.arange(9))  # uniform counts: Beta(1, 1)
+        >>> round(a, 2), round(b, 2)
+        (1.0, 1.0)
+    """
+    if len(num_samples) == 0 or not 0 < int(num_correct.sum()) < int(num_samples.sum()):
+        return None
+    pairs, weights = torch.stack([num_samples, num_correct]).unique(dim=1, return_counts=True)
+    (n, c), weights = pairs.double(), weights.double()
+
+    def objective(log_shapes: np.ndarray) -> tuple[float, list[float]]:
+        shapes = torch.tensor(log_shapes, dtype=torch.float64, requires_grad=True)
+        a, b = shapes.exp()
+        loss = -(weights * (_log_beta(a + c, b + n - c) - _log_beta(a, b))).sum() / weights.sum()
+        (gradient,) = torch.autograd.grad(loss, shapes)
+        return loss.item(), gradient.tolist()
+
+    bounds = [(-LARGEST_LOG_SHAPE, LARGEST_LOG_SHAPE)] * 2
+    found = minimize(objective, [0.0, 0.0], jac=True, method="L-BFGS-B", bounds=bounds)
+    log_a, log_b = (float(value) for value in found.x)
+    return math.exp(log_a), math.exp(log_b)
+
+
+def beta_binomial_pass_at_k(
+    num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"], k: int
+) -> float:
+    """What pass@k would be if success rates of problems had a beta distribution: 1 − B(a, b+k)/B(a, b), for k > n too.
+
+    Right where they have one, and too high where some problems are never solved: with 40 % of those 0.78 was found for
+    0.59 at k = 256. Not for ranking methods.
+
+    Returns:
+        In [0, 1]; NaN where `beta_binomial_shapes` finds none.
+
+    Example:
+        Uniform success rates: k/(k + 1).
+
+        >>> round(beta_binomial_pass_at_k(torch.full((9,), 8), torch.arange(9), 3), 3)
+        0.75
+    """
+    shapes = beta_binomial_shapes(num_samples, num_correct)
+    if shapes is None:
+        return math.nan
+    a, b = torch.tensor(shapes, dtype=torch.float64)
+    return 1 - float((_log_beta(a, b + k) - _log_beta(a, b)).exp())
+
+
+def _log_beta(a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return a.lgamma() + b.lgamma() - (a + b).lgamma()

@@ -1,0 +1,68 @@
+"""`checkpoint=…`: which weights of a training run are measured, its end or its way there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from apo_lightning.checkpoints import snapshots_of
+from apo_lightning.checkpoints.folder import Checkpoint, Position
+from apo_lightning.console import say
+from apo_lightning.errors import ConfigError
+
+FINAL, ALL, BASE = "final", "all", "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One point of a training run."""
+
+    step: int | None = None
+    """Finished training steps, 0 for the model that the run began as; None: the weights that the policy comes with."""
+    snapshot: Checkpoint | None = None
+    """Where the weights lie; None: the policy comes with them."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of its results, within that of the evaluation.
+
+        Example:
+            >>> Stage(step=0).folder, Stage().folder
+            ('step_000000', '')
+        """
+        return "" if self.step is None else Position(step=self.step).name
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What tells its weights from others, before they are read: sizes and checksums of its files."""
+        if self.step is None:
+            return {}
+        return {"snapshot": BASE if self.snapshot is None else dict(self.snapshot.header.files)}
+
+
+def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
+    """The stages that `checkpoint` means.
+
+    Args:
+        run: the training run's folder; None: a model that was named itself.
+        checkpoint: `final`; `all`: the model that the run began as and every snapshot; `base`; or a snapshot's name.
+
+    Raises:
+        ConfigError: the run has no such snapshot, or none at all.
+    """
+    if checkpoint == FINAL or run is None:
+        return (Stage(),)
+    snapshots, refused = snapshots_of(run)
+    for line in refused:
+        say(f"passed over: {line}")
+    named = {BASE: Stage(step=0)} | {
+        found.folder.name: Stage(step=found.header.position.step, snapshot=found) for found in snapshots
+    }
+    if checkpoint == ALL and len(named) > 1:
+        return tuple(named.values())
+    if checkpoint in named:
+        return (named[checkpoint],)
+    if not snapshots:
+        raise ConfigError(
+            f"checkpoint={checkpoint}: {run} has no snapshots: train with checkpoint.snapshot_every=5, say, or "
+            f"measure its end with checkpoint={FINAL}"
+        )
+    raise ConfigError(f"checkpoint={checkpoint}: {run} has {', '.join([FINAL, ALL, *named])}")

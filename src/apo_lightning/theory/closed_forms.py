@@ -1,0 +1,67 @@
+"""Forces from the equations, one token each, to be held against what the shipped losses do.
+
+Rows are tokens; `probs` is π, `token_ids` y, `advantages` A. Forces point uphill on the objective [nats per unit of η].
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Rows = Float[Tensor, "tokens vocab"]
+
+
+def towards_token(probs: Rows, token_ids: Int[Tensor, "tokens"]) -> Rows:
+    """e_y − π, the gradient of log π(y)."""
+    return torch.nn.functional.one_hot(token_ids, probs.shape[1]).to(probs) - probs
+
+
+def reward(probs: Rows, token_ids: Int[Tensor, "tokens"], advantages: Tensor, ratio: Tensor) -> Rows:
+    """A·r·(e_y − π)."""
+    return (advantages * ratio)[:, None] * towards_token(probs, token_ids)
+
+
+def within(probs: Rows, members: Bool[Tensor, "tokens vocab"]) -> Rows:
+    """q_S = π(·|S), zero outside S and where S is empty."""
+    inside = probs * members
+    return inside / inside.sum(1, keepdim=True).clamp(min=1e-300)
+
+
+def anchors(
+    ref: Rows, token_ids: Int[Tensor, "tokens"], size: int, *, naive: bool = False
+) -> Bool[Tensor, "tokens vocab"]:
+    """S: the reference's `size` likeliest tokens without y, or with it where `naive`."""
+    likeliest = ref.argsort(dim=1, descending=True, stable=True)[:, :size]
+    members = torch.zeros_like(ref, dtype=torch.bool).scatter(
+        1, likeliest, torch.ones_like(likeliest, dtype=torch.bool)
+    )
+    if naive:
+        return members
+    return members.scatter(1, token_ids[:, None], torch.zeros_like(token_ids[:, None], dtype=torch.bool))
+
+
+def anchor_ratio(probs: Rows, ref: Rows, members: Bool[Tensor, "tokens vocab"]) -> Float[Tensor, "tokens"]:
+    """r_a = Σ_S π / Σ_S π_ref; 0 where S is empty."""
+    return (probs * members).sum(1) / (ref * members).sum(1).clamp(min=1e-300)
+
+
+def pull(probs: Rows, ref: Rows, members: Bool[Tensor, "tokens vocab"], size: Tensor, pull_coef: float) -> Rows:
+    """|A|·β·r_a·(q_S − π); 0 where S is empty."""
+    scale = size.abs() * pull_coef * anchor_ratio(probs, ref, members)
+    return scale[:, None] * (within(probs, members) - probs)
+
+
+def reverse_kl(probs: Rows, ref: Rows) -> Rows:
+    """−π ⊙ (log(π/π_ref) − KL), the force of KL(π‖π_ref)."""
+    difference = probs.log() - ref.log()
+    return -probs * (difference - (probs * difference).sum(1, keepdim=True))
+
+
+def forward_kl(probs: Rows, ref: Rows) -> Rows:
+    """π_ref − π, the force of KL(π_ref‖π)."""
+    return ref - probs
+
+
+def entropy_bonus(probs: Rows) -> Rows:
+    """−π ⊙ (log π + H)."""
+    entropy = -(probs * probs.log()).sum(1, keepdim=True)
+    return -probs * (probs.log() + entropy)

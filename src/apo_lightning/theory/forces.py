@@ -1,0 +1,136 @@
+"""The force of a token on the logits of its position: minus the gradient of the shipped loss, by autograd."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.types import Anchor, LossInputs, LossOutput
+
+
+def loss_inputs(
+    loss: PolicyLoss,
+    logits: Float[Tensor, "tokens vocab"],
+    ref: Float[Tensor, "tokens vocab"],
+    token_ids: Int[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    is_correct: Bool[Tensor, "tokens"],
+    old_logits: Float[Tensor, "tokens vocab"] | None = None,
+) -> LossInputs:
+    """What the trainer would hand to the loss for tokens of which the whole distribution is known.
+
+    Args:
+        loss: its `needs` say what is filled.
+        logits: z [nats], one row a token; the gradient flows to them.
+        ref: π_ref; 0 is allowed.
+        token_ids: y.
+        advantages: A.
+        is_correct: the verdict on the token's completion.
+        old_logits: of the policy that sampled; None: the policy itself, so that r = 1.
+
+    Raises:
+        ConfigError: the loss wants more anchors than there are tokens.
+    """
+    needs = loss.needs
+    if needs.anchor_size > ref.shape[1]:
+        raise ConfigError(f"anchor_size is {needs.anchor_size} over {ref.shape[1]} tokens: give at most the vocabulary")
+    log_policy, log_ref = logits.log_softmax(1), ref.log()
+    old = (logits if old_logits is None else old_logits).detach().log_softmax(1)
+    sampled = token_ids[:, None]
+    anchor = None
+    if needs.anchor_size:
+        ids = ref.argsort(dim=1, descending=True, stable=True)[:, : needs.anchor_size]
+        anchor = Anchor(token_ids=ids, ref_logprobs=log_ref.gather(1, ids), logprobs=log_policy.gather(1, ids))
+    full_kl = (log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None
+    return LossInputs(
+        token_ids=token_ids,
+        sequence_ids=torch.arange(len(token_ids)),
+        logprobs=log_policy.gather(1, sampled)[:, 0],
+        old_logprobs=old.gather(1, sampled)[:, 0],
+        advantages=advantages,
+        is_correct=is_correct,
+        ref_logprobs=log_ref.gather(1, sampled)[:, 0] if needs.ref_logprobs else None,
+        anchor=anchor,
+        entropy=-(log_policy.exp() * log_policy).sum(1) if needs.entropy else None,
+        full_kl=full_kl,
+    )
+
+
+def token_forces(
+    loss: PolicyLoss,
+    logits: Float[Tensor, "tokens vocab"],
+    ref: Float[Tensor, "tokens vocab"],
+    token_ids: Int[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    is_correct: Bool[Tensor, "tokens"] | None = None,
+    old_logits: Float[Tensor, "tokens vocab"] | None = None,
+) -> Float[Tensor, "tokens vocab"]:
+    """f = −∂loss/∂z of each token by itself [nats per unit of η], through the loss that trains.
+
+    A token of A < 0 counts as wrong where `is_correct` is None.
+
+    Example:
+        A right token of three equally likely ones rises by A·(1 − π), the others fall by A·π.
+
+        >>> from apo_lightning.losses import GRPO
+        >>> logits, ref = torch.zeros(1, 3), torch.full((1, 3), 1 / 3)
+        >>> token_forces(GRPO(), logits, ref, torch.tensor([0]), torch.tensor([3.0]))
+        tensor([[ 2.0000, -1.0000, -1.0000]])
+    """
+    correct = advantages > 0 if is_correct is None else is_correct
+    z = logits.detach().clone().requires_grad_()
+    output = loss(loss_inputs(loss, z, ref, token_ids, advantages, correct, old_logits))
+    (gradient,) = torch.autograd.grad(output.per_token.sum(), z)
+    return -gradient
+
+
+def token_force(
+    loss: PolicyLoss,
+    probs: Float[Tensor, "vocab"],
+    ref: Float[Tensor, "vocab"],
+    token_id: int,
+    advantage: float = -1.0,
+    old: Float[Tensor, "vocab"] | None = None,
+) -> Float[Tensor, "vocab"]:
+    """`token_forces` of one token of a policy given by its probabilities, all above 0."""
+    return token_forces(
+        loss,
+        probs.log()[None],
+        ref[None],
+        torch.tensor([token_id]),
+        torch.tensor([advantage], dtype=probs.dtype),
+        old_logits=None if old is None else old.log()[None],
+    )[0]
+
+
+def loss_output(
+    loss: PolicyLoss,
+    probs: Float[Tensor, "vocab"],
+    ref: Float[Tensor, "vocab"],
+    token_id: int,
+    advantage: float = -1.0,
+    old: Float[Tensor, "vocab"] | None = None,
+) -> LossOutput:
+    """Value and metrics of the loss on one token: `apo/anchor_ratio`, `clip_fraction` and the like."""
+    advantages = torch.tensor([advantage], dtype=probs.dtype)
+    old_logits = None if old is None else old.log()[None]
+    return loss(
+        loss_inputs(
+            loss, probs.log()[None], ref[None], torch.tensor([token_id]), advantages, advantages > 0, old_logits
+        )
+    )
+
+
+def log_growth(
+    probs: Float[Tensor, "*batch vocab"], force: Float[Tensor, "*batch vocab"]
+) -> Float[Tensor, "*batch vocab"]:
+    """ℓ = d log π/dt under a force on the logits [nats per unit of η].
+
+        ℓ = f − ⟨π, f⟩
+
+    Example:
+        >>> log_growth(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+        tensor([ 0.5000, -0.5000])
+    """
+    return force - (probs * force).sum(-1, keepdim=True)

@@ -1,0 +1,93 @@
+"""Tabular problems on which every expectation is a finite sum: a bandit is one softmax, a tree one at every prefix."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """All completions of L tokens over a vocabulary of V: a reference at every prefix, a reward's chance at every leaf.
+
+    Nodes are numbered level by level: the child of node n by token v is n·V + v + 1; leaves follow the last node.
+
+    Example:
+        Two tokens twice: three nodes and four leaves.
+
+        >>> tree = Tree(ref=torch.full((3, 2), 0.5), success=torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        >>> tree.depth, tree.success_of_tokens(tree.ref)[0]
+        (2, tensor([0.5000, 0.0000]))
+    """
+
+    ref: Float[Tensor, "nodes vocab"]
+    """π_ref, rows that sum to 1."""
+    success: Float[Tensor, "leaves"]
+    """Q in [0, 1]: 0 and 1 are verdicts, what lies between is a prefix that right and wrong completions share."""
+
+    def __post_init__(self) -> None:
+        nodes, vocab = self.ref.shape
+        if vocab < 2:
+            raise ConfigError(f"the vocabulary has {vocab} token: a choice needs at least 2")
+        if nodes != (len(self.success) - 1) // (vocab - 1) or len(self.success) != vocab**self.depth:
+            raise ConfigError(
+                f"{nodes} nodes and {len(self.success)} leaves do not make a tree over {vocab} tokens: give V^L leaves "
+                "and (V^L − 1)/(V − 1) nodes"
+            )
+        if not bool(((self.success >= 0) & (self.success <= 1)).all()):
+            raise ConfigError("a success lies outside [0, 1]: give probabilities of reward")
+
+    @property
+    def depth(self) -> int:
+        """L, the tokens of a completion."""
+        level, width = 0, 1
+        while width < len(self.success):
+            level, width = level + 1, width * self.ref.shape[1]
+        return level
+
+    @property
+    def levels(self) -> list[range]:
+        """Nodes of each level, the root's first."""
+        vocab, start, found = self.ref.shape[1], 0, []
+        for level in range(self.depth):
+            found.append(range(start, start + vocab**level))
+            start += vocab**level
+        return found
+
+    def success_of_tokens(self, probs: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
+        """Q(node, v): the chance that a completion which goes on with v from there is right."""
+        quality = torch.empty_like(probs)
+        below = self.success.to(probs)
+        for nodes in reversed(self.levels):
+            quality[nodes.start : nodes.stop] = below.view(len(nodes), -1)
+            below = (probs[nodes.start : nodes.stop] * quality[nodes.start : nodes.stop]).sum(1)
+        return quality
+
+    def visits(self, probs: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes"]:
+        """The chance that a completion passes through each node; 1 at the root."""
+        reached, here = [], torch.ones(1, dtype=probs.dtype)
+        for nodes in self.levels:
+            reached.append(here)
+            here = (here[:, None] * probs[nodes.start : nodes.stop]).flatten()
+        return torch.cat(reached)
+
+    def accuracy(self, probs: Float[Tensor, "nodes vocab"]) -> float:
+        """J = P(right) in [0, 1], pass@1."""
+        return (probs[0] * self.success_of_tokens(probs)[0]).sum().item()
+
+    def children(self, nodes: Int[Tensor, "*batch"], tokens: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+        """The node, or past the last node the leaf, that a token leads to."""
+        return nodes * self.ref.shape[1] + tokens + 1
+
+
+def bandit(ref: Float[Tensor, "vocab"], success: Float[Tensor, "vocab"]) -> Tree:
+    """A tree of one token.
+
+    Example:
+        >>> bandit(torch.tensor([0.75, 0.25]), torch.tensor([0.0, 1.0])).accuracy(torch.tensor([[0.5, 0.5]]))
+        0.5
+    """
+    return Tree(ref=ref[None], success=success)

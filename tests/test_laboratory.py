@@ -1,0 +1,125 @@
+"""The laboratory end to end: a base model, runs, a revival, a page; and what is refused."""
+
+import html
+import json
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.metrics.exact import exact_pass_at_k
+from apo_lightning.reporting.laboratory.predictions import PREDICTIONS
+from apo_lightning.reporting.laboratory.reading import read_laboratory
+from apo_lightning.run.laboratory import plan
+from composing import ROOT
+from processes import start_script
+from running import read_metrics, start_cold
+
+SIZES = ["data.num_validation=16", "data.num_train=256"]
+QUICK = (
+    "puzzles=[locks]",
+    "seeds=[1,2]",
+    "only=[grpo,apo]",
+    "revivals=[apo]",
+    "overrides=" + json.dumps(["trainer.max_steps=2", "trainer.val_check_interval=1", *SIZES]),
+    "base_overrides=" + json.dumps(["pretraining.num_steps=4", "pretraining.scheduler.num_warmup_steps=1", *SIZES]),
+)
+
+
+def lab_config(**changes):
+    return OmegaConf.merge(OmegaConf.load(ROOT / "configs" / "lab.yaml"), changes)
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("laboratory")
+    arguments = (*QUICK, f"output_dir={folder / 'lab'}", f"bases={folder / 'bases'}")
+    first = start_cold("lab.py", *arguments)
+    said, _ = first.communicate(timeout=500)
+    assert first.returncode == 0, said
+    return folder, arguments, said
+
+
+@pytest.mark.slow
+def test_every_run_is_made_and_the_page_written(laboratory):
+    folder, _, said = laboratory
+    runs = read_laboratory(folder / "lab")
+    assert sorted((run.method, run.seed) for run in runs) == [
+        (method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)
+    ]
+    page = (folder / "lab" / "report" / "report.html").read_text()
+    assert PREDICTIONS[0].statement in html.unescape(page)
+    assert "6 of 6" in said
+
+
+@pytest.mark.slow
+def test_all_runs_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(laboratory):
+    folder, _, _ = laboratory
+    base = json.loads((folder / "bases" / "locks" / "base.json").read_text())["metrics"]["pass@8"]
+    runs = {(run.method, run.seed): run for run in read_laboratory(folder / "lab")}
+    for method in ("grpo", "apo"):
+        assert runs[method, 1].looks[0]["pass@8"] == pytest.approx(base, rel=1e-4)
+    revived = runs["revival_apo", 2].looks[0]["pass@8"]
+    assert revived == pytest.approx(runs["grpo", 2].looks[-1]["pass@8"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_numbers_are_those_of_the_file_of_log_probs(laboratory):
+    folder, _, _ = laboratory
+    run = read_laboratory(folder / "lab")[0]
+    logprobs = np.load(run.folder / "exact" / "step_000002.npz")["logprobs"]
+    content = json.loads((run.folder / "exact" / "answers.json").read_text())
+    valid = [[is_valid for _, _, is_valid in row["answers"]] for row in content["problems"]]
+    success = (np.exp(logprobs.astype(np.float64)).reshape(16, 12) * np.array(valid)).sum(1)
+    expected = exact_pass_at_k(torch.from_numpy(success), 64).mean().item()
+    assert run.looks[-1]["pass@64"] == pytest.approx(expected, abs=1e-6)
+    logged = [row["val/locks/exact/pass@64"] for row in read_metrics(run.folder)]
+    assert float([value for value in logged if value][-1]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_again_from_its_weights(laboratory):
+    folder, _, _ = laboratory
+    run = folder / "lab" / "locks" / "apo" / "seed_1"
+    process = start_script("evaluate.py", "mode=exact", f"run={run}")
+    said = process.finish()
+    found = json.loads((run / "evaluation" / "exact_locks" / "metrics.jsonl").read_text())
+    expected = json.loads((run / "exact" / "metrics.jsonl").read_text().splitlines()[-1])
+    for key in ("pass@64", "alive", "support/strategy", "entropy/digit"):
+        assert found[key] == pytest.approx(expected[key], abs=1e-6)
+    assert f"pass@64 {found['pass@64']:.4f}" in said
+
+
+@pytest.mark.slow
+def test_the_same_command_again_finds_everything_there(laboratory):
+    folder, arguments, _ = laboratory
+    before = {path: path.stat().st_mtime_ns for path in (folder / "lab").rglob("finished.json")}
+    again = start_cold("lab.py", *arguments)
+    said, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, said
+    assert "6 of 6 runs are there" in said
+    assert before == {path: path.stat().st_mtime_ns for path in (folder / "lab").rglob("finished.json")}
+
+
+def test_seeds_come_one_after_the_other_and_controls_on_their_puzzles_alone():
+    jobs = [job for job in plan(lab_config()) if not job.is_base]
+    firsts = [job.seed for job in jobs if job.after is None]
+    assert firsts == sorted(firsts)
+    assert {job.puzzle for job in jobs if job.method == "push_only"} == {"locks"}
+    assert {job.puzzle for job in jobs if job.method == "apo"} == {"locks", "countdown"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"only": ["grppo"]}, "only has 'grppo': choose from grpo,"),
+        ({"puzzles": ["lock"]}, "puzzles has 'lock': choose from countdown, locks"),
+        ({"seeds": []}, r"seeds is \[\]"),
+        ({"processes": 0}, "processes 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(lab_config(**changes))
