@@ -172,7 +172,7 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
             CheckpointSettings(save_every=None, keep=1, best=None, asynchronous=False, snapshot_every=None),
             root=Path("never"),
             config={},
-            found=None,
+            resumed=None,
             stop=StopRequest(),
         ),
         settings=settings,

@@ -32,43 +32,43 @@ def lab_config(**changes):
     return OmegaConf.merge(OmegaConf.load(ROOT / "configs" / "lab.yaml"), changes)
 
 
-@pytest.fixture(scope="module")
-def laboratory(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("laboratory")
-    arguments = (*QUICK, f"output_dir={folder / 'lab'}", f"bases={folder / 'bases'}")
-    first = start_cold("lab.py", *arguments)
-    said, _ = first.communicate(timeout=500)
-    assert first.returncode == 0, said
-    return folder, arguments, said
+def run_lab(*arguments):
+    process = start_cold("lab.py", *arguments)
+    said, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, said
+    return said
 
 
 @pytest.mark.slow
-def test_every_run_is_made_and_the_page_written(laboratory):
-    folder, _, said = laboratory
-    runs = read_laboratory(folder / "lab")
-    assert sorted((run.method, run.seed) for run in runs) == [
-        (method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)
-    ]
-    page = (folder / "lab" / "report" / "report.html").read_text()
+@pytest.mark.timeout(900)
+def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
+    """In one test, since a fixture would make all runs once in every process that tests."""
+    lab, bases = tmp_path / "lab", tmp_path / "bases"
+    arguments = (*QUICK, f"output_dir={lab}", f"bases={bases}")
+    assert "6 of 6" in run_lab(*arguments)
+    runs = {(run.method, run.seed): run for run in read_laboratory(lab)}
+    assert sorted(runs) == [(method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)]
+    page = (lab / "report" / "report.html").read_text()
     assert PREDICTIONS[0].statement in html.unescape(page)
-    assert "6 of 6" in said
+
+    all_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(runs, bases)
+    the_numbers_are_those_of_the_file_of_log_probs(runs["apo", 1])
+    a_run_is_measured_again_from_its_weights(runs["apo", 1].folder)
+
+    finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
+    assert "6 of 6 runs are there" in run_lab(*arguments)
+    assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
 
 
-@pytest.mark.slow
-def test_all_runs_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(laboratory):
-    folder, _, _ = laboratory
-    base = json.loads((folder / "bases" / "locks" / "base.json").read_text())["metrics"]["pass@8"]
-    runs = {(run.method, run.seed): run for run in read_laboratory(folder / "lab")}
+def all_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(runs, bases):
+    base = json.loads((bases / "locks" / "base.json").read_text())["metrics"]["pass@8"]
     for method in ("grpo", "apo"):
         assert runs[method, 1].looks[0]["pass@8"] == pytest.approx(base, rel=1e-4)
     revived = runs["revival_apo", 2].looks[0]["pass@8"]
     assert revived == pytest.approx(runs["grpo", 2].looks[-1]["pass@8"], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_the_numbers_are_those_of_the_file_of_log_probs(laboratory):
-    folder, _, _ = laboratory
-    run = read_laboratory(folder / "lab")[0]
+def the_numbers_are_those_of_the_file_of_log_probs(run):
     logprobs = np.load(run.folder / "exact" / "step_000002.npz")["logprobs"]
     content = json.loads((run.folder / "exact" / "answers.json").read_text())
     valid = [[is_valid for _, _, is_valid in row["answers"]] for row in content["problems"]]
@@ -79,28 +79,13 @@ def test_the_numbers_are_those_of_the_file_of_log_probs(laboratory):
     assert float([value for value in logged if value][-1]) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow
-def test_a_run_is_measured_again_from_its_weights(laboratory):
-    folder, _, _ = laboratory
-    run = folder / "lab" / "locks" / "apo" / "seed_1"
-    process = start_script("evaluate.py", "mode=exact", f"run={run}")
-    said = process.finish()
+def a_run_is_measured_again_from_its_weights(run):
+    said = start_script("evaluate.py", "mode=exact", f"run={run}").finish()
     found = json.loads((run / "evaluation" / "exact_locks" / "metrics.jsonl").read_text())
     expected = json.loads((run / "exact" / "metrics.jsonl").read_text().splitlines()[-1])
     for key in ("pass@64", "alive", "support/strategy", "entropy/digit"):
         assert found[key] == pytest.approx(expected[key], abs=1e-6)
     assert f"pass@64 {found['pass@64']:.4f}" in said
-
-
-@pytest.mark.slow
-def test_the_same_command_again_finds_everything_there(laboratory):
-    folder, arguments, _ = laboratory
-    before = {path: path.stat().st_mtime_ns for path in (folder / "lab").rglob("finished.json")}
-    again = start_cold("lab.py", *arguments)
-    said, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, said
-    assert "6 of 6 runs are there" in said
-    assert before == {path: path.stat().st_mtime_ns for path in (folder / "lab").rglob("finished.json")}
 
 
 def test_seeds_come_one_after_the_other_and_controls_on_their_puzzles_alone():

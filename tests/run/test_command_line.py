@@ -108,7 +108,10 @@ def test_benchmarks_to_validate_on_can_be_named_on_the_command_line(data):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("experiment=paper/sensitivity_pull_0.0", "algo=grpo"), ("algo.loss: ", "GRPO", "'pull_coef'")),
+        (
+            ("experiment=paper/sensitivity_pull_0.0", "~data.validation", "algo=grpo"),
+            ("algo.loss: ", "GRPO", "'pull_coef'"),
+        ),
         (("~engine.sequences_per_batch",), ("engine: ", "TransformersEngine", "'sequences_per_batch'")),
         (("reward=callable", "reward.function._target_=rewarding.nobody"), ("reward.function._target_", "nobody")),
     ],

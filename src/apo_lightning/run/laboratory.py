@@ -70,8 +70,11 @@ def laboratory(cfg: DictConfig) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     bases = [job for job in jobs if job.is_base]
     runs = [job for job in jobs if not job.is_base]
+    missing = [job for job in runs if job.finished() is None]
+    # A base model is looked at again, however it was left: `pretrain` knows whether it is that of its configuration.
+    needed = [job for job in bases if any(job.puzzle == run.puzzle for run in missing)]
     with _workers(cfg.processes) as start, LaboratoryView(runs, cfg.processes) as view:
-        failed = _work_off([*bases, *(job for job in runs if job.finished() is None)], start, view, cfg.processes)
+        failed = _work_off([*needed, *missing], start, view, cfg.processes)
     if any(job.finished() is not None for job in runs):
         path = laboratory_report(root, date=launch_time().strftime("%Y-%m-%d"))
         say(f"open {path}")
