@@ -26,7 +26,7 @@ def configured_loss(name, **changes):
 
 
 def settings_of(loss):
-    return {field.name: getattr(loss, field.name) for field in fields(loss)}
+    return {"loss": type(loss).__name__} | {field.name: getattr(loss, field.name) for field in fields(loss)}
 
 
 @dataclass(frozen=True)

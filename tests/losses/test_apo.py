@@ -262,7 +262,8 @@ def test_the_reference_is_asked_about_errors_alone():
         ({"push_coef": float("nan")}, "push_coef is nan"),
         ({"pull_coef": -0.1}, "pull_coef is -0.1"),
         ({"anchor_size": 0}, "anchor_size is 0"),
-        ({"trigger": "always"}, "trigger is 'always'"),
+        ({"trigger": "never"}, "trigger is 'never'"),
+        ({"trigger": "always", "clip_eps_high": 0.05}, "pull_coef is 0.1, not below the upper clip 0.05"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_one_line(fields, message):

@@ -45,13 +45,19 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     dlogp_y = [(v == token.y) - p[v] for v in vocab]
     rho, drho = r, [r * d if abs(raw) <= LIMIT else 0.0 for d in dlogp_y]
 
-    # rho = push * r - pull * r_anchor on triggered tokens
+    # rho = push * r - pull * r_anchor on triggered errors, r + pull * r_anchor on other triggered tokens
+    outside, doutside = 0.0, [0.0] * len(p)
     if "push_coef" in settings:
-        triggered = a < 0 and not (settings["trigger"] == "incorrect" and token.is_correct)
+        wrong = a < 0 and not token.is_correct
+        triggered = {"negative_advantage": a < 0, "incorrect": wrong, "always": a != 0}[settings["trigger"]]
         if triggered:
+            pull = settings["pull_coef"]
             r_anchor, danchor = anchor(settings, token, logp, p)
-            rho = settings["push_coef"] * r - settings["pull_coef"] * r_anchor
-            drho = [settings["push_coef"] * x - settings["pull_coef"] * y for x, y in zip(drho, danchor, strict=True)]
+            if settings["loss"] == "UngatedAPO":
+                outside, doutside, pull = pull * abs(a) * r_anchor, [pull * abs(a) * d for d in danchor], 0.0
+            push, sign = (settings["push_coef"], -1) if a < 0 else (1.0, 1)
+            rho = push * r + sign * pull * r_anchor
+            drho = [push * x + sign * pull * y for x, y in zip(drho, danchor, strict=True)]
 
     low = 1 - settings["clip_eps"]
     high = 1 + (settings["clip_eps"] if settings["clip_eps_high"] is None else settings["clip_eps_high"])
@@ -64,8 +70,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     if dual is not None and a < 0 and objective < dual * a:
         objective, flat = dual * a, True
     weight = token.importance_weight
-    loss = -weight * objective
-    gradient = [0.0 if flat else -weight * a * d for d in drho]
+    loss = -weight * (objective + outside)
+    gradient = [-weight * ((0.0 if flat else a * d) + e) for d, e in zip(drho, doutside, strict=True)]
 
     if settings["entropy_coef"]:
         entropy = -math.fsum(p[v] * logp[v] for v in vocab if p[v] > 0)
@@ -75,19 +81,25 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
                 gradient[v] += settings["entropy_coef"] * p[v] * (logp[v] + entropy)
 
     if "kl_coef" in settings and not (settings["error_only"] and a >= 0):
-        value, dkl = divergence(settings, token, logp, p, dlogp_y)
+        if settings["loss"] == "TopKForwardKL":
+            value, dkl = top_divergence(settings, token, logp, p)
+        else:
+            value, dkl = divergence(settings, token, logp, p, dlogp_y)
         loss += settings["kl_coef"] * value
         gradient = [g + settings["kl_coef"] * d for g, d in zip(gradient, dkl, strict=True)]
     return loss, gradient
 
 
 def anchor(settings, token, logp, p):
-    """r_anchor and its gradient."""
+    """r_anchor and its gradient, or the one that a variant puts in its place."""
     nothing = 0.0, [0.0] * len(p)
     if token.ref_logits is None:
         return nothing
     ref = log_softmax(token.ref_logits)
-    members = top_k(token.ref_logits, settings["anchor_size"])
+    if settings["loss"] == "RandomAnchorAPO":
+        members = drawn(top_k(token.ref_logits, settings["pool_size"]), token.y, settings["anchor_size"])
+    else:
+        members = top_k(token.ref_logits, settings["anchor_size"])
     if settings["exclude_sampled"]:
         members = [k for k in members if k != token.y]
     if not members:
@@ -95,7 +107,42 @@ def anchor(settings, token, logp, p):
     mass, z_ref = math.fsum(p[k] for k in members), math.fsum(math.exp(ref[k]) for k in members)
     if mass > math.exp(LIMIT) * z_ref:
         return math.exp(LIMIT), [0.0] * len(p)
-    return mass / z_ref, [p[v] * ((v in members) - mass) / z_ref for v in range(len(p))]
+    vocab = range(len(p))
+    gradient = {
+        "GateOnlyAPO": [0.0 for v in vocab],
+        "LogMassAPO": [p[v] * (v in members) / mass - p[v] if mass > 0 else 0.0 for v in vocab],
+        "CrossEntropyAPO": [math.exp(ref[v]) * (v in members) / z_ref - p[v] for v in vocab],
+    }.get(settings["loss"], [p[v] * ((v in members) - mass) / z_ref for v in vocab])
+    return mass / z_ref, gradient
+
+
+def drawn(pool, y, count):
+    """The members of the pool, y left out, of the smallest hash."""
+    ranks = sum(rank * v for rank, v in enumerate(pool, start=1))
+    keys = {v: scrambled(scrambled(scrambled(ranks) ^ y) ^ v) for v in pool if v != y}
+    return sorted(keys, key=keys.__getitem__)[:count]
+
+
+def scrambled(x):
+    x %= 2**31
+    for _ in range(2):
+        x = (x ^ (x >> 16)) * 73244475 % 2**31
+    return x ^ (x >> 16)
+
+
+def top_divergence(settings, token, logp, p):
+    """KL(ref|policy) over the top K and one bucket, and its gradient."""
+    ref = log_softmax(token.ref_logits)
+    members = top_k(token.ref_logits, settings["anchor_size"])
+    inside, ref_inside = math.fsum(p[k] for k in members), math.fsum(math.exp(ref[k]) for k in members)
+    value = math.fsum(math.exp(ref[k]) * (ref[k] - logp[k]) for k in members)
+    tail, ref_tail = max(1 - inside, 1e-6), max(1 - ref_inside, 1e-6)
+    value += ref_tail * math.log(ref_tail / tail)
+    dinside = [p[v] * ((v in members) - inside) if 1 - inside > 1e-6 else 0.0 for v in range(len(p))]
+    pulled = math.fsum(math.exp(ref[k]) for k in members)
+    return value, [
+        pulled * p[v] - (v in members) * math.exp(ref[v]) + ref_tail / tail * dinside[v] for v in range(len(p))
+    ]
 
 
 def divergence(settings, token, logp, p, dlogp_y):

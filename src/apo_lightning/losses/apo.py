@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from apo_lightning.losses.functional import (
     log_ratio,
     rectified_ratio,
 )
-from apo_lightning.types import LossInputs, LossOutput, Needs
+from apo_lightning.types import Anchor, LossInputs, LossOutput, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,9 @@ class APO(PolicyLoss):
 
         S = T_K without y,   r_anchor = Σ_S π / Σ_S π_ref
         ρ = λ·r − β·r_anchor   where triggered,   ρ = r   elsewhere
+
+    With `trigger="always"` a correct answer pulls too: ρ = r + β·r_anchor where A > 0, so that anchors rise there as
+    well (the formula for errors would lower them).
 
     `push_coef=1, pull_coef=0` is GRPO, bit for bit. For any logit z_v of a triggered token, master identity:
 
@@ -51,7 +55,7 @@ class APO(PolicyLoss):
         pull_coef: β ≥ 0, on the anchors; λ − β must exceed 1 − ε.
         anchor_size: K ≥ 1, how many of the reference's likeliest tokens form T_K.
         trigger: `negative_advantage`: A < 0. `incorrect`: A < 0 and the answer was judged wrong, for advantages that
-            give correct answers A < 0 (of shaped rewards, say; `PassAtK` does not).
+            give correct answers A < 0 (of shaped rewards, say; `PassAtK` does not). `always`: every A ≠ 0.
         exclude_sampled: False keeps y among the anchors, the naive set of appendix C.1: the pull then raises the very
             token that the push lowers.
 
@@ -73,13 +77,19 @@ class APO(PolicyLoss):
             raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
         if self.anchor_size < 1:
             raise ConfigError(f"anchor_size is {self.anchor_size}: give at least 1 (for no anchors, use algo=grpo)")
-        if self.trigger not in ("negative_advantage", "incorrect"):
-            raise ConfigError(f"trigger is {self.trigger!r}: choose negative_advantage or incorrect")
+        if self.trigger not in ("negative_advantage", "incorrect", "always"):
+            raise ConfigError(f"trigger is {self.trigger!r}: choose negative_advantage, incorrect or always")
         start, edge = self.push_coef - self.pull_coef, 1 - self.clip_eps
         if start <= edge + 1e-9:
             raise ConfigError(
                 f"push_coef - pull_coef is {start:.6g}, not above 1 - clip_eps = {edge:.6g}: errors start on the flat "
                 "part of the clip, so none would have a gradient; raise push_coef or lower pull_coef"
+            )
+        high = self.clip_eps if self.clip_eps_high is None else self.clip_eps_high
+        if self.trigger == "always" and self.pull_coef >= high - 1e-9:
+            raise ConfigError(
+                f"pull_coef is {self.pull_coef}, not below the upper clip {high:.6g}: with trigger=always correct "
+                "answers would start on its flat part; lower pull_coef"
             )
 
     @property
@@ -109,7 +119,9 @@ class APO(PolicyLoss):
     def reference_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
-        """Triggered tokens: those of errors."""
+        """Triggered tokens: those of errors, or all that can learn."""
+        if self.trigger == "always":
+            return advantages != 0
         return advantages < 0 if self.trigger == "negative_advantage" else (advantages < 0) & ~is_correct
 
     def gradient_mask(
@@ -120,7 +132,7 @@ class APO(PolicyLoss):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
-        anchor = required(inputs.anchor, "anchor")
+        anchor = self._anchors(inputs)
         triggered = self.reference_mask(inputs.advantages, inputs.is_correct)
         members = anchor_set(
             anchor.token_ids, anchor.ref_logprobs, inputs.token_ids, exclude_sampled=self.exclude_sampled
@@ -128,20 +140,37 @@ class APO(PolicyLoss):
         members = members & triggered.unsqueeze(1)
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         log_r_anchor = anchor_log_ratio(anchor.logprobs, anchor.ref_logprobs, members)
-        r_anchor = log_r_anchor.clamp(max=LOG_RATIO_LIMIT).exp()
-        rho = rectified_ratio(ratio, r_anchor, triggered, push_coef=self.push_coef, pull_coef=self.pull_coef)
+        r_anchor = self._anchor_ratio(log_r_anchor, anchor, members)
+        is_error = triggered & (inputs.advantages < 0)
+        rho = rectified_ratio(ratio, r_anchor, is_error, push_coef=self.push_coef, pull_coef=self.pull_coef)
+        rho = torch.where(triggered & ~is_error, ratio + self.pull_coef * r_anchor, rho)
 
         mass = log_mass(anchor.logprobs.detach(), members).exp()
-        pull = inputs.advantages.abs() * self.pull_coef * r_anchor * (1 - mass).clamp(min=0)
+        slope = self._pull_slope(r_anchor.detach()) * members.any(1)
+        pull = inputs.advantages.abs() * self.pull_coef * slope * (1 - mass).clamp(min=0)
         pulls = triggered & ~self._is_flat(rho, inputs.advantages)
         metrics = {
             "ratio_updated": ratio.detach(),
             "apo/triggered_fraction": triggered.to(rho.dtype),
             "apo/anchor_ratio": applicable(r_anchor, triggered),
             "apo/ref_anchor_mass": applicable(log_mass(anchor.ref_logprobs, members).exp(), triggered),
-            "apo/saturated_fraction": applicable((rho < 1 - self.clip_eps).to(rho.dtype), triggered),
+            "apo/saturated_fraction": applicable((rho < 1 - self.clip_eps).to(rho.dtype), is_error),
             "apo/pull": applicable(pull, pulls),
         }
-        pull_moves = (self.pull_coef * r_anchor > 0) & (log_r_anchor <= LOG_RATIO_LIMIT)
+        pull_moves = (self.pull_coef * slope > 0) & (log_r_anchor <= LOG_RATIO_LIMIT)
         push_moves = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() <= LOG_RATIO_LIMIT
         return self._surrogate(inputs, rho, ~(push_moves | pull_moves), metrics)
+
+    def _anchors(self, inputs: LossInputs) -> Anchor:
+        """T_K."""
+        return required(inputs.anchor, "anchor")
+
+    def _anchor_ratio(
+        self, log_r_anchor: Float[Tensor, "tokens"], anchor: Anchor, members: Bool[Tensor, "tokens anchors"]
+    ) -> Float[Tensor, "tokens"]:
+        """r_anchor, with the gradient of the pull."""
+        return log_r_anchor.clamp(max=LOG_RATIO_LIMIT).exp()
+
+    def _pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """The gradient of `_anchor_ratio` by log Σ_S π."""
+        return r_anchor

@@ -28,6 +28,13 @@ METHODS: Mapping[str, str] = {
     "apo_k2": "APO, K = 2",
     "apo_k4": "APO, K = 4",
     "apo_k12": "APO, K = 12",
+    "grpo_topk_forward_kl": "GRPO, forward KL on T_K",
+    "apo_gate_only": "APO, gate only",
+    "apo_ungated": "APO, ungated",
+    "apo_log_mass": "APO, log-mass pull",
+    "apo_cross_entropy": "APO, cross-entropy pull",
+    "apo_random_anchors": "APO, random anchors",
+    "apo_always": "APO, pull everywhere",
     "apo": "APO",
 }
 """Stem of `algo=`, or method of the laboratory → name, in the order of the paper's main table: APO stands last."""

@@ -8,11 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
-from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
+from apo_lightning.losses import APO, GRPO, GRPOKL, CrossEntropyAPO, LogMassAPO, PolicyLoss
 from apo_lightning.theory.expectations import expected_force
 from apo_lightning.theory.forces import log_growth
 from apo_lightning.theory.problems import Tree, bandit
-from apo_lightning.theory.variants import CrossEntropyAPO, LogMassAPO
 
 BRANCH = 2
 """The token k whose growth is looked at."""

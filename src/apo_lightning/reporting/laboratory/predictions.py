@@ -1,7 +1,7 @@
-"""What was predicted before APO was first run here, and whether it held: each prediction can fail.
+"""What was predicted before the runs that decide it, and whether it held: each prediction can fail.
 
-The predictions, their thresholds and the levels of pass@1 were fixed when only GRPO had been run on the puzzles; the
-repository's history shows it.
+All but those on the controls of the mechanism, their thresholds and the levels of pass@1 were fixed when only GRPO had
+been run on the puzzles; those on the controls when all but these had been.
 """
 
 import math
@@ -15,6 +15,7 @@ from apo_lightning.evaluation.records import Estimate
 from apo_lightning.metrics.exact import DEAD
 from apo_lightning.reporting.laboratory.reading import LabRun
 from apo_lightning.reporting.laboratory.statistics import difference, matched_difference, welch
+from apo_lightning.reporting.names import method_name
 
 Runs = Mapping[str, Sequence[LabRun]]
 """The runs of one puzzle, by method."""
@@ -91,6 +92,38 @@ def _smaller_when_matched(runs: Runs) -> tuple[Outcome, str]:
         return "undecided", f"a seed does not pass pass@1 = {level}"
     text = f"APO − GRPO in pass@64: {matched.value:+.3f} at pass@1 = {level}, {last.value:+.3f} at the last step"
     return ("held" if abs(matched.value) < abs(last.value) else "failed"), text
+
+
+def _every_seed(low: str, high: str) -> Callable[[Runs], tuple[Outcome, str]]:
+    """Held where `high` has the higher pass@64 at the last step with every seed, failed where with none."""
+
+    def judge(runs: Runs) -> tuple[Outcome, str]:
+        gaps = _gaps(runs, low, high)
+        outcome: Outcome = "held" if min(gaps) > 0 else "failed" if max(gaps) < 0 else "undecided"
+        return outcome, _by_seed(gaps, low, high)
+
+    return judge
+
+
+def _within(low: str, high: str, bound: float) -> Callable[[Runs], tuple[Outcome, str]]:
+    """Held where the mean gap in pass@64 at the last step is at most `bound`."""
+
+    def judge(runs: Runs) -> tuple[Outcome, str]:
+        gaps = _gaps(runs, low, high)
+        return ("held" if abs(sum(gaps) / len(gaps)) <= bound else "failed"), _by_seed(gaps, low, high)
+
+    return judge
+
+
+def _gaps(runs: Runs, low: str, high: str) -> list[float]:
+    by_seed = {run.seed: run for run in runs[low]}
+    pairs = [(by_seed[run.seed], run) for run in runs[high] if run.seed in by_seed]
+    return [(one.pass_at(64) - other.pass_at(64)).mean().item() for other, one in pairs]
+
+
+def _by_seed(gaps: Sequence[float], low: str, high: str) -> str:
+    values = ", ".join(f"{gap:+.3f}" for gap in gaps)
+    return f"pass@64 at the last step, {method_name(high)} − {method_name(low)}, by seed {values}"
 
 
 def _slower_deaths(runs: Runs) -> tuple[Outcome, str]:
@@ -248,5 +281,53 @@ PREDICTIONS: tuple[Prediction, ...] = (
         puzzles=("locks",),
         judge=_never_saturated,
         methods=("apo",),
+    ),
+    Prediction(
+        name="support_helps",
+        source="paper",
+        statement="It is the reference's support that helps: with anchors drawn at random pass@64 is below APO's.",
+        puzzles=("locks",),
+        judge=_every_seed("apo_random_anchors", "apo"),
+        methods=("apo_random_anchors", "apo"),
+    ),
+    Prediction(
+        name="gate_alone",
+        source="theory",
+        statement="The pull's gradient matters little here: with the gate alone pass@64 is within .03 of APO's.",
+        puzzles=("locks",),
+        judge=_within("apo_gate_only", "apo", 0.03),
+        methods=("apo_gate_only", "apo"),
+    ),
+    Prediction(
+        name="clip_alone",
+        source="theory",
+        statement="The clip does not touch the pull here: with the pull outside it pass@64 is within .03 of APO's.",
+        puzzles=("locks",),
+        judge=_within("apo_ungated", "apo", 0.03),
+        methods=("apo_ungated", "apo"),
+    ),
+    Prediction(
+        name="persistent_pull",
+        source="theory",
+        statement="A pull that does not fade with its anchor (cross-entropy) keeps more pass@64 than APO's.",
+        puzzles=("locks",),
+        judge=_every_seed("apo", "apo_cross_entropy"),
+        methods=("apo", "apo_cross_entropy"),
+    ),
+    Prediction(
+        name="forward_kl",
+        source="theory",
+        statement="So does the forward KL on the same tokens, outside the ratio.",
+        puzzles=("locks",),
+        judge=_every_seed("apo", "grpo_topk_forward_kl"),
+        methods=("apo", "grpo_topk_forward_kl"),
+    ),
+    Prediction(
+        name="pull_everywhere",
+        source="theory",
+        statement="And so does a pull on correct answers too.",
+        puzzles=("locks",),
+        judge=_every_seed("apo", "apo_always"),
+        methods=("apo", "apo_always"),
     ),
 )

@@ -270,7 +270,7 @@ def prediction_table(runs: Sequence[LabRun]) -> Table:
             )
     return Table(
         name="lab_predictions",
-        title="Predictions registered before APO was first run here",
+        title="Predictions, each registered before the runs that decide it",
         columns=tuple(
             Column(name=name, align="left") for name in ("Prediction", "Whose", "Puzzle", "Outcome", "Evidence")
         ),

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.advantages import GroupNormalized, SignedReward
-from apo_lightning.losses import APO, GRPO, PolicyLoss
+from apo_lightning.losses import APO, GRPO, GateOnlyAPO, PolicyLoss
 from apo_lightning.theory import closed_forms as form
 from apo_lightning.theory.draws import cosine, dist, pull_alone, random_probs, random_tokens, seeded
 from apo_lightning.theory.expectations import expected_force, sampled_force
@@ -16,7 +16,6 @@ from apo_lightning.theory.flow import flow, step
 from apo_lightning.theory.forces import log_growth, token_force, token_forces
 from apo_lightning.theory.problems import bandit
 from apo_lightning.theory.statements.record import Reading, Statement, Verdict
-from apo_lightning.theory.variants import GateOnlyAPO
 
 GROUP = GroupNormalized()
 
