@@ -1,10 +1,12 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from apo_lightning.reporting.laboratory.baselines import mixed_pass_at_k
 from apo_lightning.reporting.laboratory.reading import LabRun, Listing
 from apo_lightning.reporting.laboratory.statistics import at_matched, frontier, frontier_at, welch
 
@@ -57,3 +59,15 @@ def test_the_frontier_of_a_lock_that_hides_which_of_two_strategies_opens():
 
 def test_beyond_its_ends_the_frontier_is_unknown():
     assert math.isnan(frontier_at([(0.5, 0.9), (0.4, 1.0)], 0.6))
+
+
+def test_samples_from_two_policies_fail_together(tmp_path):
+    """Two problems with one valid answer each: success .5 and .2 before, .9 and 0 after; 2 of 4 samples from before."""
+    ids = torch.tensor([0, 1])
+    listing = Listing(("a", "b"), ("s",), ids, torch.zeros_like(ids), torch.tensor([True, True]))
+    (tmp_path / "exact").mkdir()
+    for step, success in ((0, [0.5, 0.2]), (3, [0.9, 1e-30])):
+        np.savez(tmp_path / "exact" / f"step_{step:06d}.npz", logprobs=np.log(success))
+    run = LabRun("locks", "grpo", 1, tmp_path, listing, ({"step": 0}, {"step": 3}), 1.0)
+    assert mixed_pass_at_k(run, 4, 0.5).tolist() == pytest.approx([1 - 0.25 * 0.01, 1 - 0.64])
+    assert mixed_pass_at_k(run, 4, 0.0).tolist() == pytest.approx([1 - 0.1**4, 0.0])

@@ -21,6 +21,12 @@ PANELS = (
     ("recovery/survival_path_right", "Right alternatives never lost", "none"),
     ("recovery/selectivity_verdict", "Rise of right − wrong alternatives [nats]", "zero"),
     ("recovery/selectivity_rank", "Rise of T$_K$ − the next K [nats]", "zero"),
+    ("geometry/logits/cos_push_pull", "Cosine of push and pull", "zero"),
+    ("geometry/logits/cancelled", "Cancelled share of the terms", "none"),
+    ("geometry/logits/align_push_anchors", "Push along the anchors' mass", "zero"),
+    ("geometry/logits/align_pull_anchors", "Pull along the anchors' mass", "zero"),
+    ("geometry/outside_after", "Tokens outside the trust region", "none"),
+    ("geometry/anchor_outside_after", "Anchors outside the trust region", "none"),
 )
 """Beginning of a metric's name, title, and the dotted line: 0, the first logged step, the alarm's h, or none."""
 THRESHOLD = "callbacks.collapse_alarm.threshold"

@@ -7,6 +7,7 @@ import torch
 
 from apo_lightning.files import to_json, write_atomically
 from apo_lightning.reporting.figures.canvas import save
+from apo_lightning.reporting.laboratory.baselines import mixed_table
 from apo_lightning.reporting.laboratory.figures import laboratory_figures
 from apo_lightning.reporting.laboratory.reading import LabRun, read_laboratory
 from apo_lightning.reporting.laboratory.statistics import frontier
@@ -44,6 +45,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
         main_table(runs),
         matched_table(runs, frontiers),
         prediction_table(runs),
+        mixed_table(runs),
         revival_table(runs),
         entropy_table(runs),
         cost_table(runs),

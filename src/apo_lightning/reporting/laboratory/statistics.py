@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -20,19 +20,27 @@ MATCHED_WINDOW = 0.05
 
 def mean_pass_at_k(runs: Sequence[LabRun], k: int) -> Estimate:
     """pass@k at the last look with its interval over seeds and problems; of one seed the mean alone."""
-    table = torch.stack([run.pass_at(k) for run in runs])[:, :, None]
-    if len(runs) < 2:
-        return bare(table.mean().item())
-    (interval,) = seed_mean_intervals([table])
-    return Estimate(value=interval.mean, low=interval.low, high=interval.high)
+    return mean_of(torch.stack([run.pass_at(k) for run in runs]))
 
 
 def difference(before: Sequence[LabRun], after: Sequence[LabRun], k: int) -> Estimate:
     """By how much one method's pass@k at the last look exceeds another's, on the same problems."""
-    tables = [torch.stack([run.pass_at(k) for run in runs])[:, :, None] for runs in (before, after)]
-    if max(map(len, tables)) < 2:
-        return bare((tables[1].mean() - tables[0].mean()).item())
-    (interval,) = seed_difference_intervals(*tables)
+    return difference_of(*(torch.stack([run.pass_at(k) for run in runs]) for runs in (before, after)))
+
+
+def mean_of(table: Float[Tensor, "seeds problems"]) -> Estimate:
+    """Mean with its interval over seeds and problems; of one seed the mean alone."""
+    if len(table) < 2:
+        return bare(table.mean().item())
+    (interval,) = seed_mean_intervals([table[:, :, None]])
+    return Estimate(value=interval.mean, low=interval.low, high=interval.high)
+
+
+def difference_of(before: Float[Tensor, "seeds problems"], after: Float[Tensor, "others problems"]) -> Estimate:
+    """mean(after) − mean(before) with its interval, paired by problem; of one seed each the difference alone."""
+    if max(len(before), len(after)) < 2:
+        return bare((after.mean() - before.mean()).item())
+    (interval,) = seed_difference_intervals(before[:, :, None], after[:, :, None])
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
 
 
