@@ -12,6 +12,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.exact import exact_pass_at_k
 from apo_lightning.reporting.laboratory.predictions import PREDICTIONS
 from apo_lightning.reporting.laboratory.reading import read_laboratory
+from apo_lightning.reporting.laboratory.sweeps import sweep_of
 from apo_lightning.run.laboratory import plan
 from composing import ROOT
 from processes import start_script
@@ -22,6 +23,8 @@ QUICK = (
     "puzzles=[locks]",
     "seeds=[1,2]",
     "only=[grpo,apo]",
+    "sweep_seeds=[1]",
+    "sweeps={beta005:[algo.loss.pull_coef=0.05]}",
     "revivals=[apo]",
     "overrides=" + json.dumps(["trainer.max_steps=2", "trainer.val_check_interval=1", *SIZES]),
     "base_overrides=" + json.dumps(["pretraining.num_steps=4", "pretraining.scheduler.num_warmup_steps=1", *SIZES]),
@@ -45,9 +48,13 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     """In one test, since a fixture would make all runs once in every process that tests."""
     lab, bases = tmp_path / "lab", tmp_path / "bases"
     arguments = (*QUICK, f"output_dir={lab}", f"bases={bases}")
-    assert "6 of 6" in run_lab(*arguments)
+    assert "7 of 7" in run_lab(*arguments)
     runs = {(run.method, run.seed): run for run in read_laboratory(lab)}
-    assert sorted(runs) == [(method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)]
+    twice = [(method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)]
+    assert sorted(runs) == [*twice, ("sweep_beta005", 1)]
+    assert [[value for value, _ in values] for values in sweep_of(list(runs.values()), "locks").values()] == [
+        [0.05, 0.1]
+    ]
     page = (lab / "report" / "report.html").read_text()
     assert PREDICTIONS[0].statement in html.unescape(page)
 
@@ -56,7 +63,7 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     a_run_is_measured_again_from_its_weights(runs["apo", 1].folder)
 
     finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-    assert "6 of 6 runs are there" in run_lab(*arguments)
+    assert "7 of 7 runs are there" in run_lab(*arguments)
     assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
 
 
@@ -94,6 +101,16 @@ def test_seeds_come_one_after_the_other_and_controls_on_their_puzzles_alone():
     assert firsts == sorted(firsts)
     assert {job.puzzle for job in jobs if job.method == "push_only"} == {"locks"}
     assert {job.puzzle for job in jobs if job.method == "apo"} == {"locks", "countdown"}
+
+
+def test_sweeps_are_made_where_seeds_are_given_and_change_one_coefficient_of_apo():
+    assert not any(job.method.startswith("sweep_") for job in plan(lab_config()))
+    swept = [job for job in plan(lab_config(sweep_seeds=[1, 2])) if job.method.startswith("sweep_")]
+    assert {(job.puzzle, job.seed) for job in swept} == {("locks", 1), ("locks", 2)}
+    assert all(job.overrides[1] == "algo=apo" for job in swept)
+    changed = [[word for word in job.overrides if word.startswith("algo.loss.")] for job in swept]
+    assert {len(words) for words in changed} == {1}
+    assert len({words[0] for words in changed}) == len(lab_config().sweeps)
 
 
 @pytest.mark.parametrize(

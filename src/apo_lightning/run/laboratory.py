@@ -19,6 +19,7 @@ from apo_lightning.console import say
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json, write_atomically
 from apo_lightning.reporting.laboratory import laboratory_report
+from apo_lightning.reporting.laboratory.reading import SWEEP
 from apo_lightning.run.choices import CONFIG_DIR
 from apo_lightning.run.laboratory_view import LaboratoryView
 from apo_lightning.run.launching import launch_time
@@ -91,10 +92,12 @@ def plan(cfg: DictConfig) -> list[Job]:
     methods = {
         str(name): tuple(overrides) for group in (cfg.methods, cfg.controls) for name, overrides in group.items()
     }
+    swept = {f"{SWEEP}{name}": ("algo=apo", *overrides) for name, overrides in cfg.sweeps.items()}
     names = list(methods) if cfg.only is None else list(cfg.only)
     for name in names:
         if name not in methods:
             raise ConfigError(f"only has '{name}': choose from {', '.join(methods)}")
+    methods |= swept
     puzzles = sorted(path.stem for path in (CONFIG_DIR / "experiment" / "lab").glob("*.yaml") if path.stem != "base")
     for puzzle in cfg.puzzles:
         if puzzle not in puzzles:
@@ -136,7 +139,14 @@ def plan(cfg: DictConfig) -> list[Job]:
         for name in cfg.revivals
         if {name, "grpo"} <= set(names) and puzzle in cfg.controls_on and seed in cfg.control_seeds
     ]
-    return [*bases, *runs, *revivals]
+    sweeps = [
+        job(puzzle, name, seed, name)
+        for seed in cfg.sweep_seeds
+        for puzzle in cfg.puzzles
+        for name in swept
+        if puzzle in cfg.controls_on
+    ]
+    return [*bases, *runs, *revivals, *sweeps]
 
 
 def _revived(collapsed: Path, base: str) -> tuple[str, str]:

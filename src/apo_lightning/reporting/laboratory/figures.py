@@ -13,6 +13,7 @@ from apo_lightning.metrics.exact import DEAD
 from apo_lightning.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lightning.reporting.figures.report import NamedFigure
 from apo_lightning.reporting.laboratory.reading import LabRun, by_method
+from apo_lightning.reporting.laboratory.sweeps import sweep_figure, sweep_of
 from apo_lightning.reporting.names import method_name
 from apo_lightning.reporting.style import COLLAPSE, QUIET, Style, styles_of
 
@@ -61,6 +62,15 @@ def laboratory_figures(
                 figure=survival_figure(methods, styles),
             ),
         ]
+        if sweep := sweep_of(runs, puzzle):
+            figures.append(
+                NamedFigure(
+                    name=f"lab_{puzzle}_sweep",
+                    title=f"{puzzle.capitalize()}: APO's coefficients, one at a time",
+                    caption="At the last step, a mark a seed. Dotted: GRPO.",
+                    figure=sweep_figure(sweep, methods.get("grpo", ()), styles[method_name("apo")]),
+                )
+            )
     return figures
 
 

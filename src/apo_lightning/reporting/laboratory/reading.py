@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -76,6 +78,11 @@ class LabRun:
         scores = self.last if look == -1 else self.scores(look)
         return exact_pass_at_k(scores.success, k)
 
+    @cached_property
+    def loss(self) -> dict[str, Any]:
+        """`algo.loss` of the run's configuration."""
+        return yaml.safe_load((self.folder / ".hydra" / "config.yaml").read_text())["algo"]["loss"]
+
     def column(self, name: str) -> list[float]:
         """A column of `metrics.csv`, rows without a value left out."""
         with (self.folder / "metrics.csv").open() as file:
@@ -114,13 +121,16 @@ def read_laboratory(folder: Path) -> list[LabRun]:
 
 REVIVAL = "revival_"
 """Before the method's name: a run that began with a collapsed policy."""
+SWEEP = "sweep_"
+"""Before a name: APO with one coefficient changed, which no table of methods shows."""
 
 
 def by_method(runs: Sequence[LabRun], puzzle: str, *, revivals: bool = False) -> dict[str, list[LabRun]]:
     """The runs of one puzzle that began with the base model (or with a collapsed policy), seeds ascending."""
     found: dict[str, list[LabRun]] = {}
     for run in runs:
-        if run.puzzle == puzzle and run.method.startswith(REVIVAL) == revivals:
+        is_method = run.puzzle == puzzle and not run.method.startswith(SWEEP)
+        if is_method and run.method.startswith(REVIVAL) == revivals:
             found.setdefault(run.method.removeprefix(REVIVAL), []).append(run)
     return {method: sorted(members, key=lambda run: run.seed) for method, members in found.items()}
 

@@ -11,6 +11,7 @@ from apo_lightning.reporting.laboratory.baselines import mixed_table
 from apo_lightning.reporting.laboratory.figures import laboratory_figures
 from apo_lightning.reporting.laboratory.reading import LabRun, read_laboratory
 from apo_lightning.reporting.laboratory.statistics import frontier
+from apo_lightning.reporting.laboratory.sweeps import sweep_table
 from apo_lightning.reporting.laboratory.tables import (
     cost_table,
     entropy_table,
@@ -41,15 +42,17 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
     """
     runs, output = read_laboratory(folder), folder / "report"
     frontiers = _frontiers(runs)
-    tables = (
+    made = (
         main_table(runs),
         matched_table(runs, frontiers),
         prediction_table(runs),
         mixed_table(runs),
         revival_table(runs),
         entropy_table(runs),
+        sweep_table(runs),
         cost_table(runs),
     )
+    tables = tuple(table for table in made if table.rows)
     figures = laboratory_figures(runs, frontiers)
     paths = [*write_tables(tables, output / "tables")]
     for figure in figures:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from apo_lightning.reporting.laboratory.predictions import LEVELS, PREDICTIONS, revived_share
-from apo_lightning.reporting.laboratory.reading import REVIVAL, LabRun, by_method
+from apo_lightning.reporting.laboratory.reading import REVIVAL, SWEEP, LabRun, by_method
 from apo_lightning.reporting.laboratory.statistics import (
     at_matched,
     bare,
@@ -283,7 +283,8 @@ def prediction_table(runs: Sequence[LabRun]) -> Table:
 
 def _puzzles(runs: Sequence[LabRun]) -> list[tuple[str, dict[str, list[LabRun]]]]:
     names = sorted(
-        {run.puzzle for run in runs if not run.method.startswith(REVIVAL)}, key=lambda name: (name != "locks", name)
+        {run.puzzle for run in runs if not run.method.startswith((REVIVAL, SWEEP))},
+        key=lambda name: (name != "locks", name),
     )
     return [(name, by_method(runs, name)) for name in names]
 
