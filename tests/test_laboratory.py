@@ -10,10 +10,17 @@ from omegaconf import OmegaConf
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.exact import exact_pass_at_k
+from apo_lightning.reporting.laboratory.baselines import (
+    BASE_WEIGHTS,
+    TEMPERATURES,
+    averaged_name,
+    temperature_name,
+)
 from apo_lightning.reporting.laboratory.predictions import PREDICTIONS
 from apo_lightning.reporting.laboratory.reading import read_laboratory
 from apo_lightning.reporting.laboratory.sweeps import sweep_of
 from apo_lightning.run.laboratory import plan
+from apo_lightning.run.laboratory_baselines import average
 from composing import ROOT
 from processes import start_script
 from running import read_metrics, start_cold
@@ -48,7 +55,7 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     """In one test, since a fixture would make all runs once in every process that tests."""
     lab, bases = tmp_path / "lab", tmp_path / "bases"
     arguments = (*QUICK, f"output_dir={lab}", f"bases={bases}")
-    assert "7 of 7" in run_lab(*arguments)
+    assert "9 of 9" in run_lab(*arguments)
     runs = {(run.method, run.seed): run for run in read_laboratory(lab)}
     twice = [(method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)]
     assert sorted(runs) == [*twice, ("sweep_beta005", 1)]
@@ -61,9 +68,10 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     all_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(runs, bases)
     the_numbers_are_those_of_the_file_of_log_probs(runs["apo", 1])
     a_run_is_measured_again_from_its_weights(runs["apo", 1].folder)
+    baselines_are_measured_on_the_last_policy(runs["grpo", 1])
 
     finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-    assert "7 of 7 runs are there" in run_lab(*arguments)
+    assert "9 of 9 runs are there" in run_lab(*arguments)
     assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
 
 
@@ -86,6 +94,17 @@ def the_numbers_are_those_of_the_file_of_log_probs(run):
     assert float([value for value in logged if value][-1]) == pytest.approx(expected, abs=1e-6)
 
 
+def baselines_are_measured_on_the_last_policy(run):
+    folder = run.folder.parents[1] / "baselines_grpo" / "seed_1"
+    names = {*map(temperature_name, TEMPERATURES), *map(averaged_name, BASE_WEIGHTS)}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == names
+    last = np.load(run.folder / "exact" / "step_000002.npz")["logprobs"]
+    for name in names:
+        found = np.load(folder / name / "step_000000.npz")["logprobs"]
+        assert found.shape == last.shape
+        assert not np.allclose(found, last)
+
+
 def a_run_is_measured_again_from_its_weights(run):
     said = start_script("evaluate.py", "mode=exact", f"run={run}").finish()
     found = json.loads((run / "evaluation" / "exact_locks" / "metrics.jsonl").read_text())
@@ -101,6 +120,16 @@ def test_seeds_come_one_after_the_other_and_controls_on_their_puzzles_alone():
     assert firsts == sorted(firsts)
     assert {job.puzzle for job in jobs if job.method == "push_only"} == {"locks"}
     assert {job.puzzle for job in jobs if job.method == "apo"} == {"locks", "countdown"}
+
+
+def test_weights_are_averaged_with_the_base_models_in_their_share():
+    model, base = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    for module, value in ((model, 4.0), (base, 8.0)):
+        torch.nn.init.constant_(module.weight, value)
+        torch.nn.init.constant_(module.bias, -value)
+    average(model, base, 0.25)
+    assert (model.weight.item(), model.bias.item()) == (5.0, -5.0)
+    assert base.weight.item() == 8.0
 
 
 def test_sweeps_are_made_where_seeds_are_given_and_change_one_coefficient_of_apo():

@@ -19,7 +19,7 @@ from apo_lightning.console import say
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json, write_atomically
 from apo_lightning.reporting.laboratory import laboratory_report
-from apo_lightning.reporting.laboratory.reading import SWEEP
+from apo_lightning.reporting.laboratory.reading import BASELINES, SWEEP
 from apo_lightning.run.choices import CONFIG_DIR
 from apo_lightning.run.laboratory_view import LaboratoryView
 from apo_lightning.run.launching import launch_time
@@ -40,6 +40,8 @@ class Job:
     folder: Path
     after: Path | None = None
     """The folder of the run whose last policy this one begins with; None: it begins with the base model."""
+    is_training: bool = True
+    """False: nothing is trained, baselines are measured on what the run `after` has left."""
 
     @property
     def is_base(self) -> bool:
@@ -146,7 +148,20 @@ def plan(cfg: DictConfig) -> list[Job]:
         for name in swept
         if puzzle in cfg.controls_on
     ]
-    return [*bases, *runs, *revivals, *sweeps]
+    baselines = [
+        Job(
+            puzzle=run.puzzle,
+            method=f"{BASELINES}{run.method}",
+            seed=run.seed,
+            overrides=run.overrides,
+            folder=root / run.puzzle / f"{BASELINES}{run.method}" / f"seed_{run.seed}",
+            after=run.folder,
+            is_training=False,
+        )
+        for run in runs
+        if run.method in cfg.baselines_of
+    ]
+    return [*bases, *runs, *revivals, *baselines, *sweeps]
 
 
 def _revived(collapsed: Path, base: str) -> tuple[str, str]:
@@ -234,12 +249,17 @@ def _do(job: Job) -> str | None:
 
 
 def _run(job: Job) -> None:
+    from apo_lightning.run.laboratory_baselines import measure_baselines
     from apo_lightning.run.pretraining import pretrain
     from apo_lightning.run.training import train
 
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         if job.is_base:
             pretrain(compose("pretrain", list(job.overrides)))
+            return
+        if not job.is_training:
+            assert job.after is not None
+            measure_baselines(compose("train", list(job.overrides)), job.after, job.folder)
             return
         cfg = compose("train", [*job.overrides, "resume=auto"], return_hydra_config=True)
         _write_hydra(cfg, job)

@@ -1,21 +1,33 @@
-"""A baseline that costs no training: part of the k samples drawn from the base model."""
+"""Baselines that cost no training: warmer sampling, weights averaged with the base model's, samples from both."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.reporting.laboratory.reading import LabRun, by_method
+from apo_lightning.metrics.exact import exact_pass_at_k
+from apo_lightning.reporting.laboratory.reading import BASELINES, LabRun, by_method
 from apo_lightning.reporting.laboratory.statistics import difference_of, mean_of
 from apo_lightning.reporting.names import method_name
 from apo_lightning.reporting.records import Cell, Column, Table, TableRow
 from apo_lightning.reporting.tables.cells import EMPTY, number_cell, share_cell, with_best_bold
 
-MIXED = ("grpo", "apo")
-"""Methods whose samples are mixed with the base model's."""
-BASE_SHARES = (0.0, 0.125, 0.5)
-KS = (8, 64)
+TEMPERATURES = (1.25, 1.5, 2.0)
+BASE_WEIGHTS = (0.25, 0.5, 0.75)
+BASE_SHARES = (0.125, 0.5)
+KS = (1, 8, 64)
+
+
+def temperature_name(temperature: float) -> str:
+    """Folder of the last policy, sampled at a temperature."""
+    return f"temperature_{temperature:g}"
+
+
+def averaged_name(weight: float) -> str:
+    """Folder of the weights averaged with the base model's."""
+    return f"averaged_{weight:g}"
 
 
 def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problems"]:
@@ -26,53 +38,64 @@ def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problem
     Args:
         run: whose first look is the base model's.
         k: samples in all.
-        share: of them from the base model; k·share is whole.
+        share: of them from the base model; k·share is whole. A single sample is the last policy's.
     """
-    from_base = round(k * share)
+    from_base = round(k * share) if k > 1 else 0
     base, last = run.scores(0).success.clamp(max=1.0), run.last.success.clamp(max=1.0)
     return 1 - (1 - base) ** from_base * (1 - last) ** (k - from_base)
 
 
-def mixed_table(runs: Sequence[LabRun]) -> Table:
-    """What the lost branches cost whoever has kept the base model."""
+def baselines_table(runs: Sequence[LabRun]) -> Table:
+    """What can be had from GRPO's last policy and the base model without another step."""
     rows = []
     for puzzle in dict.fromkeys(run.puzzle for run in runs):
         methods = by_method(runs, puzzle)
-        for method in (name for name in MIXED if name in methods):
-            for share in BASE_SHARES:
-                pass_at = {k: _stacked(methods[method], k, share) for k in KS}
-                against = EMPTY
-                if "grpo" in methods and (method, share) != ("grpo", 0.0):
-                    found = difference_of(_stacked(methods["grpo"], 64, 0.0), pass_at[64])
-                    against = number_cell(found, scale=100.0, decimals=2, signed=True)
-                rows.append(
-                    TableRow(
-                        cells=(
-                            Cell(text=method_name(method)),
-                            Cell(text=f"{round(64 * share)} of 64", value=share),
-                            *(share_cell(mean_of(pass_at[k])) for k in KS),
-                            against,
-                        ),
-                        section=puzzle,
-                        highlight=method == "apo",
-                    )
-                )
+        if "grpo" not in methods:
+            continue
+        grpo = [_stacked(methods["grpo"], k) for k in KS]
+        for name, pass_at, is_apo in _variants(methods["grpo"], methods.get("apo", ())):
+            against = EMPTY
+            if name != method_name("grpo"):
+                against = number_cell(difference_of(grpo[-1], pass_at[-1]), scale=100.0, decimals=2, signed=True)
+            cells = (Cell(text=name), *(share_cell(mean_of(table)) for table in pass_at), against)
+            rows.append(TableRow(cells=cells, section=puzzle, highlight=is_apo))
     return Table(
-        name="lab_mixed",
-        title="With part of the samples from the base model, at the last step, in per cent",
+        name="lab_baselines",
+        title="Baselines that cost no training, on GRPO's last policy, in per cent",
         columns=(
-            Column(name="Method", align="left"),
-            Column(name="From the base"),
+            Column(name="Baseline", align="left"),
             *(Column(name=f"pass@{k}") for k in KS),
             Column(name="pass@64 − GRPO"),
         ),
         rows=with_best_bold(rows),
         notes=(
-            "Exact, from the two policies' success on each problem. The first sample is the trained policy's, so that "
-            "pass@1 is that of the main table.",
+            "All exact. Averaged: (1 − w)·θ + w·θ_base. From the base: that many of the 64 samples (of 8, the same "
+            "share) are the base model's; the first is GRPO's.",
         ),
     )
 
 
-def _stacked(runs: Sequence[LabRun], k: int, share: float) -> Float[Tensor, "seeds problems"]:
-    return torch.stack([mixed_pass_at_k(run, k, share) for run in runs])
+def _variants(grpo: Sequence[LabRun], apo: Sequence[LabRun]) -> Iterator[tuple[str, list[Tensor], bool]]:
+    """Printed name, pass@k of every seed and problem for each of `KS`, and whether it is APO's row."""
+    yield method_name("grpo"), [_stacked(grpo, k) for k in KS], False
+    folders = [(f"temperature {t:g}", temperature_name(t)) for t in TEMPERATURES]
+    folders += [(f"averaged, w = {w:g}", averaged_name(w)) for w in BASE_WEIGHTS]
+    for name, folder in folders:
+        success = [found for run in grpo if (found := _measured(run, folder)) is not None]
+        if success:
+            yield name, [exact_pass_at_k(torch.stack(success), k) for k in KS], False
+    for share in BASE_SHARES:
+        tables = [torch.stack([mixed_pass_at_k(run, k, share) for run in grpo]) for k in KS]
+        yield f"{round(64 * share)} of 64 from the base", tables, False
+    if apo:
+        yield method_name("apo"), [_stacked(apo, k) for k in KS], True
+
+
+def _measured(run: LabRun, name: str) -> Float[Tensor, "problems"] | None:
+    """p of each problem under a baseline; None where it was not measured."""
+    path = run.folder.parents[1] / f"{BASELINES}{run.method}" / run.folder.name / name / "step_000000.npz"
+    return run.listing.scores(torch.from_numpy(np.load(path)["logprobs"])).success if path.is_file() else None
+
+
+def _stacked(runs: Sequence[LabRun], k: int) -> Float[Tensor, "seeds problems"]:
+    return torch.stack([run.pass_at(k) for run in runs])

@@ -100,6 +100,8 @@ def read_laboratory(folder: Path) -> list[LabRun]:
     for path in sorted(folder.glob("*/*/seed_*/finished.json")):
         run_folder = path.parent
         puzzle, method = run_folder.parts[-3:-1]
+        if method.startswith(BASELINES):
+            continue
         if puzzle not in listings:
             listings[puzzle] = _listing(run_folder / "exact" / "answers.json")
         lines = (run_folder / "exact" / "metrics.jsonl").read_text().splitlines()
@@ -121,6 +123,8 @@ def read_laboratory(folder: Path) -> list[LabRun]:
 
 REVIVAL = "revival_"
 """Before the method's name: a run that began with a collapsed policy."""
+BASELINES = "baselines_"
+"""Before the method's name: no run, but what was measured on its last policy without training."""
 SWEEP = "sweep_"
 """Before a name: APO with one coefficient changed, which no table of methods shows."""
 

@@ -7,7 +7,7 @@ import torch
 
 from apo_lightning.files import to_json, write_atomically
 from apo_lightning.reporting.figures.canvas import save
-from apo_lightning.reporting.laboratory.baselines import mixed_table
+from apo_lightning.reporting.laboratory.baselines import baselines_table
 from apo_lightning.reporting.laboratory.figures import laboratory_figures
 from apo_lightning.reporting.laboratory.reading import LabRun, read_laboratory
 from apo_lightning.reporting.laboratory.statistics import frontier
@@ -46,7 +46,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
         main_table(runs),
         matched_table(runs, frontiers),
         prediction_table(runs),
-        mixed_table(runs),
+        baselines_table(runs),
         revival_table(runs),
         entropy_table(runs),
         sweep_table(runs),
