@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.metrics.exact import exact_pass_at_k
-from apo_lightning.reporting.laboratory.reading import BASELINES, LabRun, by_method
+from apo_lightning.reporting.laboratory.reading import BASELINES, LabRun, by_method, puzzles_of
 from apo_lightning.reporting.laboratory.statistics import difference_of, mean_of
 from apo_lightning.reporting.names import method_name
 from apo_lightning.reporting.records import Cell, Column, Table, TableRow
@@ -48,7 +48,7 @@ def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problem
 def baselines_table(runs: Sequence[LabRun]) -> Table:
     """What can be had from GRPO's last policy and the base model without another step."""
     rows = []
-    for puzzle in dict.fromkeys(run.puzzle for run in runs):
+    for puzzle in puzzles_of(runs):
         methods = by_method(runs, puzzle)
         if "grpo" not in methods:
             continue

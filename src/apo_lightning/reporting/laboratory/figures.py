@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from apo_lightning.metrics.exact import DEAD
 from apo_lightning.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lightning.reporting.figures.report import NamedFigure
-from apo_lightning.reporting.laboratory.reading import LabRun, by_method
+from apo_lightning.reporting.laboratory.reading import LabRun, by_method, puzzles_of
 from apo_lightning.reporting.laboratory.sweeps import sweep_figure, sweep_of
 from apo_lightning.reporting.names import method_name
 from apo_lightning.reporting.style import COLLAPSE, QUIET, Style, styles_of
@@ -28,7 +28,7 @@ def laboratory_figures(
     """Every figure, puzzle by puzzle."""
     styles = styles_of([method_name("base"), *(method_name(run.method) for run in runs)])
     figures = []
-    for puzzle in sorted({run.puzzle for run in runs}, key=lambda name: (name != "locks", name)):
+    for puzzle in puzzles_of(runs):
         methods = by_method(runs, puzzle)
         seeds = len(next(iter(methods.values())))
         over = f"Means over {seeds} training seed{'s' if seeds > 1 else ''}."

@@ -129,6 +129,11 @@ SWEEP = "sweep_"
 """Before a name: APO with one coefficient changed, which no table of methods shows."""
 
 
+def puzzles_of(runs: Sequence[LabRun]) -> list[str]:
+    """Names of the puzzles, locks first."""
+    return sorted({run.puzzle for run in runs}, key=lambda name: (name != "locks", name))
+
+
 def by_method(runs: Sequence[LabRun], puzzle: str, *, revivals: bool = False) -> dict[str, list[LabRun]]:
     """The runs of one puzzle that began with the base model (or with a collapsed policy), seeds ascending."""
     found: dict[str, list[LabRun]] = {}

@@ -6,9 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from apo_lightning.reporting.figures.canvas import panels, styled
-from apo_lightning.reporting.laboratory.predictions import LEVELS
-from apo_lightning.reporting.laboratory.reading import REVIVAL, LabRun
-from apo_lightning.reporting.laboratory.statistics import at_matched, bare, mean_pass_at_k
+from apo_lightning.reporting.laboratory.reading import REVIVAL, LabRun, puzzles_of
+from apo_lightning.reporting.laboratory.statistics import mean_pass_at_k
 from apo_lightning.reporting.names import axis_name
 from apo_lightning.reporting.records import Cell, Column, Table, TableRow
 from apo_lightning.reporting.style import QUIET, Style
@@ -36,19 +35,17 @@ def sweep_of(runs: Sequence[LabRun], puzzle: str) -> Sweep:
 
 
 def sweep_table(runs: Sequence[LabRun]) -> Table:
-    """pass@k at the last step and at matched pass@1, by value."""
+    """pass@k at the last step, by value."""
     rows = []
-    for puzzle in dict.fromkeys(run.puzzle for run in runs):
+    for puzzle in puzzles_of(runs):
         for axis, values in sweep_of(runs, puzzle).items():
             for value, members in values:
-                matched = [at_matched(run, LEVELS[puzzle][1], "pass@64") for run in members]
                 rows.append(
                     TableRow(
                         cells=(
                             Cell(text=f"{axis_name(f'algo.loss.{axis}')} = {value:g}", value=value),
                             Cell(text=str(len(members))),
                             *(share_cell(mean_pass_at_k(members, k)) for k in (1, 8, 64)),
-                            share_cell(bare(sum(matched) / len(matched))),
                         ),
                         section=f"{puzzle}, {axis_name(f'algo.loss.{axis}')}",
                         highlight=any(run.method == "apo" for run in members),
@@ -61,10 +58,9 @@ def sweep_table(runs: Sequence[LabRun]) -> Table:
             Column(name="Value", align="left"),
             Column(name="Seeds"),
             *(Column(name=f"pass@{k}") for k in (1, 8, 64)),
-            Column(name="pass@64, matched"),
         ),
         rows=tuple(rows),
-        notes=("At the last step, and at the middle level of matched pass@1, where every seed reaches it.",),
+        notes=("At the last step.",),
     )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from apo_lightning.reporting.laboratory.predictions import LEVELS, PREDICTIONS, revived_share
-from apo_lightning.reporting.laboratory.reading import REVIVAL, SWEEP, LabRun, by_method
+from apo_lightning.reporting.laboratory.reading import REVIVAL, SWEEP, LabRun, by_method, puzzles_of
 from apo_lightning.reporting.laboratory.statistics import (
     at_matched,
     bare,
@@ -161,7 +161,7 @@ _WHAT = ("entropy", "max_prob", "support")
 def revival_table(runs: Sequence[LabRun]) -> Table:
     """What comes back when training goes on from GRPO's last policy."""
     rows = []
-    for puzzle in dict.fromkeys(run.puzzle for run in runs):
+    for puzzle in puzzles_of(runs):
         methods = by_method(runs, puzzle, revivals=True)
         for method in _ordered(methods):
             members = methods[method]
@@ -282,11 +282,8 @@ def prediction_table(runs: Sequence[LabRun]) -> Table:
 
 
 def _puzzles(runs: Sequence[LabRun]) -> list[tuple[str, dict[str, list[LabRun]]]]:
-    names = sorted(
-        {run.puzzle for run in runs if not run.method.startswith((REVIVAL, SWEEP))},
-        key=lambda name: (name != "locks", name),
-    )
-    return [(name, by_method(runs, name)) for name in names]
+    methods = [run for run in runs if not run.method.startswith((REVIVAL, SWEEP))]
+    return [(name, by_method(runs, name)) for name in puzzles_of(methods)]
 
 
 def _ordered(methods: Mapping[str, object]) -> list[str]:
