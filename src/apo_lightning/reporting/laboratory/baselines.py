@@ -91,6 +91,17 @@ def _variants(grpo: Sequence[LabRun], apo: Sequence[LabRun]) -> Iterator[tuple[s
         yield method_name("apo"), [_stacked(apo, k) for k in KS], True
 
 
+def averaged_points(grpo: Sequence[LabRun]) -> list[tuple[float, float]]:
+    """(pass@1, pass@64) of GRPO's weights averaged with the base model's, w rising; empty where it was not measured."""
+    points = []
+    for weight in BASE_WEIGHTS:
+        success = [found for run in grpo if (found := _measured(run, averaged_name(weight))) is not None]
+        if success:
+            table = torch.stack(success)
+            points.append((table.mean().item(), exact_pass_at_k(table, 64).mean().item()))
+    return points
+
+
 def _measured(run: LabRun, name: str) -> Float[Tensor, "problems"] | None:
     """p of each problem under a baseline; None where it was not measured."""
     path = run.folder.parents[1] / f"{BASELINES}{run.method}" / run.folder.name / name / "step_000000.npz"

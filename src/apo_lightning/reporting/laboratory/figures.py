@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,6 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from apo_lightning.metrics.exact import DEAD
 from apo_lightning.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lightning.reporting.figures.report import NamedFigure
+from apo_lightning.reporting.laboratory.baselines import averaged_points
 from apo_lightning.reporting.laboratory.reading import LabRun, by_method, puzzles_of
 from apo_lightning.reporting.laboratory.sweeps import sweep_figure, sweep_of
 from apo_lightning.reporting.names import method_name
@@ -37,7 +39,7 @@ def laboratory_figures(
                 name=f"lab_{puzzle}_pareto",
                 title=f"{puzzle.capitalize()}: what is gained at pass@1 and lost at pass@64",
                 caption="Each method's way from the base model (cross) to its last step (marker), looks joined. "
-                f"{over} "
+                f"{over} Open squares: GRPO's last weights averaged with the base model's, w = 0.25, 0.5, 0.75. "
                 "Grey line: the frontier, the best choice of strategies by class, carried out without a mistake.",
                 figure=pareto_figure(methods, frontiers.get(puzzle, ()), styles),
             ),
@@ -96,6 +98,11 @@ def pareto_figure(
         handles.append(
             Line2D([], [], color=style.color, linestyle=style.linestyle, marker=style.marker, label=style.label)
         )
+    if averaged := averaged_points(methods.get("grpo", ())):
+        color = styles[method_name("grpo")].color
+        look: dict[str, Any] = {"color": color, "marker": "s", "markerfacecolor": "white", "linestyle": ":"}
+        axes.plot(*zip(*averaged, strict=True), **look, linewidth=1.0, zorder=15)
+        handles.append(Line2D([], [], **look, label="GRPO, averaged\nwith the base"))
     base = next(iter(methods.values()))[0].looks[0]
     axes.plot(base["pass@1"], base["pass@64"], "X", color=styles["Base"].color, zorder=40)
     axes.annotate(
