@@ -259,7 +259,7 @@ def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
         "Squeezing index, error − control": 0.0,
         "Distinct answers in 4": pytest.approx(0.2),
         "Fall of log entropy, CUSUM [sd]": 12.0,
-        "Correct, with a token outside T$_K$": pytest.approx(0.2),
+        "Correct, outside T$_K$": pytest.approx(0.2),
         "Problems lost, sums": 0.0,
     }
     figure = monitors_figure(runs, styles_of(runs))

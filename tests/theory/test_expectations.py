@@ -7,12 +7,11 @@ import torch
 
 from apo_lightning.advantages import GroupNormalized, LeaveOneOut, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_lightning.losses import APO, GRPO, GRPOKL, CrossEntropyAPO, GateOnlyAPO, LogMassAPO
 from apo_lightning.theory.draws import dist, random_probs, seeded
 from apo_lightning.theory.expectations import expected_force
 from apo_lightning.theory.forces import token_force
 from apo_lightning.theory.problems import Tree, bandit
-from apo_lightning.theory.variants import CrossEntropyAPO, GateOnlyAPO, LogMassAPO
 from apo_lightning.types import AdvantageInputs
 
 ESTIMATORS = [GroupNormalized(), LeaveOneOut(), SignedReward(), SignedReward(positive_weight=0.1)]
