@@ -49,7 +49,7 @@ class DistributionMonitor(StepCallback):
 
     def prepare(self, loss: PolicyLoss | None) -> None:
         """Choose the anchors to measure: this loss's, or the paper's where it has none."""
-        own_size = 0 if loss is None else loss.needs.anchor_size
+        own_size = 0 if loss is None else loss.support_size
         self.apo = loss if isinstance(loss, APO) else None
         self.support_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
         self.anchor_size = own_size or self.support_size

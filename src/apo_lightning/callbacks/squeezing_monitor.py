@@ -53,7 +53,7 @@ class SqueezingMonitor(StepCallback):
 
     def prepare(self, loss: PolicyLoss | None) -> None:
         """Choose the anchors to measure: this loss's, or the paper's where it has none."""
-        own_size = 0 if loss is None else loss.needs.anchor_size
+        own_size = 0 if loss is None else loss.support_size
         self.anchor_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
         self.probe_needs = Needs(anchor_size=self.anchor_size)
 

@@ -50,7 +50,7 @@ class TokenWriter(StepCallback):
 
     def prepare(self, loss: PolicyLoss | None) -> None:
         """Choose the anchors to write: this loss's, or the paper's where it has none."""
-        self.anchor_size = self.given_size or (loss.needs.anchor_size if loss is not None else 0) or PAPER_ANCHOR_SIZE
+        self.anchor_size = self.given_size or (loss.support_size if loss is not None else 0) or PAPER_ANCHOR_SIZE
         self.exclude_sampled = not isinstance(loss, APO) or loss.exclude_sampled
         self.needs = Needs(ref_logprobs=True, anchor_size=self.anchor_size)
 

@@ -26,7 +26,7 @@ class GateOnlyAPO(APO):
     def _anchor_ratio(
         self, log_r_anchor: Float[Tensor, "tokens"], anchor: Anchor, members: Bool[Tensor, "tokens anchors"]
     ) -> Float[Tensor, "tokens"]:
-        return super()._anchor_ratio(log_r_anchor, anchor, members).detach()
+        return log_r_anchor.detach().clamp(max=LOG_RATIO_LIMIT).exp()
 
     def _pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         return torch.zeros_like(r_anchor)

@@ -41,6 +41,11 @@ class RandomAnchorAPO(APO):
         """The loss reads the whole pool."""
         return super().needs | Needs(anchor_size=self.pool_size)
 
+    @property
+    def support_size(self) -> int:
+        """`anchor_size`: the pool is no support."""
+        return self.anchor_size
+
     def _anchors(self, inputs: LossInputs) -> Anchor:
         pool = required(inputs.anchor, "anchor")
         ranks = torch.arange(1, pool.token_ids.shape[1] + 1, device=pool.token_ids.device)

@@ -59,6 +59,11 @@ class PolicyLoss(ABC):
         return Needs(entropy=self.entropy_coef != 0)
 
     @property
+    def support_size(self) -> int:
+        """K, the size of what diagnostics call the support under this loss; 0 for a loss without anchors."""
+        return self.needs.anchor_size
+
+    @property
     def skipped_values(self) -> Mapping[str, float]:
         """Metric name → its value on tokens that the update does not run: so it is a mean over all response tokens.
 
