@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.base import applicable, required
+from apo_lightning.losses.base import required
 from apo_lightning.losses.functional import KL_ESTIMATORS, Number, kl_estimate
-from apo_lightning.losses.grpo import GRPO
-from apo_lightning.types import LossInputs, LossOutput, Needs
+from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.types import LossInputs, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOKL(GRPO):
+class GRPOKL(PenalisedGRPO):
     """GRPO plus a penalty for leaving the reference.
 
         loss = GRPO + kl_coef·KL
@@ -34,15 +33,11 @@ class GRPOKL(GRPO):
         ConfigError: a value outside its range, or an unknown estimator.
     """
 
-    kl_coef: Number = 0.01
     kl_estimator: str = "k3"
     kl_clamp: Number | None = 10.0
-    error_only: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.kl_coef < float("inf"):
-            raise ConfigError(f"kl_coef is {self.kl_coef}: a penalty needs a finite weight of at least 0")
         if self.kl_estimator not in (*KL_ESTIMATORS, "full"):
             raise ConfigError(f"kl_estimator is {self.kl_estimator!r}: choose one of {', '.join(KL_ESTIMATORS)}, full")
         if self.kl_clamp is not None and not self.kl_clamp > 0:
@@ -54,31 +49,7 @@ class GRPOKL(GRPO):
         full = self.kl_estimator == "full"
         return super().needs | Needs(ref_logprobs=not full, full_kl=full)
 
-    def reference_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Penalised tokens: all, or those of A < 0."""
-        return advantages < 0 if self.error_only else torch.ones_like(is_correct)
-
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """The tokens of GRPO's mask, and the penalised tokens where the penalty has a weight."""
-        mask = self._has_surrogate_gradient(advantages)
-        return mask if self.kl_coef == 0 else mask | self.reference_mask(advantages, is_correct)
-
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """−objective(r, A) + kl_coef·KL."""
-        output = super().__call__(inputs)
-        penalised = self.reference_mask(inputs.advantages, inputs.is_correct)
-        # Where the reference was not run its row holds a placeholder.
-        kl = torch.where(penalised, self._kl(inputs), 0.0)
-        return LossOutput(
-            per_token=output.per_token + self.kl_coef * kl,
-            metrics={**output.metrics, "kl_updated": applicable(kl, penalised)},
-        )
-
-    def _kl(self, inputs: LossInputs) -> Tensor:
+    def _penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         if self.kl_estimator == "full":
             return required(inputs.full_kl, "full_kl")
         ref_logprobs = required(inputs.ref_logprobs, "ref_logprobs")

@@ -7,17 +7,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.base import applicable, required
+from apo_lightning.losses.base import required
 from apo_lightning.losses.functional import Number, log_mass
-from apo_lightning.losses.grpo import GRPO
-from apo_lightning.types import LossInputs, LossOutput, Needs
+from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.types import LossInputs, Needs
 
 LEAST_OUTSIDE = 1e-6
 """Of the mass outside T_K, in nats of −log of the mass inside: log(1 − J) stays finite in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopKForwardKL(GRPO):
+class TopKForwardKL(PenalisedGRPO):
     """GRPO plus a divergence that keeps every branch of the reference alive.
 
         loss = GRPO + kl_coef·D,   J = Σ_T π,   J_ref = Σ_T π_ref,   T the reference's top K
@@ -47,8 +47,6 @@ class TopKForwardKL(GRPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.kl_coef < float("inf"):
-            raise ConfigError(f"kl_coef is {self.kl_coef}: a penalty needs a finite weight of at least 0")
         if self.anchor_size < 1:
             raise ConfigError(f"anchor_size is {self.anchor_size}: give at least 1")
 
@@ -57,31 +55,10 @@ class TopKForwardKL(GRPO):
         """The loss reads the reference's top-K."""
         return super().needs | Needs(anchor_size=self.anchor_size)
 
-    def reference_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Penalised tokens: all, or those of A < 0."""
-        return advantages < 0 if self.error_only else torch.ones_like(is_correct)
-
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """The tokens of GRPO's mask, and the penalised tokens where the penalty has a weight."""
-        mask = self._has_surrogate_gradient(advantages)
-        return mask if self.kl_coef == 0 else mask | self.reference_mask(advantages, is_correct)
-
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """−objective(r, A) + kl_coef·D."""
-        output = super().__call__(inputs)
+    def _penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         anchor = required(inputs.anchor, "anchor")
-        penalised = self.reference_mask(inputs.advantages, inputs.is_correct)
         members = (anchor.token_ids >= 0) & (anchor.ref_logprobs > -torch.inf) & penalised.unsqueeze(1)
-        divergence = topk_forward_kl(anchor.logprobs, anchor.ref_logprobs.detach(), members)
-        divergence = torch.where(penalised, divergence, 0.0)
-        return LossOutput(
-            per_token=output.per_token + self.kl_coef * divergence,
-            metrics={**output.metrics, "kl_updated": applicable(divergence, penalised)},
-        )
+        return topk_forward_kl(anchor.logprobs, anchor.ref_logprobs.detach(), members)
 
 
 def topk_forward_kl(
