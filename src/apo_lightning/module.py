@@ -53,7 +53,8 @@ class RLVRModule(pl.LightningModule):
     """On-policy RL with verifiable rewards.
 
     It knows no algorithm: the loss declares what it reads (`needs`), the advantage estimator says what is kept, and
-    the module computes just that.
+    the module computes just that. After sampling nothing is left out but what `Advantages.keep` says; a completion
+    whose loss can have no gradient is not run, and stays in every denominator.
 
     Args:
         policy: what is trained.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
-from apo_lightning.types import LossOutput
+from apo_lightning.types import LossOutput, Needs
 from loss_cases import make_case, value_and_gradient
 
 ADVANTAGES = torch.tensor([-1.0, 0.0, 0.5, 0.0])
@@ -112,3 +112,15 @@ def test_the_mask_of_another_loss_is_taken_over_by_name():
 def test_a_mask_of_ones_own_and_an_unchanged_loss_keep_theirs():
     assert ThatKnowsBetter().gradient_mask(ADVANTAGES, IS_CORRECT).tolist() == [False, False, True, False]
     assert OtherDefaults().gradient_mask(ADVANTAGES, IS_CORRECT).tolist() == MOVED
+
+
+def test_a_loss_that_does_not_say_where_it_reads_the_reference_reads_it_everywhere():
+    class Leaning(GRPO):
+        gradient_mask = GRPO.gradient_mask
+
+        @property
+        def needs(self) -> Needs:
+            return Needs(ref_logprobs=True)
+
+    assert Leaning().reference_mask(ADVANTAGES, IS_CORRECT).all()
+    assert not GRPO().reference_mask(ADVANTAGES, IS_CORRECT).any()

@@ -37,7 +37,7 @@ class FilterReport:
     num_in_benchmark_normalised: int = 0
     """Problems that are also in an excluded benchmark, reworded a little (see `Contamination`)."""
     num_too_long: int = 0
-    """Prompts of more than `max_prompt_tokens`, template included."""
+    """Prompts of more than `max_prompt_tokens`, template included; dropped by `PromptDataModule.prepare`."""
     num_held_out: int = 0
     """Rows that are not dropped but kept for validation."""
     num_kept: int = 0

@@ -63,7 +63,10 @@ class Softmax:
         return logits - self.largest.unsqueeze(1) - self.total.log().unsqueeze(1)
 
     def finish(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """(log-probs at the ids, entropy, max-prob) of tokens whose whole vocabulary has been seen."""
+        """(log-probs at the ids, entropy, max-prob) of tokens whose whole vocabulary has been seen.
+
+        H = log Σ_v exp(u_v) − Σ_v u_v·exp(u_v) / Σ_v exp(u_v),   u_v = z_v − max z,   max-prob = 1 / Σ_v exp(u_v)
+        """
         log_sum = self.total[rows].log()
         logprobs = self.picked[rows] - self.largest[rows].unsqueeze(1) - log_sum.unsqueeze(1)
         entropy = (log_sum - self.dot[rows] / self.total[rows]).clamp_(min=0.0)

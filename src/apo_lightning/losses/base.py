@@ -74,8 +74,12 @@ class PolicyLoss(ABC):
     def reference_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
-        """Tokens on which it reads the reference; the reference need not be run on the others."""
-        return torch.zeros_like(is_correct)
+        """Tokens on which it reads the reference, of which the others are spared: what is read there is 0.
+
+        Here all tokens where `needs` names something of the reference, which is never wrong, and none where it does
+        not; a loss that knows better narrows it.
+        """
+        return torch.full_like(is_correct, self.needs.reference_statistics)
 
     def gradient_mask(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
