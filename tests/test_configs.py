@@ -32,7 +32,7 @@ def test_every_algorithm_and_model_compose_with_the_trainer(trainer):
         assert cfg.model.name == model
 
 
-@pytest.mark.parametrize("group", ["data", "engine", "policy", "reward", "callbacks", "logger"])
+@pytest.mark.parametrize("group", ["data", "engine", "policy", "reward", "callbacks", "logger", "rates"])
 def test_every_option_of_the_other_groups_composes(group):
     for option in names(group):
         if (group, option) != ("reward", "callable"):

@@ -30,7 +30,10 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     assert row(printed, "tokens sampled, at most") == ["20,480"]
     # before step 1, after steps 10 and 20
     assert row(printed, "validation passes") == ["3"]
-    assert "error" not in printed
+    assert "error:" not in printed
+    # one mini-batch's work in four: what is scored before the update is three quarters of it
+    assert float(row(printed, "a step")[0]) > 0
+    assert "scored before 75%" in printed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

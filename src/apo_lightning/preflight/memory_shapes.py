@@ -72,6 +72,8 @@ class EngineSize:
     """The largest number of tokens in one forward."""
     kv_cache_bytes: int
     """Bytes reserved at the start; 0: the cache grows with the sequences."""
+    has_graphs: bool = False
+    """Whether decoding forwards are recorded and replayed: then nothing is launched kernel by kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How `preflight=true` looks: memory by phase, the sizes of the run, and what was found."""
+"""How `preflight=true` looks: memory and time by phase, the sizes of the run, and what was found."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.formatting import GIB
+from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.environment import Finding
 from apo_lightning.preflight.memory_plan import MemoryPlan
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.update.settings import StepSettings
+
+LARGEST_ITEMS = 10
+"""Items of the cost plan that are listed under their phases."""
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
@@ -75,6 +79,40 @@ def run_table(
     for name, value in rows:
         table.add_row(Text(name), value)
     return Group(table, Text())
+
+
+def cost_table(cost: CostPlan, settings: StepSettings, world_size: int, max_steps: int) -> RenderableType:
+    """Seconds of a step by phase, the items that take longest, and the hours of the run.
+
+    Args:
+        cost: of a step, on each rank.
+        settings: sizes of a step.
+        world_size: ranks of the run.
+        max_steps: rollouts of the run.
+    """
+    table = _table("time of a step, counted [s]", "seconds", "share", "bound by")
+    for phase, seconds in cost.phases().items():
+        table.add_row(Text(phase, style="bold"), *(Text(cell, style="bold") for cell in _share(seconds, cost)), "")
+        for item in cost.largest(LARGEST_ITEMS):
+            if item.phase == phase:
+                table.add_row(Text(f"  {item.name}", style="dim"), *_share(item.seconds, cost), item.bound)
+    table.add_section()
+    table.add_row(Text("a step", style="bold"), *_share(cost.seconds, cost), "")
+    hours = cost.seconds * max_steps / 3600
+    together = f"{max_steps:,} steps: {hours:,.1f} hours"
+    if world_size > 1:
+        together += f", {hours * world_size:,.0f} of one device"
+    sampled = settings.prompts_per_step * settings.group_size * cost.work.completion_tokens
+    lines = (
+        f"{together}; {sampled / cost.seconds:,.0f} sampled tokens/s",
+        cost.work.describe(),
+        cost.rates.describe(),
+    )
+    return Group(table, Text("\n" + "\n".join(lines) + "\n", style="dim"))
+
+
+def _share(seconds: float, cost: CostPlan) -> tuple[str, str]:
+    return f"{seconds:,.2f}", f"{seconds / cost.seconds:.0%}"
 
 
 def findings_text(findings: Sequence[Finding]) -> Text:

@@ -15,8 +15,8 @@ from apo_lightning.preflight import environment
 from apo_lightning.preflight.checks import check_devices, check_share
 from apo_lightning.preflight.environment import Finding, this_machine
 from apo_lightning.preflight.memory_shapes import FLOAT32
-from apo_lightning.preflight.tables import findings_text, plan_table, run_table
-from apo_lightning.run.sizes import Plan, RankLayout, plan_run, rank_layout, step_settings
+from apo_lightning.preflight.tables import cost_table, findings_text, plan_table, run_table
+from apo_lightning.run.sizes import Plan, RankLayout, plan_run, plan_time, rank_layout, step_settings
 from apo_lightning.run.training import prepare
 
 
@@ -41,6 +41,8 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         plan = plan_run(cfg)
         parts.append(plan_table(plan.name, f"{ranks.strategy}, {ranks.describe()}", plan.model, plan.run, plan.memory))
         findings += _room_findings(cfg, plan, ranks, output_dir)
+        with _errors_to(findings):
+            parts.append(_cost_of(cfg, plan, ranks))
     with _errors_to(findings):
         parts.append(
             run_table(
@@ -70,6 +72,11 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
         yield
     except ConfigError as error:
         findings.append(Finding("error", str(error)))
+
+
+def _cost_of(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> RenderableType:
+    settings = step_settings(cfg, instantiate(cfg.data))
+    return cost_table(plan_time(cfg, plan, ranks), settings, ranks.world_size, cfg.trainer.max_steps)
 
 
 def _room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:

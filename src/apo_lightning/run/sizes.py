@@ -11,12 +11,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
+from apo_lightning.errors import ConfigError
 from apo_lightning.formatting import GIB
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.preflight.checks import requested_devices
+from apo_lightning.preflight.cost_plan import CostPlan, plan_cost
 from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import FLOAT32, EngineSize, ModelShape, RunShape, shape_of
+from apo_lightning.preflight.rates import Rates
+from apo_lightning.preflight.workload import expected_workload
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
@@ -48,14 +52,15 @@ def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
     return functools.reduce(Needs.__or__, declared, loss.needs)
 
 
-def engine_size(engine: RolloutEngine, settings: StepSettings) -> EngineSize:
-    """The settings of the engine that decide how much memory it takes."""
+def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool) -> EngineSize:
+    """The settings of the engine that decide how much memory and time it takes."""
     if isinstance(engine, VLLMEngine):
         return EngineSize(
             name=engine.name,
             num_sequences=engine.max_num_seqs,
             num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
             kv_cache_bytes=int(engine.kv_cache_gib * GIB),
+            has_graphs=is_cuda and not engine.enforce_eager,
         )
     assert isinstance(engine, TransformersEngine)
     prompts_per_batch = -(-engine.sequences_per_batch // settings.group_size)
@@ -130,6 +135,30 @@ def plan_run(cfg: DictConfig) -> Plan:
     return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
 
 
+def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
+    """The time of a step, by phase.
+
+    Args:
+        cfg: composed from `configs/train.yaml`.
+        plan: of its memory, with the sizes that both depend on.
+        ranks: that the trainer asks for.
+
+    Raises:
+        ConfigError: rates are to be measured on a GPU that is not there, or a value outside its range.
+    """
+    settings = step_settings(cfg, instantiate(cfg.data))
+    work = expected_workload(settings, instantiate(cfg.algo.loss), instantiate(cfg.expected), ranks.world_size)
+    rates = instantiate(cfg.rates)
+    if not isinstance(rates, Rates):
+        if ranks.device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "no GPU is here whose rates could be measured, so the time of a step is left out: choose rates=a800, "
+                "rates=h100 or rates=h200, or give rates of your own"
+            )
+        rates = rates(ranks.device, torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16)
+    return plan_cost(plan.model, plan.run, work, rates)
+
+
 def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
     """The settings of a configuration that decide how much memory a run of the model takes."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
@@ -145,7 +174,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         # One sequence runs whole, whatever the budget.
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,
-        engine=engine_size(instantiate(cfg.engine), settings),
+        engine=engine_size(instantiate(cfg.engine), settings, is_cuda=ranks.device.type == "cuda"),
         keeps_layers_gathered=not OmegaConf.select(cfg, "trainer.strategy.reshard_after_forward", default=True),
         offloads=bool(OmegaConf.select(cfg, "trainer.strategy.offload_to_cpu", default=False)),
     )

@@ -1,0 +1,252 @@
+"""How long a step will take: operations and bytes, counted from sizes, over the rates of a device.
+
+Each item is one amount of one kind over one rate, derived in the function that returns it. Nothing is fitted to a run;
+`benchmarks/cost.py` holds the plan against real ones. Not counted: judging, which runs beside the sampling,
+diagnostics, held-out looks, checkpoints and start-up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from apo_lightning.metrics.throughput import ModelSize, Work, training_flops
+from apo_lightning.preflight.memory_plan import kv_token_bytes, layer_activation_bytes
+from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
+from apo_lightning.preflight.rates import Rates
+from apo_lightning.preflight.workload import Workload
+
+FORWARD_PASSES = 2
+"""What the backward needs of a position is written once in the forward and read at least once; so too without one."""
+BACKWARD_PASSES = 3
+"""It is read again, and a gradient of its size is written and read."""
+LOGIT_PASSES = {"forward": 4, "backward": 3}
+"""Over float32 logits: written, read for their maximum, exponentials written, read for their sums; the backward reads
+them, writes their gradient and reads it."""
+SAMPLING_PASSES = 6
+"""Over the engine's float32 logits: temperature, log-softmax, the draw, each read and written."""
+ADAM_BYTES = 40
+"""A trained parameter, in one optimizer step: weight, gradient and two moments are read, all but the gradient written
+(28); the gradient is read for its norm and scaled (12)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostItem:
+    """One line of the plan."""
+
+    phase: str
+    """As in `time/…` of metrics.csv."""
+    name: str
+    seconds: float
+    bound: str
+    """The rate that it takes its time from: products, memory, collectives or engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostPlan:
+    """The time of one step on each rank."""
+
+    items: tuple[CostItem, ...]
+    rates: Rates
+    work: Workload
+
+    @property
+    def seconds(self) -> float:
+        """Of one step, between the first prompt and the published weights."""
+        return sum(item.seconds for item in self.items)
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase, in the order of a step; phases that do not run are left out."""
+        names = dict.fromkeys(item.phase for item in self.items)
+        return {name: sum(item.seconds for item in self.items if item.phase == name) for name in names}
+
+    def largest(self, count: int) -> list[CostItem]:
+        """The items that take longest."""
+        return sorted(self.items, key=lambda item: -item.seconds)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """An amount before it meets a rate: FLOPs, bytes or forwards."""
+
+    phase: str
+    name: str
+    bound: str
+    amount: float | int
+
+
+def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> CostPlan:
+    """The plan of one rank.
+
+    Args:
+        model: sizes of the model.
+        run: sizes of the run.
+        work: of one rank in one step.
+        rates: of its device.
+    """
+    size = model_size_of(model)
+    engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
+    counts = (
+        *_generation(model, run, work, rates),
+        *_forward("reference", size, model, run, work.work(work.reference_share)),
+        *_forward("old_logprobs", size, model, run, work.work(work.scored_share)),
+        *_update(size, model, run, work, rates),
+        *_sync(model, run),
+    )
+    speed = {
+        "products": rates.matmul_flops_per_second,
+        "memory": rates.memory_bytes_per_second,
+        "collectives": rates.gather_bytes_per_second,
+        "engine": 1 / engine_seconds if engine_seconds else float("inf"),
+    }
+    items = (
+        CostItem(phase=count.phase, name=count.name, seconds=count.amount / speed[count.bound], bound=count.bound)
+        for count in counts
+    )
+    return CostPlan(items=tuple(item for item in items if item.seconds > 0), rates=rates, work=work)
+
+
+def model_size_of(model: ModelShape) -> ModelSize:
+    """The sizes that `training_flops` reads. A layer's norms count as matrices, which they are a ten-thousandth of."""
+    adapters = model.adapters
+    return ModelSize(
+        layer_weights=model.num_layers * model.layer_parameters + (0 if adapters is None else adapters.num_parameters),
+        head_weights=model.head_parameters,
+        attention_width=model.num_layers * model.num_heads * model.head_dim,
+        frozen_layer_weights=0 if adapters is None else model.num_layers * model.layer_parameters,
+        head_is_frozen=adapters is not None,
+    )
+
+
+def forward_flops(size: ModelSize, work: Work) -> int:
+    """2·N·tokens + 4·width·pairs + 2·V·D·rows, a third of what forward and backward take."""
+    layers = 2 * size.layer_weights * work.num_tokens
+    return layers + 4 * size.attention_width * work.num_pairs + 2 * size.head_weights * work.num_rows
+
+
+def decoding_steps(run: RunShape, work: Workload) -> float | int:
+    """Forwards of the engine in one step of training.
+
+    n completions of mean length R, at most L, on s places. vLLM gives a free place to the next one: the places are full
+    for n·R/s forwards, but for a tail that is L − R long. transformers begins the next batch when the last completion
+    of one has ended: L forwards for each.
+    """
+    places = min(run.engine.num_sequences, work.num_completions)
+    if run.engine.name != "vllm":
+        return -(-work.num_completions // places) * work.longest_completion
+    return work.num_sampled_tokens / places + work.longest_completion - work.completion_tokens
+
+
+def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
+    """Prompts, once a group, then a token a forward for every completion that is still open.
+
+    A decoding forward multiplies each token with all weights while it reads them, and the keys and values of what went
+    before: the slower of the two counts.
+    """
+    size, steps = model_size_of(model), decoding_steps(run, work)
+    prompts = Work(
+        num_tokens=round(work.num_prompts * work.prompt_tokens),
+        num_pairs=round(work.num_prompts * work.prompt_tokens**2 / 2),
+        num_rows=0,
+    )
+    yield _Count("generate", "prompts", "products", forward_flops(size, prompts))
+    tokens = work.num_sampled_tokens
+    context = work.prompt_tokens + work.completion_tokens / 2
+    decoded = Work(num_tokens=round(tokens), num_pairs=round(tokens * context), num_rows=round(tokens))
+    flops = forward_flops(size, decoded)
+    read = steps * run.compute_bytes * model.num_parameters + tokens * context * kv_token_bytes(model, run)
+    if flops / rates.matmul_flops_per_second > read / rates.memory_bytes_per_second:
+        yield _Count("generate", "decoding", "products", flops)
+    else:
+        yield _Count("generate", "decoding: weights, keys, values", "memory", read)
+    yield _Count("generate", "drawing tokens", "memory", SAMPLING_PASSES * FLOAT32 * tokens * model.vocab_size)
+    yield _Count("generate", "launches and scheduling", "engine", steps)
+
+
+def _forward(phase: str, size: ModelSize, model: ModelShape, run: RunShape, work: Work) -> Iterator[_Count]:
+    """A pass without a gradient: products, what lies between them, and the logits of response tokens."""
+    if not work.num_tokens:
+        return
+    yield _Count(phase, "products", "products", forward_flops(size, work))
+    between = FORWARD_PASSES * model.num_layers * layer_activation_bytes(model, run) * work.num_tokens
+    logits = LOGIT_PASSES["forward"] * FLOAT32 * model.vocab_size * work.num_rows
+    yield _Count(phase, "between products", "memory", between)
+    yield _Count(phase, "logits", "memory", logits)
+    num_microbatches = _num_microbatches(run, work)
+    yield _Count(phase, "casts of weights", "memory", num_microbatches * _cast_bytes(model, run))
+    yield _Count(phase, "gathered weights", "collectives", num_microbatches * _gathered(model, run))
+
+
+def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
+    """Forward, backward and optimizer.
+
+    With checkpointing the layers' forward runs twice. Collectives run beside the products of other layers: what counts
+    is by how much they take longer, and the root's gather, for which everything waits.
+    """
+    total = work.work(work.updated_share)
+    if not total.num_tokens:
+        return
+    again = int(run.gradient_checkpointing)
+    flops = training_flops(size, total)
+    layers = forward_flops(size, Work(num_tokens=total.num_tokens, num_pairs=total.num_pairs, num_rows=0))
+    yield _Count("update", "products", "products", flops)
+    yield _Count("update", "products of layers again (checkpointing)", "products", again * layers)
+    if work.has_full_kl:
+        yield _Count("update", "products of the reference (full KL)", "products", forward_flops(size, total))
+    passes = FORWARD_PASSES * (1 + again + work.has_full_kl) + BACKWARD_PASSES
+    between = passes * model.num_layers * layer_activation_bytes(model, run) * total.num_tokens
+    yield _Count("update", "between products", "memory", between)
+    logits = sum(LOGIT_PASSES.values()) * FLOAT32 * model.vocab_size * total.num_rows
+    yield _Count("update", "logits", "memory", logits)
+    parts = work.num_minibatches * _num_microbatches(run, total, work.num_minibatches)
+    yield _Count("update", "casts of weights", "memory", parts * (1 + again) * _cast_bytes(model, run))
+    moved = parts * _moved_beside_products(model, run)
+    hidden = (flops + again * layers) / rates.matmul_flops_per_second * rates.gather_bytes_per_second
+    yield _Count("update", "collectives beyond what products hide", "collectives", max(0.0, moved - hidden))
+    yield _Count("update", "gathered embedding and head", "collectives", parts * _root_bytes(model, run))
+    optimizer = ADAM_BYTES * -(-model.trained_parameters // run.num_shards)
+    yield _Count("update", "optimizer", "memory", work.num_minibatches * optimizer)
+
+
+def _sync(model: ModelShape, run: RunShape) -> Iterator[_Count]:
+    """Weights are read in float32, gathered and written in the engine's dtype, and read once more to be compared."""
+    written = run.compute_bytes * model.num_parameters
+    yield _Count(
+        "sync", "weights to the engine", "memory", FLOAT32 * model.num_parameters / run.num_shards + 3 * written
+    )
+    yield _Count("sync", "gathered weights", "collectives", written * _others(run))
+
+
+def _num_microbatches(run: RunShape, work: Work, num_minibatches: int = 1) -> int:
+    """Micro-batches of each mini-batch."""
+    return max(1, -(-work.num_tokens // (num_minibatches * run.microbatch_tokens)))
+
+
+def _cast_bytes(model: ModelShape, run: RunShape) -> int:
+    """Weights of the layers that autocast reads in float32 and writes in the compute dtype; FSDP2 gathers them cast."""
+    if run.compute_bytes == FLOAT32 or run.strategy == "fsdp":
+        return 0
+    return (FLOAT32 + run.compute_bytes) * model.num_layers * model.layer_parameters
+
+
+def _others(run: RunShape) -> float:
+    """The share of what is gathered that comes from other ranks; 0 where nothing is sharded."""
+    return (1 - 1 / run.world_size) if run.strategy == "fsdp" else 0.0
+
+
+def _root_bytes(model: ModelShape, run: RunShape) -> float:
+    """Embedding, last norm and head, gathered in float32 twice a micro-batch."""
+    return 2 * FLOAT32 * model.root_parameters * _others(run)
+
+
+def _gathered(model: ModelShape, run: RunShape) -> float:
+    """What a forward gathers."""
+    return run.compute_bytes * model.num_layers * model.layer_parameters * _others(run) + _root_bytes(model, run)
+
+
+def _moved_beside_products(model: ModelShape, run: RunShape) -> float:
+    """Layers are gathered for the forward, again for the backward, and their gradients reduced in float32."""
+    if run.strategy == "ddp":
+        return 2 * FLOAT32 * model.trained_parameters * (1 - 1 / run.world_size)
+    gathers = 1 if run.keeps_layers_gathered else 2
+    layers = model.num_layers * model.layer_parameters
+    trained = layers if model.adapters is None else model.adapters.num_parameters
+    return (gathers * run.compute_bytes * layers + FLOAT32 * trained) * _others(run)

@@ -1,0 +1,114 @@
+"""How fast a device is at the four things that a step is made of, from a table or measured on the spot."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from apo_lightning.errors import ConfigError
+
+PRODUCT_SIZE = {"cpu": (1024, 1024, 1536), "cuda": (8192, 8192, 8192)}
+"""Rows, inner size and columns of the product that is timed: a micro-batch times a layer's matrix."""
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}
+"""Larger than any cache, so that it is the memory that is timed."""
+REPEATS = 5
+ENGINE_STEP_SECONDS = 0.02
+GRAPH_STEP_SECONDS = 0.004
+"""One decoding forward of vLLM beside products and memory, kernel by kernel and as a graph. Supposed: an engine that is
+not started cannot be timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What one device reaches on large pieces of work.
+
+    Attributes:
+        name: of the device.
+        matmul_flops_per_second: products of matrices in the compute dtype.
+        memory_bytes_per_second: bytes read and written.
+        gather_bytes_per_second: bytes that arrive at, or leave, one rank in a collective.
+        engine_step_seconds: one decoding forward of the engine, beside products and memory: launches, scheduler.
+        graph_step_seconds: the same where the forward is a CUDA graph.
+
+    Raises:
+        ConfigError: a rate that is not positive.
+    """
+
+    name: str
+    matmul_flops_per_second: float | int
+    memory_bytes_per_second: float | int
+    gather_bytes_per_second: float | int
+    engine_step_seconds: float | int
+    graph_step_seconds: float | int
+
+    def __post_init__(self) -> None:
+        for name in ("matmul_flops_per_second", "memory_bytes_per_second", "gather_bytes_per_second"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"rates.{name} is {getattr(self, name)}: give a positive rate")
+        for name in ("engine_step_seconds", "graph_step_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"rates.{name} is {getattr(self, name)}: give seconds, at least 0")
+
+    def describe(self) -> str:
+        """Two lines; in brackets a forward that is a CUDA graph.
+
+        Example:
+            >>> print(Rates(name="a card", matmul_flops_per_second=2.4e14, memory_bytes_per_second=1.4e12,
+            ...     gather_bytes_per_second=1e11, engine_step_seconds=0.02, graph_step_seconds=0.004).describe())
+            rates (rates=…): a card
+            products 240,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s, a forward of the engine 20 ms (4 ms)
+        """
+        return (
+            f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
+            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, "
+            f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s, "
+            f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
+        )
+
+
+def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Time one product and one copy on a device that is there; a second or two.
+
+    Collectives cannot be timed by one process. Between processes of one CPU they are copies; a GPU's are taken as a
+    tenth of its memory rate, which is about what NVLink has.
+
+    Args:
+        device: in whose memory the numbers lie.
+        dtype: of the products.
+    """
+    rows, inner, columns = PRODUCT_SIZE[device.type]
+    a, b = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (inner, columns)))
+    product = torch.empty(rows, columns, device=device, dtype=dtype)
+    source = torch.zeros(COPY_BYTES[device.type] // 4, device=device)
+    target = torch.zeros_like(source)
+    matmul = 2 * rows * inner * columns / seconds_of(lambda: torch.mm(a, b, out=product), device)
+    memory = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
+    is_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_gpu else f"this CPU with {torch.get_num_threads()} thread(s)"
+    return Rates(
+        name=f"{name}, {str(dtype).removeprefix('torch.')}, measured now",
+        matmul_flops_per_second=matmul,
+        memory_bytes_per_second=memory,
+        gather_bytes_per_second=memory / (10 if is_gpu else 2),
+        engine_step_seconds=ENGINE_STEP_SECONDS,
+        graph_step_seconds=GRAPH_STEP_SECONDS,
+    )
+
+
+def seconds_of(action: Callable[[], object], device: torch.device) -> float:
+    """The least of some repeats, after one that warms up."""
+    least = float("inf")
+    for repeat in range(1 + REPEATS):
+        _wait(device)
+        start = time.perf_counter()
+        action()
+        _wait(device)
+        if repeat:
+            least = min(least, time.perf_counter() - start)
+    return least
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

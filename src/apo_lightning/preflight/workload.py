@@ -1,0 +1,141 @@
+"""How much one rank has to do in one step, in completions, tokens and attention pairs, before any of it is known."""
+
+from dataclasses import dataclass
+
+import torch
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.metrics.throughput import Work
+from apo_lightning.update.settings import StepSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What only a run can tell, and its cost depends on. As they stand, the dearest case.
+
+    Attributes:
+        prompt_tokens: mean length of a prompt; None: the longest allowed.
+        completion_tokens: mean length of a completion; None: the longest allowed.
+        signal_share: of the completions, those with A ≠ 0; in [0, 1].
+        error_share: of the completions, those with A < 0; at most `signal_share`.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    prompt_tokens: float | int | None = None
+    completion_tokens: float | int | None = None
+    signal_share: float | int = 1.0
+    error_share: float | int = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "completion_tokens"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"expected.{name} is {value}: give a mean length above 0, or null for the longest")
+        if not 0 <= self.error_share <= self.signal_share <= 1:
+            raise ConfigError(
+                f"expected.error_share is {self.error_share} and expected.signal_share {self.signal_share}: give "
+                "0 <= error_share <= signal_share <= 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One rank's part of one step. Shares are of its completions."""
+
+    num_prompts: float | int
+    group_size: int
+    prompt_tokens: float | int
+    """Mean length of a prompt."""
+    completion_tokens: float | int
+    """Mean length of a completion."""
+    longest_completion: int
+    num_minibatches: int
+    updated_share: float | int
+    """Run by the update."""
+    reference_share: float | int
+    """Run by the reference."""
+    scored_share: float | int
+    """Run without a gradient before the update."""
+    has_full_kl: bool = False
+    """Whether the reference runs beside every micro-batch of the update."""
+
+    @property
+    def num_completions(self) -> float | int:
+        """Completions that one rank samples."""
+        return self.num_prompts * self.group_size
+
+    @property
+    def num_sampled_tokens(self) -> float | int:
+        """Tokens that one rank samples."""
+        return self.num_completions * self.completion_tokens
+
+    def describe(self) -> str:
+        """What was supposed, in two lines."""
+        return (
+            f"supposed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
+            f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated_share:.0%}, "
+            f"in the pass of the reference {self.reference_share:.0%}, scored before {self.scored_share:.0%}"
+        )
+
+    def work(self, share: float | int) -> Work:
+        """One forward of so many of the completions, each prompt once for its group.
+
+        Departure: lengths are taken to be equal, so pairs of long completions are counted too low.
+
+        Example:
+            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·10 tokens. Pairs: 2·15 + 8·(50 + 55).
+
+            >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
+            ...     num_minibatches=1, updated_share=1, reference_share=0, scored_share=0).work(1.0)
+            Work(num_tokens=90, num_pairs=870, num_rows=80)
+        """
+        groups, completions = share * self.num_prompts, share * self.num_completions
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        pairs = groups * _triangle(prompt) + completions * (prompt * completion + _triangle(completion))
+        return Work(
+            num_tokens=round(groups * prompt + completions * completion),
+            num_pairs=round(pairs),
+            num_rows=round(completions * completion),
+        )
+
+
+def expected_workload(settings: StepSettings, loss: PolicyLoss, expected: Expected, world_size: int) -> Workload:
+    """The workload of one rank.
+
+    Which completions the update and the reference run is asked of the loss, of one token with A > 0, one with A < 0 and
+    one with A = 0.
+
+    Args:
+        settings: sizes of a step.
+        loss: says where it can have a gradient, and where it reads the reference.
+        expected: what only a run can tell.
+        world_size: ranks that share the prompts.
+    """
+    shares = torch.tensor(
+        [expected.signal_share - expected.error_share, expected.error_share, 1 - expected.signal_share]
+    )
+    advantages, is_correct = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, False, True])
+    updated = loss.gradient_mask(advantages, is_correct)
+    read = loss.reference_mask(advantages, is_correct) & updated & loss.needs.reference_statistics
+    updated_share = float(shares[updated].sum())
+    minibatches = settings.minibatches_per_step
+    later = updated_share * (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
+    return Workload(
+        num_prompts=settings.prompts_per_step / world_size,
+        group_size=settings.group_size,
+        prompt_tokens=expected.prompt_tokens or settings.max_prompt_tokens,
+        completion_tokens=expected.completion_tokens or settings.max_completion_tokens,
+        longest_completion=settings.max_completion_tokens,
+        num_minibatches=minibatches,
+        updated_share=updated_share,
+        reference_share=float(shares[read].sum()),
+        scored_share=later + settings.scored_fraction * (1 - updated_share),
+        has_full_kl=loss.needs.full_kl,
+    )
+
+
+def _triangle(length: float | int) -> float:
+    return length * (length + 1) / 2

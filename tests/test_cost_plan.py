@@ -1,0 +1,189 @@
+"""The seconds of a step, derived by hand for a 7B model on eight GPUs, and what changes them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
+from apo_lightning.preflight.memory_shapes import AdapterShape, EngineSize, ModelShape, RunShape
+from apo_lightning.preflight.rates import Rates, measured_rates
+from apo_lightning.preflight.workload import Expected, Workload, expected_workload
+from apo_lightning.run.sizes import step_settings
+from composing import composed, names
+
+MODEL = ModelShape(  # Qwen2.5-Math-7B
+    num_parameters=7_615_616_512,
+    layer_parameters=233_057_792,
+    num_layers=28,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab_size=152064,
+)
+RUN = RunShape(
+    world_size=8,
+    strategy="fsdp",
+    is_cuda=True,
+    compute_bytes=2,
+    has_reference=True,
+    gradient_checkpointing=True,
+    microbatch_tokens=16384,
+    max_model_len=2048,
+    engine=EngineSize(name="vllm", num_sequences=256, num_forward_tokens=8192, kv_cache_bytes=24 * 2**30),
+)
+# 512 prompts of 150 tokens, 8 completions each of 800 in the mean, on 8 ranks; 60 % with A ≠ 0, 35 % with A < 0.
+WORK = Workload(
+    num_prompts=64,
+    group_size=8,
+    prompt_tokens=150,
+    completion_tokens=800,
+    longest_completion=1536,
+    num_minibatches=16,
+    updated_share=0.6,
+    reference_share=0.35,
+    scored_share=0.5625,
+)
+RATES = Rates(
+    name="round numbers",
+    matmul_flops_per_second=2e14,
+    memory_bytes_per_second=1e12,
+    gather_bytes_per_second=1e11,
+    engine_step_seconds=0.01,
+    graph_step_seconds=0.002,
+)
+
+
+def seconds(plan: CostPlan, phase: str, name: str) -> float:
+    return sum(item.seconds for item in plan.items if (item.phase, item.name) == (phase, name))
+
+
+def test_the_papers_update_by_hand():
+    # 38.4 groups, 307.2 completions: 5,760 + 245,760 tokens; pairs 38.4·11,325 + 307.2·(120,000 + 320,400)
+    tokens, pairs, rows = 251_520, 135_725_760, 245_760
+    layers = 2 * 28 * 233_057_792 * tokens + 4 * 28 * 28 * 128 * pairs
+    head = 2 * 152064 * 3584 * rows
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "update", "products") == pytest.approx(3 * (layers + head) / 2e14)
+    assert seconds(plan, "update", "products of layers again (checkpointing)") == pytest.approx(layers / 2e14)
+    # 16 optimizer steps over an eighth of the parameters
+    assert seconds(plan, "update", "optimizer") == pytest.approx(16 * 40 * 951_952_064 / 1e12)
+    # 15,720 tokens a mini-batch are one micro-batch; the root comes twice, 7/8 of it from others
+    assert seconds(plan, "update", "gathered embedding and head") == pytest.approx(
+        16 * 2 * 4 * 1_089_998_336 * 0.875 / 1e11
+    )
+    assert seconds(plan, "update", "casts of weights") == 0  # FSDP2 gathers them cast
+
+
+def test_the_papers_sampling_by_hand():
+    # 512 completions on 256 places: 1,600 full forwards, and a tail of 1,536 − 800
+    assert decoding_steps(RUN, WORK) == 2336
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "generate", "launches and scheduling") == pytest.approx(23.36)
+    # keys and values of a token: 2·28·4·128·2 bytes = 57,344; 550 tokens stand before one in the mean
+    read = 2336 * 2 * 7_615_616_512 + 409_600 * 550 * 57_344
+    assert seconds(plan, "generate", "decoding: weights, keys, values") == pytest.approx(read / 1e12)
+    assert seconds(plan, "generate", "prompts") == pytest.approx(
+        (2 * 28 * 233_057_792 * 9_600 + 4 * 28 * 28 * 128 * 720_000) / 2e14
+    )
+
+
+def test_graphs_are_launched_faster():
+    run = replace(RUN, engine=replace(RUN.engine, has_graphs=True))
+    assert seconds(plan_cost(MODEL, run, WORK, RATES), "generate", "launches and scheduling") == pytest.approx(4.672)
+
+
+def test_transformers_begins_a_batch_when_the_last_has_ended():
+    run = replace(RUN, engine=replace(RUN.engine, name="transformers"))
+    assert decoding_steps(run, WORK) == 2 * 1536
+    assert decoding_steps(run, replace(WORK, num_prompts=1)) == 1536
+
+
+def test_phases_and_items_add_up_and_the_largest_come_first():
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert list(plan.phases()) == ["generate", "reference", "old_logprobs", "update", "sync"]
+    assert sum(plan.phases().values()) == pytest.approx(plan.seconds)
+    largest = [item.seconds for item in plan.largest(10)]
+    assert len(largest) == 10
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_what_does_not_run_costs_nothing():
+    plan = plan_cost(MODEL, RUN, replace(WORK, reference_share=0.0, scored_share=0.0), RATES)
+    assert list(plan.phases()) == ["generate", "update", "sync"]
+    assert list(
+        plan_cost(MODEL, RUN, replace(WORK, updated_share=0.0, reference_share=0, scored_share=0), RATES).phases()
+    ) == [
+        "generate",
+        "sync",
+    ]
+
+
+def test_frozen_matrices_spare_a_third_of_their_products():
+    adapters = AdapterShape(num_parameters=0, layer_parameters=233_057_792, largest_matrix=1)
+    full, adapted = (plan_cost(model, RUN, WORK, RATES) for model in (MODEL, replace(MODEL, adapters=adapters)))
+    spared = 2 * (28 * 233_057_792 * 251_520 + 152064 * 3584 * 245_760) / 2e14
+    assert seconds(full, "update", "products") - seconds(adapted, "update", "products") == pytest.approx(spared)
+
+
+@given(factor=st.floats(1.5, 10), field=st.sampled_from(["matmul_flops_per_second", "memory_bytes_per_second"]))
+def test_a_faster_device_is_never_slower(factor, field):
+    faster = replace(RATES, **{field: factor * getattr(RATES, field)})
+    assert plan_cost(MODEL, RUN, WORK, faster).seconds < plan_cost(MODEL, RUN, WORK, RATES).seconds
+
+
+def test_slow_collectives_show_where_products_no_longer_hide_them():
+    name = "collectives beyond what products hide"
+    assert seconds(plan_cost(MODEL, RUN, WORK, RATES), "update", name) == 0
+    assert seconds(plan_cost(MODEL, RUN, WORK, replace(RATES, gather_bytes_per_second=1e9)), "update", name) > 0
+
+
+@pytest.mark.parametrize(
+    ("algo", "updated", "reference"),
+    [("apo", 0.6, 0.35), ("grpo", 0.6, 0.0), ("grpo_kl", 1.0, 1.0), ("grpo_kl_error_only", 0.6, 0.35)],
+)
+def test_the_loss_says_who_runs_what(algo, updated, reference):
+    cfg = composed(f"algo={algo}", "prompts_per_minibatch=4", "scored_fraction=0.1")
+    expected = Expected(signal_share=0.6, error_share=0.35)
+    settings = step_settings(cfg, instantiate(cfg.data))
+    work = expected_workload(settings, instantiate(cfg.algo.loss), expected, world_size=2)
+    assert (work.updated_share, work.reference_share) == pytest.approx((updated, reference))
+    # three of four mini-batches come after an optimizer step, and a tenth of what is skipped is scored
+    assert work.scored_share == pytest.approx(0.75 * updated + 0.1 * (1 - updated))
+    assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"completion_tokens": 0}, "expected.completion_tokens is 0"),
+        ({"signal_share": 0.2, "error_share": 0.5}, "expected.error_share is 0.5"),
+        ({"signal_share": 1.2}, "expected.signal_share 1.2"),
+    ],
+)
+def test_what_cannot_be_expected_is_named(values, words):
+    with pytest.raises(ConfigError, match=words):
+        Expected(**values)
+
+
+def test_a_rate_of_zero_is_named():
+    with pytest.raises(ConfigError, match=r"rates\.memory_bytes_per_second is 0"):
+        replace(RATES, memory_bytes_per_second=0)
+
+
+@pytest.mark.parametrize("option", [name for name in names("rates") if name != "measured"])
+def test_every_card_of_the_table_has_rates(option):
+    rates = instantiate(composed(f"rates={option}").rates)
+    assert 1e14 < rates.matmul_flops_per_second < 1e15 < 1e15 * rates.engine_step_seconds * 1e3
+
+
+def test_rates_are_measured_here():
+    rates = measured_rates(torch.device("cpu"), torch.float32)
+    assert 1e9 < rates.matmul_flops_per_second < 1e14
+    assert 1e8 < rates.memory_bytes_per_second < 1e13
