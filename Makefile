@@ -2,7 +2,8 @@
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
-PROCESSES ?= 2
+# Three on two cores: a test waits a third of its time, for processes that start and for disks.
+PROCESSES ?= 3
 PYTHON ?= python3
 
 # Tests and checks load nothing from a hub: on a closed network each try would hang through its retries.

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
@@ -68,6 +69,7 @@ class Probe(pl.LightningModule):
         with torch.enable_grad():
             looks_like_one_process(self.policy, self.reference.policy)
             looks_like_autocast(self.trainer)
+            gathers_each_unit_once(self.policy, self.reference)
 
 
 def on_each_rank(rank):
@@ -135,6 +137,29 @@ def looks_like_autocast(trainer):
     gradient_of(policy, [0, 1, 2, 3])
     for parameter in policy.parameters():
         assert parameter.dtype == parameter.grad.dtype == torch.float32
+
+
+def gathers_each_unit_once(policy, reference):
+    """A unit a layer, and the root: no forward gathers one of them again, and a layer is gathered for the backward."""
+    num_layers = len(policy.model.base_model.layers)
+    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
+    for run, expected in (
+        (lambda: reference.score(microbatch, 4, temperature=1.0), num_layers + 1),
+        (lambda: update(policy, microbatch), 2 * num_layers + 1),
+        (lambda: gradient_of(policy, [0, 1, 2, 3]), 2 * num_layers + 1),
+    ):
+        with CommDebugMode() as collectives:
+            run()
+        gathers = [count for name, count in collectives.get_comm_counts().items() if "gather" in str(name)]
+        assert gathers == [expected]
+
+
+def update(policy, microbatch):
+    """As `MinibatchUpdate` takes a micro-batch's gradient."""
+    head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
+    for tokens in head.chunks():
+        head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())
+    head.joined().backward()
 
 
 @pytest.mark.slow

@@ -201,7 +201,9 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     moved = parts * _moved_beside_products(model, run)
     hidden = (flops + again * layers) / rates.matmul_flops_per_second * rates.gather_bytes_per_second
     yield _Count("update", "collectives beyond what products hide", "collectives", max(0.0, moved - hidden))
-    yield _Count("update", "gathered embedding and head", "collectives", parts * _root_bytes(model, run))
+    yield _Count(
+        "update", "embedding and head, gathered and reduced", "collectives", parts * 2 * _root_bytes(model, run)
+    )
     optimizer = ADAM_BYTES * -(-model.trained_parameters // run.num_shards)
     yield _Count("update", "optimizer", "memory", work.num_minibatches * optimizer)
 
@@ -233,8 +235,8 @@ def _others(run: RunShape) -> float:
 
 
 def _root_bytes(model: ModelShape, run: RunShape) -> float:
-    """Embedding, last norm and head, gathered in float32 twice a micro-batch."""
-    return 2 * FLOAT32 * model.root_parameters * _others(run)
+    """Embedding, last norm and head, gathered in float32 once a micro-batch."""
+    return FLOAT32 * model.root_parameters * _others(run)
 
 
 def _gathered(model: ModelShape, run: RunShape) -> float:
