@@ -36,7 +36,7 @@ class Reachability(StepCallback):
             tokens, which the distribution monitor at the same steps shares.
     """
 
-    def __init__(self, anchor_size: int | None = None, every_n_steps: int = 5) -> None:
+    def __init__(self, anchor_size: int | None = None, every_n_steps: int = 10) -> None:
         if anchor_size is not None and anchor_size < 1:
             raise ConfigError(
                 f"callbacks.reachability.anchor_size is {anchor_size}: give 1 or more, or ~callbacks.reachability"

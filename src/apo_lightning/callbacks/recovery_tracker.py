@@ -70,7 +70,7 @@ class RecoveryTracker(StepCallback):
         continuations: int = 4,
         visits: float | int = 7.2,
         anchor_size: int | None = None,
-        every_n_steps: int = 5,
+        every_n_steps: int = 10,
     ) -> None:
         at_least = {"num_prompts": 1, "completions_per_prompt": 1, "continuations": 4, "visits": 0, "anchor_size": 1}
         given = (num_prompts, completions_per_prompt, continuations, visits, anchor_size)

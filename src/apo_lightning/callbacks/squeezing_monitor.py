@@ -38,7 +38,7 @@ class SqueezingMonitor(StepCallback):
         every_n_steps: measure at the steps that this number divides.
     """
 
-    def __init__(self, num_completions: int = 64, anchor_size: int | None = None, every_n_steps: int = 5) -> None:
+    def __init__(self, num_completions: int = 32, anchor_size: int | None = None, every_n_steps: int = 10) -> None:
         for name, value in (("num_completions", num_completions), ("anchor_size", anchor_size)):
             if value is not None and value < 1:
                 raise ConfigError(
