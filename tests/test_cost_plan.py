@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.preflight.alternatives import alternatives
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
 from apo_lightning.preflight.memory_shapes import AdapterShape, EngineSize, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates, measured_rates
@@ -187,3 +188,31 @@ def test_rates_are_measured_here():
     rates = measured_rates(torch.device("cpu"), torch.float32)
     assert 1e9 < rates.matmul_flops_per_second < 1e14
     assert 1e8 < rates.memory_bytes_per_second < 1e13
+
+
+def test_what_other_settings_would_cost_alone_and_together():
+    work = replace(WORK, later_share=0.55)
+    plan = plan_cost(MODEL, RUN, work, RATES)
+    found = {other.override: other for other in alternatives(MODEL, RUN, work, RATES, engine_key="engine")}
+    spared = {name: plan.seconds - other.cost.seconds for name, other in found.items()}
+    assert list(found) == [
+        "model.gradient_checkpointing=false",
+        "engine.enforce_eager=false",
+        "engine.max_num_seqs=512",
+        "old_logprobs=rollout",
+        "trainer.strategy.reshard_after_forward=false",
+        "all of these",
+    ]
+    assert spared["engine.enforce_eager=false"] == pytest.approx(2336 * 0.008)
+    scored = plan.phases()["old_logprobs"]
+    assert 0.9 * scored < spared["old_logprobs=rollout"] < scored
+    assert spared["all of these"] > max(value for name, value in spared.items() if name != "all of these")
+    assert found["model.gradient_checkpointing=false"].memory.update > found["old_logprobs=rollout"].memory.update
+    # nothing is left to change
+    together = replace(
+        RUN, gradient_checkpointing=False, keeps_layers_gathered=True, engine=replace(RUN.engine, num_sequences=512)
+    )
+    together = replace(together, engine=replace(together.engine, has_graphs=True))
+    rest = replace(work, scored_share=work.scored_share - 0.55, later_share=0.0)
+    assert alternatives(MODEL, together, rest, RATES, engine_key="engine") == []
+    assert found["all of these"].cost.seconds == pytest.approx(plan_cost(MODEL, together, rest, RATES).seconds)

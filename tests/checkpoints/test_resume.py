@@ -220,3 +220,11 @@ def test_a_folder_that_is_missing_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_plain", into_nothing)
     with pytest.raises(ConfigError, match=r"checkpoint step_000001 could not be written .*No such file.*removed"):
         run(tmp_path)
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3]), (60, [3])])
+def test_the_clock_asks_for_a_checkpoint_where_the_number_of_rollouts_does_not(minutes, steps, tmp_path):
+    run(tmp_path, "checkpoint.save_every=null", f"checkpoint.save_after_minutes={minutes}", "checkpoint.keep=5")
+    checkpoints, refused = complete_checkpoints(tmp_path / "checkpoints")
+    assert [checkpoint.header.position.step for checkpoint in checkpoints] == steps
+    assert not refused

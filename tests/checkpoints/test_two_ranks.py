@@ -63,6 +63,15 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
     pairs = zip(*(model.state_dict().items() for model in models), strict=True)
     assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
+    rounded = export(composed(f"run={whole}", f"to={tmp_path / 'rounded'}", "dtype=bfloat16", config_name="export"))
+    model = AutoModelForCausalLM.from_pretrained(rounded)
+    assert model.dtype == torch.bfloat16 == model.config.dtype
+    pairs = zip(models[0].state_dict().items(), model.state_dict().items(), strict=True)
+    assert all(a == b and torch.equal(x.bfloat16(), y) for (a, x), (b, y) in pairs)
+    assert {path.name for path in rounded.iterdir()} == {path.name for path in exported.iterdir()}
+    with pytest.raises(ConfigError, match="dtype is float8: choose float32 or bfloat16"):
+        export(composed(f"run={whole}", "dtype=float8", config_name="export"))
+
 
 def made_tensors():
     return {"policy.a": torch.arange(15.0).reshape(3, 5), "optimizer.a": torch.ones(3, 5)}

@@ -8,7 +8,9 @@ from transformers import LlamaConfig
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.auto import auto_engine
+from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.rollout.vllm_engine import VLLMEngine
 from processes import start_script
 from rollout.bench import context, make_engine
 
@@ -133,3 +135,11 @@ def test_more_ranks_than_processes_are_refused_before_vllm_starts(tmp_path):
     tiny_llama(tied=True).config.save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match=r"world_size is 2: initialise torch\.distributed"):
         make_engine("vllm").setup(context(tmp_path, world_size=2))
+
+
+@pytest.mark.parametrize(("device", "head", "eager"), [(CUDA, {"head_dtype": "float32"}, False), (CPU, {}, True)])
+def test_a_gpu_gets_a_float32_head_and_graphs(device, head, eager, tmp_path):
+    engine = VLLMEngine(kv_cache_gib=1.0, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=False)
+    context = EngineContext(model_dir=tmp_path, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1)
+    arguments = engine._arguments(context)
+    assert (arguments["hf_overrides"], arguments["enforce_eager"]) == (head, eager)

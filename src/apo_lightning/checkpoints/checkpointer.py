@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ class Checkpointer:
         self._saved: Position | None = resumed.header.position if resumed else None
         self._resumed_step = resumed.header.position.step if resumed else 0
         self._pending: _Pending | None = None
+        self._saved_at = time.monotonic()
 
     # ------------------------------------------------------------------ going on
 
@@ -162,13 +164,12 @@ class Checkpointer:
             Preempted: it was asked to stop, and was saved.
         """
         self._finish(run, wait=False)
-        every = self.settings.save_every
         position = Position(step=run.trainer.global_step)
         if self.settings.snapshot_every is not None and position.step % self.settings.snapshot_every == 0:
             self._snapshot(run, position)
         if self._should_stop(run):
             self._save_and_stop(run, position, None)
-        elif every is not None and position.step > 0 and position.step % every == 0 and position != self._saved:
+        elif self._is_due(run, position):
             self._save(run, position, None, asynchronous=self.settings.asynchronous)
 
     def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
@@ -201,8 +202,17 @@ class Checkpointer:
         self._finish(run, wait=True)
         if self.settings.snapshot_every is not None:
             self._snapshot(run, position)
-        if self.settings.save_every is not None and position != self._saved:
+        if self.settings.is_on and position != self._saved:
             self._save(run, position, None, asynchronous=False)
+
+    def _is_due(self, run: TrainingRun, position: Position) -> bool:
+        """Whether the number of rollouts or, on any rank, the clock asks for a checkpoint."""
+        every, minutes = self.settings.save_every, self.settings.save_after_minutes
+        if position.step == 0 or position == self._saved:
+            return False
+        if every is not None and position.step % every == 0:
+            return True
+        return minutes is not None and bool(run.ranks.max(time.monotonic() - self._saved_at >= 60 * minutes))
 
     def _should_stop(self, run: Run) -> bool:
         return bool(run.ranks.max(self.stop.signal is not None))
@@ -221,6 +231,7 @@ class Checkpointer:
     def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None, *, asynchronous: bool) -> None:
         partial = partial_folder(self.root, position)
         is_first = run.ranks.rank == 0
+        self._saved_at = time.monotonic()
 
         def small_files() -> None:
             if is_first:

@@ -13,7 +13,9 @@ class CheckpointSettings:
     """When to save, and what to keep.
 
     Attributes:
-        save_every: rollouts between two checkpoints; None: none but on a stop signal.
+        save_every: rollouts between two checkpoints; None: none by their number.
+        save_after_minutes: another one once the last is so old, at the end of a rollout; None: none by the clock.
+            Where both are None, only a stop signal saves.
         keep: newest checkpoints that stay. With one, a checkpoint that is found damaged has none before it.
         best: a held-out metric, `val/<name>/pass@<k>`: the checkpoint where it was highest stays as well; None: no.
         asynchronous: write while training goes on, from a copy in host memory.
@@ -25,10 +27,20 @@ class CheckpointSettings:
     best: str | None
     asynchronous: bool
     snapshot_every: int | None = None
+    save_after_minutes: float | int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a run is saved although nothing stops it."""
+        return self.save_every is not None or self.save_after_minutes is not None
 
     def __post_init__(self) -> None:
         if self.save_every is not None and self.save_every < 1:
             raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
+        if self.save_after_minutes is not None and not self.save_after_minutes > 0:
+            raise ConfigError(
+                f"checkpoint.save_after_minutes is {self.save_after_minutes}: give minutes above 0, or null for none"
+            )
         if self.snapshot_every is not None and self.snapshot_every < 1:
             raise ConfigError(
                 f"checkpoint.snapshot_every is {self.snapshot_every}: give 1 or more rollouts, or null for none"

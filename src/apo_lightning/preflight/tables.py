@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.formatting import GIB
+from apo_lightning.preflight.alternatives import Alternative
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.environment import Finding
 from apo_lightning.preflight.memory_plan import MemoryPlan
@@ -109,6 +110,15 @@ def cost_table(cost: CostPlan, settings: StepSettings, world_size: int, max_step
         cost.rates.describe(),
     )
     return Group(table, Text("\n" + "\n".join(lines) + "\n", style="dim"))
+
+
+def alternatives_table(found: Sequence[Alternative], cost: CostPlan, memory: MemoryPlan) -> RenderableType:
+    """What other settings would cost, beside the run as it is set."""
+    table = _table("with other settings", "a step [s]", "memory, at most [GiB]")
+    table.add_row(Text("as it is set", style="dim"), f"{cost.seconds:,.2f}", _gib(memory.peak))
+    for other in found:
+        table.add_row(Text(other.override), f"{other.cost.seconds:,.2f}", _gib(other.memory.peak))
+    return Group(table, Text())
 
 
 def _share(seconds: float, cost: CostPlan) -> tuple[str, str]:

@@ -59,6 +59,8 @@ class Workload:
     """Run by the reference."""
     scored_share: float | int
     """Run without a gradient before the update."""
+    later_share: float | int = 0.0
+    """The part of `scored_share` whose old log-probs the update needs after its first optimizer step."""
     has_full_kl: bool = False
     """Whether the reference runs beside every micro-batch of the update."""
 
@@ -133,6 +135,7 @@ def expected_workload(settings: StepSettings, loss: PolicyLoss, expected: Expect
         updated_share=updated_share,
         reference_share=float(shares[read].sum()),
         scored_share=later + settings.scored_fraction * (1 - updated_share),
+        later_share=later,
         has_full_kl=loss.needs.full_kl,
     )
 

@@ -22,7 +22,7 @@ class EngineContext:
     model_dir: Path
     """A Hugging Face folder with `config.json`, needed during `setup` only. Weights come by `sync_weights`."""
     dtype: torch.dtype
-    """The dtype of the engine's weights and activations; logits and log-probs are float32 in any case."""
+    """The dtype of the engine's weights and activations; log-probs are float32 in any case."""
     max_model_len: int
     """The longest prompt + completion [tokens]."""
     device: torch.device

@@ -166,6 +166,9 @@ class VLLMEngine(SyncedEngine):
             "skip_tokenizer_init": True,
             "generation_config": "vllm",  # else the model folder's sampling defaults and stop tokens join the request's
             "dtype": str(context.dtype).removeprefix("torch."),
+            # Logits that are rounded to bfloat16 take log-probs as far from the trainer's as is allowed. A CPU would
+            # cast the whole head in every forward.
+            "hf_overrides": {} if is_cpu else {"head_dtype": "float32"},
             "max_model_len": context.max_model_len,
             "seed": context.seed,
             "tensor_parallel_size": self.tensor_parallel_size,

@@ -3,8 +3,10 @@
 import shutil
 from pathlib import Path
 
+import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from transformers import AutoModelForCausalLM
 
 from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
 from apo_lightning.checkpoints.plain import TENSORS
@@ -14,6 +16,8 @@ from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import publish_folder
 from apo_lightning.model.policy import Policy
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
@@ -26,8 +30,10 @@ def export(cfg: DictConfig) -> Path:
         The folder.
 
     Raises:
-        ConfigError: no training run, no such checkpoint, or a damaged one.
+        ConfigError: no training run, no such checkpoint, or a damaged one; an unknown dtype.
     """
+    if cfg.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {cfg.dtype}: choose {' or '.join(DTYPES)}")
     checkpoint = _checkpoint(cfg)
     to = Path(cfg.to) if cfg.to is not None else Path(cfg.run) / "exported" / checkpoint.folder.name
     if to.exists():
@@ -50,9 +56,22 @@ def export(cfg: DictConfig) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     policy.save_pretrained(partial)
+    if cfg.dtype != "float32":
+        _round(partial, DTYPES[cfg.dtype])
     publish_folder(partial, to)
     say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
     return to
+
+
+def _round(folder: Path, dtype: torch.dtype) -> None:
+    """Weights and `config.json` of an exported model in another dtype; adapters are merged already."""
+    rounded = folder.with_name(f"{folder.name}.rounded")
+    shutil.rmtree(rounded, ignore_errors=True)
+    shutil.copytree(folder, rounded, ignore=shutil.ignore_patterns("*.safetensors*"))
+    with progress_bars_hidden():
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(rounded)
+    shutil.rmtree(folder)
+    rounded.rename(folder)
 
 
 def _checkpoint(cfg: DictConfig) -> Checkpoint:
