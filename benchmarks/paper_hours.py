@@ -1,0 +1,85 @@
+"""Hours of the paper's runs on eight cards, counted as `preflight=true` counts them, and what takes most of a step.
+
+    python benchmarks/paper_hours.py [any override of train.py, such as rates=h200]
+
+Sizes of the models are given here, so that nothing is downloaded. What the plan supposes of lengths and shares is in
+configs/experiment/paper/base.yaml. Prints two Markdown tables; half a minute.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from gpu_models import LLAMA3B, QWEN7B
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from timing import print_header, print_table
+
+from apo_lightning.preflight.alternatives import Alternative, alternatives
+from apo_lightning.preflight.cost_plan import CostPlan
+from apo_lightning.run.sizes import plan_run, plan_time, rank_layout
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPES = {"llama3b": LLAMA3B, "qwen7b": QWEN7B, "qwen_math7b": QWEN7B}
+SHOWN = "qwen_math7b_apo"
+"""The run whose items are listed."""
+
+
+def main() -> None:
+    overrides = sys.argv[1:]
+    runs = [path.stem for path in (ROOT / "configs" / "experiment" / "paper").glob("*.yaml") if path.stem != "base"]
+    print_header("The paper's runs, counted")
+    rows, shown = [], None
+    with tempfile.TemporaryDirectory() as folder, initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        for run in sorted(runs, key=lambda run: (run.startswith("sensitivity"), run)):
+            cfg = composed(run, Path(folder), overrides)
+            cost, others = counted(cfg)
+            rows.append(row(run, cfg, cost, others[-1]))
+            shown = cost if run == SHOWN else shown
+    columns = [
+        "run",
+        "a step [s]",
+        "steps",
+        "hours",
+        "GPU-hours",
+        "with all of preflight's proposals [s]",
+        "hours",
+        "GiB",
+    ]
+    print_table(columns, rows)
+    if shown is not None:
+        items = [[item.phase, item.name, f"{item.seconds:.1f}", item.bound] for item in shown.largest(10)]
+        print(f"\n{SHOWN}: the ten largest items of {shown.seconds:.0f} s\n\n{shown.work.describe()}\n")
+        print(shown.rates.describe(), end="\n\n")
+        print_table(["phase", "item", "seconds", "bound by"], items)
+
+
+def composed(run: str, folder: Path, overrides: list[str]) -> DictConfig:
+    """The run with a model folder that holds nothing but sizes."""
+    of = "qwen_math7b" if run.startswith("sensitivity") else run
+    name = max((name for name in SHAPES if of.startswith(name)), key=len)
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(json.dumps(SHAPES[name]))
+    return compose("train", [f"experiment=paper/{run}", f"model.path={place}", *overrides])
+
+
+def counted(cfg: DictConfig) -> tuple[CostPlan, list[Alternative]]:
+    plan, ranks = plan_run(cfg), rank_layout(cfg)
+    cost = plan_time(cfg, plan, ranks)
+    return cost, alternatives(plan.model, plan.run, cost.work, cost.rates, engine_key="engine")
+
+
+def row(run: str, cfg: DictConfig, cost: CostPlan, best: Alternative) -> list[str]:
+    steps, ranks = cfg.trainer.max_steps, rank_layout(cfg).world_size
+    hours, fewer = (seconds * steps / 3600 for seconds in (cost.seconds, best.cost.seconds))
+    memory = f"{best.memory.peak / 2**30:.0f}"
+    return [
+        *(run, f"{cost.seconds:.0f}", str(steps), f"{hours:.1f}", f"{hours * ranks:.0f}"),
+        *(f"{best.cost.seconds:.0f}", f"{fewer:.1f}", memory),
+    ]
+
+
+if __name__ == "__main__":
+    main()
