@@ -197,3 +197,11 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size
     if checkpointing:  # the layer that a backward recomputes is not there yet
         planned -= run.microbatch_tokens * layer_activation_bytes(shape, run)
     assert sum(kept.values()) == pytest.approx(planned, rel=0.03)
+
+
+def test_a_cache_without_a_size_is_a_share_of_what_is_free_when_the_engine_starts():
+    engine = replace(PAPER.engine, kv_cache_bytes=0, kv_cache_share=0.4)
+    plan = plan_memory(qwen_math7b(), replace(PAPER, engine=engine, gpu_bytes=80 * GIB))
+    parts = {part.name: part for part in plan.allocations}
+    # 80 GiB but for 1 GiB of context and NCCL, an eighth of the policy and an eighth of the reference
+    assert parts["keys and values"].generate == int(0.4 * (80 * GIB - GIB - 2 * 3_807_808_256))

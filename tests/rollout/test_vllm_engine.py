@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.formatting import GIB
 from apo_lightning.rollout.auto import auto_engine
 from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
@@ -143,3 +144,12 @@ def test_a_gpu_gets_a_float32_head_and_graphs(device, head, eager, tmp_path):
     context = EngineContext(model_dir=tmp_path, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1)
     arguments = engine._arguments(context)
     assert (arguments["hf_overrides"], arguments["enforce_eager"]) == (head, eager)
+
+
+@pytest.mark.parametrize(("given", "on_cpu", "on_gpu"), [(0.5, 0.5, 0.5), (None, 1.0, 4.0)])
+def test_without_a_size_the_cache_takes_a_share_of_a_gpu(given, on_cpu, on_gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
+    engine = VLLMEngine(kv_cache_gib=given, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=False)
+    for device, expected in ((CPU, on_cpu), (CUDA, on_gpu)):
+        context = EngineContext(model_dir=tmp_path, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1)
+        assert engine._arguments(context)["kv_cache_memory_bytes"] == expected * GIB

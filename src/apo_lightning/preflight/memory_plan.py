@@ -186,8 +186,15 @@ def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of the engine: all that vLLM reserves, else those of as many sequences as run at once."""
+    """Keys and values of the engine: all that vLLM reserves, else those of as many sequences as run at once.
+
+    What is free when vLLM starts is all but the context, the weights and the reference: moments come with the first
+    optimizer step.
+    """
     engine = run.engine
+    if engine.kv_cache_share:
+        taken = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
+        return int(engine.kv_cache_share * max(0, run.gpu_bytes - taken))
     return engine.kv_cache_bytes or engine.num_sequences * run.max_model_len * kv_token_bytes(model, run)
 
 

@@ -13,6 +13,8 @@ from apo_lightning.model.lora import LoRA
 
 FLOAT32 = 4
 """Bytes of a master weight, of its gradient and of each of its two Adam moments."""
+GPU_BYTES = 80 * 10**9
+"""Of a GPU that is not there to be asked: the paper's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,9 @@ class EngineSize:
     num_forward_tokens: int
     """The largest number of tokens in one forward."""
     kv_cache_bytes: int
-    """Bytes reserved at the start; 0: the cache grows with the sequences."""
+    """Bytes reserved at the start; 0: a share of what is free then, or the cache grows with the sequences."""
+    kv_cache_share: float = 0.0
+    """The part of a GPU's free memory that is reserved at the start; 0: none."""
     has_graphs: bool = False
     """Whether decoding forwards are recorded and replayed: then nothing is launched kernel by kernel."""
 
@@ -93,6 +97,8 @@ class RunShape:
     max_model_len: int
     """The longest prompt and completion [tokens]."""
     engine: EngineSize
+    gpu_bytes: int = GPU_BYTES
+    """Memory of the GPU, where there is one."""
     keeps_layers_gathered: bool = False
     """FSDP2 without `reshard_after_forward`: a layer that was gathered in the forward stays so until its backward."""
     offloads: bool = False

@@ -39,6 +39,10 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
 LOGGER = logging.getLogger("vllm")
 
+CPU_CACHE_GIB = 1.0
+FREE_SHARE = 0.4
+"""Memory for keys and values where none is given."""
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in another process, weights could not be handed over by reference
     "VLLM_CONFIGURE_LOGGING": "0",
@@ -55,7 +59,8 @@ class VLLMEngine(SyncedEngine):
     The completions of a group share the prefill of their prompt through the prefix cache, in blocks of 32 tokens.
 
     Args:
-        kv_cache_gib: Memory for keys and values [GiB].
+        kv_cache_gib: Memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, on a GPU `FREE_SHARE` of what
+            is free when the engine starts; its weights and the optimizer's moments, which come later, have the rest.
         max_num_seqs: The most completions decoded at once.
         max_num_batched_tokens: The most tokens of one forward; at least `max_model_len` is used where a prompt must
             not be split (CPU).
@@ -68,7 +73,7 @@ class VLLMEngine(SyncedEngine):
 
     def __init__(
         self,
-        kv_cache_gib: float,
+        kv_cache_gib: float | None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enforce_eager: bool,
@@ -106,8 +111,8 @@ class VLLMEngine(SyncedEngine):
                 f"the policy is on {device.type}, but {found} is built for another device: "
                 f"pip install 'apo-lightning[{extra}]' in a fresh environment, or choose engine=transformers"
             )
-        if self.kv_cache_gib <= 0:
-            raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: it must be above 0")
+        if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
+            raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: give a size above 0, or null")
 
     def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
         """See `RolloutEngine.check_model`."""
@@ -173,7 +178,7 @@ class VLLMEngine(SyncedEngine):
             "seed": context.seed,
             "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
-            "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),
+            "kv_cache_memory_bytes": self._kv_cache_bytes(context.device),
             # Only checked against the memory that is free at the start, which kv_cache_memory_bytes makes pointless.
             "gpu_memory_utilization": 0.01,
             "max_num_seqs": self.max_num_seqs,
@@ -188,6 +193,12 @@ class VLLMEngine(SyncedEngine):
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
         }
+
+    def _kv_cache_bytes(self, device: torch.device) -> int:
+        if self.kv_cache_gib is None and device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            return int(FREE_SHARE * free)
+        return int((self.kv_cache_gib or CPU_CACHE_GIB) * GIB)
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:

@@ -18,12 +18,12 @@ from apo_lightning.model.spec import PolicySpec
 from apo_lightning.preflight.checks import requested_devices
 from apo_lightning.preflight.cost_plan import CostPlan, plan_cost
 from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
-from apo_lightning.preflight.memory_shapes import FLOAT32, EngineSize, ModelShape, RunShape, shape_of
+from apo_lightning.preflight.memory_shapes import FLOAT32, GPU_BYTES, EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import expected_workload
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.rollout.vllm_engine import VLLMEngine
+from apo_lightning.rollout.vllm_engine import CPU_CACHE_GIB, FREE_SHARE, VLLMEngine
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
@@ -59,7 +59,8 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
             name=engine.name,
             num_sequences=engine.max_num_seqs,
             num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
-            kv_cache_bytes=int(engine.kv_cache_gib * GIB),
+            kv_cache_bytes=int(GIB * (engine.kv_cache_gib or (0 if is_cuda else CPU_CACHE_GIB))),
+            kv_cache_share=FREE_SHARE if is_cuda and engine.kv_cache_gib is None else 0.0,
             has_graphs=is_cuda and not engine.enforce_eager,
         )
     assert isinstance(engine, TransformersEngine)
@@ -175,6 +176,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,
         engine=engine_size(instantiate(cfg.engine), settings, is_cuda=ranks.device.type == "cuda"),
+        gpu_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else GPU_BYTES,
         keeps_layers_gathered=not OmegaConf.select(cfg, "trainer.strategy.reshard_after_forward", default=True),
         offloads=bool(OmegaConf.select(cfg, "trainer.strategy.offload_to_cpu", default=False)),
     )
