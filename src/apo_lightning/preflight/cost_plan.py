@@ -136,17 +136,16 @@ def decoding_steps(run: RunShape, work: Workload) -> float | int:
 
 
 def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
-    """Prompts, once a group, then a token a forward for every completion that is still open.
+    """Prompts, then a token a forward for every completion that is still open.
 
-    A decoding forward multiplies each token with all weights while it reads them, and the keys and values of what went
+    A group shares its prompt's whole blocks, and each completion runs what is behind them. A decoding forward multiplies each token with all weights while it reads them, and the keys and values of what went
     before: the slower of the two counts.
     """
     size, steps = model_size_of(model), decoding_steps(run, work)
-    prompts = Work(
-        num_tokens=round(work.num_prompts * work.prompt_tokens),
-        num_pairs=round(work.num_prompts * work.prompt_tokens**2 / 2),
-        num_rows=0,
-    )
+    block, length = run.engine.block_tokens, work.prompt_tokens
+    shared = length if not block else block * ((length - 1) // block)
+    run_tokens = work.num_prompts * (shared + work.group_size * (length - shared))
+    prompts = Work(num_tokens=round(run_tokens), num_pairs=round(run_tokens * length / 2), num_rows=0)
     yield _Count("generate", "prompts", "products", forward_flops(size, prompts))
     tokens = work.num_sampled_tokens
     context = work.prompt_tokens + work.completion_tokens / 2

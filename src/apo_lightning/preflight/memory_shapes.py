@@ -76,6 +76,8 @@ class EngineSize:
     """Bytes reserved at the start; 0: a share of what is free then, or the cache grows with the sequences."""
     kv_cache_share: float = 0.0
     """The part of a GPU's free memory that is reserved at the start; 0: none."""
+    block_tokens: int = 0
+    """Completions of a group share whole blocks of so many tokens of their prompt; 0: all of it."""
     has_graphs: bool = False
     """Whether decoding forwards are recorded and replayed: then nothing is launched kernel by kernel."""
 

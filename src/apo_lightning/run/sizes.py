@@ -23,7 +23,7 @@ from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import expected_workload
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.rollout.vllm_engine import CPU_CACHE_GIB, FREE_SHARE, VLLMEngine
+from apo_lightning.rollout.vllm_engine import BLOCK_SIZE, CPU_CACHE_GIB, FREE_SHARE, VLLMEngine
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
@@ -61,6 +61,7 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
             num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
             kv_cache_bytes=int(GIB * (engine.kv_cache_gib or (0 if is_cuda else CPU_CACHE_GIB))),
             kv_cache_share=FREE_SHARE if is_cuda and engine.kv_cache_gib is None else 0.0,
+            block_tokens=BLOCK_SIZE,
             has_graphs=is_cuda and not engine.enforce_eager,
         )
     assert isinstance(engine, TransformersEngine)
