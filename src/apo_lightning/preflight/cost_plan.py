@@ -138,8 +138,9 @@ def decoding_steps(run: RunShape, work: Workload) -> float | int:
 def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
     """Prompts, then a token a forward for every completion that is still open.
 
-    A group shares its prompt's whole blocks, and each completion runs what is behind them. A decoding forward multiplies each token with all weights while it reads them, and the keys and values of what went
-    before: the slower of the two counts.
+    A group shares its prompt's whole blocks, and each completion runs what is behind them. A decoding forward multiplies
+    each token with all weights while it reads them, and the keys and values of what went before: the slower of the two
+    counts.
     """
     size, steps = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens
