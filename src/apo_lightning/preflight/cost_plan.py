@@ -138,7 +138,7 @@ def decoding_steps(run: RunShape, work: Workload) -> float | int:
 def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
     """Prompts, then a token a forward for every completion that is still open.
 
-    A group shares its prompt's whole blocks, and each completion runs what is behind them. A decoding forward multiplies
+    A group shares whole blocks of its prompt; each completion runs what is behind them. A decoding forward multiplies
     each token with all weights while it reads them, and the keys and values of what went before: the slower of the two
     counts.
     """
