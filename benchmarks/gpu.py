@@ -78,7 +78,7 @@ SECTIONS = (
     Section("a", "gpu_training", "tiny", 400),
     Section("a", "gpu_training", "smollm2", 400, GPU),
     Section("b", "gpu_kernels", "attention", 300),
-    Section("b", "gpu_kernels", "graphs", 150),
+    Section("b", "gpu_kernels", "graphs", 200),
     Section("b", "gpu_kernels", "head tiles", 150),
     *(
         Section("c", "gpu_update", f"{model}, {how}", 180)
@@ -172,7 +172,10 @@ def run_all(given: argparse.Namespace, logs: Path) -> tuple[dict[str, Any], list
     there = {device, *(["vllm"] if facts.get("vllm") else [])}
     sections, others = divide(given.parts, frozenset(there))
     # A GPU that two sections share would give neither its time nor its memory.
-    at_once = 1 if device == "cuda" else min(MOST_AT_ONCE, len(os.sched_getaffinity(0)))
+    at_once = 1
+    if device == "cpu":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        at_once = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(at_once) as pool:
         for found in pool.map(lambda section: run_section(section, device, logs, end), sections):
             rows += found

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_models import LLAMA3B, SMOLLM2, TINY, config_of, random_model
 from gpu_rows import MISSED, OK, Row, attempt, judged, not_run, one_line
-from gpu_update import LLAMA3B
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from timing import synchronize
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
@@ -32,20 +31,6 @@ LEAST_FREED = 0.9
 """Of weights and cache, by sleeping."""
 CACHE_SHARE = 0.5
 """Of the memory that is free beside the policy; what all sequences can fill is enough."""
-SMOLLM2: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "vocab_size": 49152,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
-TINY = SMOLLM2 | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
-TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "initializer_range": 0.1}
 
 
 @dataclass(frozen=True)
@@ -77,12 +62,7 @@ SMALL_CPU = Sizes(TINY, torch.float32, 4, 4, 16, 16, 1024)
 
 
 def make_policy(sizes: Sizes, device: torch.device) -> Policy:
-    fields = dict(sizes.config)
-    torch.manual_seed(0)
-    with device:
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return Policy(model.eval(), character_tokenizer(), sizes.dtype)
+    return Policy(random_model(config_of(sizes.config), device).eval(), character_tokenizer(), sizes.dtype)
 
 
 def make_engine(sizes: Sizes, device: torch.device, *, eager: bool, sequences: int) -> tuple[RolloutEngine, int]:

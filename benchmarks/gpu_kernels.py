@@ -43,6 +43,12 @@ def dtypes(device: torch.device) -> list[torch.dtype]:
     return [torch.float32, torch.bfloat16] if device.type == "cuda" else [torch.float32]
 
 
+def refuse_eager() -> None:
+    """Forget what was compiled, and fail where torch would give up compiling: attention would then hold all scores."""
+    torch._dynamo.reset()
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
 # ---------------------------------------------------------------------- attention
 
 
@@ -58,7 +64,7 @@ class Attended:
 
     def run(self, device: torch.device, dtype: torch.dtype, arguments: dict[str, Any]) -> list[Tensor]:
         """Output, and the gradients of query, key and value."""
-        inputs = [t.to(device, dtype).requires_grad_() for t in (self.query, self.key, self.value)]
+        inputs = [t.detach().to(device, dtype).requires_grad_() for t in (self.query, self.key, self.value)]
         mask, scaling = arguments.pop("attention_mask"), self.query.shape[-1] ** -0.5
         attend = ALL_ATTENTION_FUNCTIONS[SHARED_PROMPTS]
         output, _ = attend(nn.Identity().train(), *inputs, mask, scaling=scaling, **arguments)
@@ -105,6 +111,7 @@ def attention_rows(kind: str) -> Iterator[Row]:
             attended = make_attended(LENGTHS[kind], heads, size)
             exact = attended.run(CPU, torch.float32, attention_arguments(attended.groups, CPU))
             for dtype in dtypes(device):
+                refuse_eager()
                 name = f"attention, {heads[0]} heads of {size}, {str(dtype).removeprefix('torch.')}"
                 yield from attempt(name, attention_row(name, attended, exact, device, dtype))
 
@@ -128,8 +135,7 @@ def graphs_so_far() -> int:
 
 def graph_rows(kind: str) -> Iterator[Row]:
     """Lengths change with every micro-batch, and each new graph costs seconds in the middle of a step."""
-    # Past its limit torch goes on without a compiler, and attention would hold all scores.
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    refuse_eager()
     device, dtype = torch.device(kind), dtypes(torch.device(kind))[-1]
     draw = random.Random(0)
     counts = [graphs_so_far()]
@@ -189,7 +195,7 @@ def head_row(name: str, kind: str, dtype: torch.dtype) -> Iterator[Row]:
 
 
 def head_graph_row(kind: str) -> Iterator[Row]:
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    refuse_eager()
     device, counts = torch.device(kind), [graphs_so_far()]
     with compiled_tiles(device):
         for tokens in TOKENS[kind]:

@@ -136,8 +136,7 @@ def ways_of(kind: str, root: Path) -> list[Way]:
     """The whole run first: others go on from it, and are held against it."""
     checkpoint = root / "whole" / "checkpoints" / f"step_{STOPPED:06d}"
     sharded = "fsdp8" if kind == "cuda" else "fsdp_cpu2"
-    limits = (f"trainer.max_steps={STEPS}", f"trainer.val_check_interval={STOPPED}")
-    one_shard = (f"trainer={sharded}", "trainer.devices=1", "trainer.strategy.data_parallel_size=1", *limits)
+    one_shard = (f"trainer={sharded}", "trainer.devices=1", "trainer.strategy.data_parallel_size=1")
     no_held_out = ("data.num_validation=0", "trainer.val_check_interval=null")
     ways = [
         Way("bfloat16, recomputing, held-out problems", "whole"),

@@ -1,18 +1,18 @@
 """The update of models in the shapes of the paper's, for `gpu.py`: time, share of the peak, memory, dearest kernels."""
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from gpu_models import LLAMA3B, QWEN7B, config_of, random_model
 from gpu_rates import measure_rates
 from gpu_rows import Row, attempt, judged, not_run
 from timing import interleave, waited_for
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from update import Shape, build_module, make_rollouts, only_minibatch
 
 from apo_lightning.distributed.ranks import clip_grad_norm
@@ -29,50 +29,12 @@ FREE_SHARE = 0.85
 """As much of the GPU's free memory may the plan take: layers beyond it are cut."""
 NUM_KERNELS = 5
 ROUNDS = 4
-LLAMA3B: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
-QWEN7B: dict[str, Any] = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
 MODELS = {"llama3b": LLAMA3B, "qwen7b": QWEN7B}
 ON_A_CPU = {"num_hidden_layers": 2, "hidden_size": 224, "head_dim": 8, "intermediate_size": 512, "vocab_size": 2048}
-"""Heads and their grouping stay as they are."""
+"""Heads and their grouping stay as they are, and little else: the rows say so by their two layers."""
 SHAPES = {"cuda": Shape(512, 1024, 1024), "cpu": Shape(16, 8, 24)}
 GROUP_SIZE = 8
 """Two prompts, one micro-batch each."""
-
-
-def model_config(name: str, kind: str) -> PretrainedConfig:
-    fields = MODELS[name] | (ON_A_CPU if kind == "cpu" else {})
-    return AutoConfig.for_model(fields.pop("model_type"), **fields)
-
-
-def random_model(config: PretrainedConfig, device: torch.device, *, recomputes: bool) -> PreTrainedModel:
-    """Float32 weights, made where they are used: a CPU would draw billions of numbers for minutes."""
-    torch.manual_seed(0)
-    with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if recomputes:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
 
 
 def run_shape(kind: str, positions: int, longest: int, *, recomputes: bool) -> RunShape:
@@ -144,17 +106,20 @@ def make_update(model: PreTrainedModel, rollouts: Rollouts, device: torch.device
 def update_rows(name: str, how: str, kind: str) -> Iterator[Row]:
     """One model in one manner, in a process of its own: fragments of another's memory would count as its own."""
     device, shape, recomputes = torch.device(kind), SHAPES[kind], how == "recomputing"
-    config, longest = model_config(name, kind), shape.prompt + shape.longest
+    fields = MODELS[name] | (ON_A_CPU if kind == "cpu" else {})
     budget = shape.prompt + GROUP_SIZE * shape.longest
-    whole, run = shape_of(copy.deepcopy(config)), run_shape(kind, budget, longest, recomputes=recomputes)
+    size = whole = shape_of(config_of(fields))
+    run = run_shape(kind, budget, shape.prompt + shape.longest, recomputes=recomputes)
     if kind == "cuda":
-        config.num_hidden_layers = layers_that_fit(whole, run, FREE_SHARE * torch.cuda.mem_get_info(device)[0])
-    model = random_model(config, device, recomputes=recomputes)
-    update = make_update(model, make_rollouts(shape, config.vocab_size, 2, GROUP_SIZE), device, budget)
-    title = f"{name}, {config.num_hidden_layers} of {whole.num_layers} layers, {how}"
+        size = with_layers(whole, layers_that_fit(whole, run, FREE_SHARE * torch.cuda.mem_get_info(device)[0]))
+    model = random_model(config_of(fields | {"num_hidden_layers": size.num_layers}), device).train()
+    if recomputes:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    update = make_update(model, make_rollouts(shape, size.vocab_size, 2, GROUP_SIZE), device, budget)
+    title = f"{name}, {size.num_layers} of {MODELS[name]['num_hidden_layers']} layers, {how}"
     yield from speed_rows(title, update, device, is_goal=name == "llama3b")
     run = replace(run, microbatch_tokens=update.positions)
-    yield from attempt(f"{title}: memory", memory_row(title, update, with_layers(whole, config.num_hidden_layers), run))
+    yield from attempt(f"{title}: memory", memory_row(title, update, size, run))
     yield from attempt(f"{title}: kernels", kernel_rows(title, update, device))
 
 
@@ -169,7 +134,7 @@ def speed_rows(title: str, update: Update, device: torch.device, *, is_goal: boo
     share = f"{rate / measured:.1%} of the products' {measured / 1e12:.3g} TFLOP/s"
     figures = {"flops_per_second": rate, "matmul_flops_per_second": measured, "peak_flops_per_second": peak}
     if peak is None:
-        yield Row(check=f"{title}: MFU", result=f"peak unknown; {share}", figures=figures)
+        yield Row(check=f"{title}: MFU", result=f"no peak known; {share}", figures=figures)
         return
     bar = LEAST_MFU if is_goal else None
     yield judged(f"{title}: MFU", rate / peak, f"{rate / peak:.1%}; {share}", at_least=bar, **figures)
