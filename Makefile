@@ -11,7 +11,7 @@ test check: export HF_HUB_OFFLINE := 1
 test check: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train lab test check format lint types layers extras examples clean
+.PHONY: help setup train lab gpu test check format lint types layers extras examples clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 
 lab: setup  ## See collapse, measure it, fight it: two puzzles, every method, three seeds, one page (an hour)
 	@$(python) lab.py $(ARGS)
+
+gpu: setup  ## Is all well on one GPU? One table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")
+	@$(python) benchmarks/gpu.py $(ARGS)
 
 # With more threads than cores, processes wait for one another.
 test: export OMP_NUM_THREADS := 1

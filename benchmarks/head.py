@@ -9,6 +9,7 @@ slower where we can run, no claim about GPUs). Prints Markdown; a few minutes on
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timing import (
@@ -65,15 +66,17 @@ Variant = Callable[[Inputs], tuple[Tensor, Outputs]]
 """The scalar to be minimised, and the values."""
 
 
-def make_inputs(case: Case) -> Inputs:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(case.vocab, case.hidden, generator=generator) / case.hidden**0.5
+def make_inputs(case: Case, device: torch.device | None = None) -> Inputs:
+    """Drawn on the device; None: on the CPU. Two kinds of device draw different numbers."""
+    generator = torch.Generator(device or "cpu").manual_seed(0)
+    options: dict[str, Any] = {"generator": generator, "device": generator.device}
+    weight = torch.randn(case.vocab, case.hidden, **options) / case.hidden**0.5
     return Inputs(
-        hidden=(2 * torch.randn(case.tokens, case.hidden, generator=generator)).to(case.dtype).requires_grad_(),
+        hidden=(2 * torch.randn(case.tokens, case.hidden, **options)).to(case.dtype).requires_grad_(),
         weight=weight.to(case.dtype).requires_grad_(),
-        targets=torch.randint(case.vocab, (case.tokens,), generator=generator),
-        anchor_ids=torch.randint(case.vocab, (case.tokens, case.anchors), generator=generator),
-        advantages=torch.randn(NUM_SEQUENCES, generator=generator).repeat_interleave(case.tokens // NUM_SEQUENCES),
+        targets=torch.randint(case.vocab, (case.tokens,), **options),
+        anchor_ids=torch.randint(case.vocab, (case.tokens, case.anchors), **options),
+        advantages=torch.randn(NUM_SEQUENCES, **options).repeat_interleave(case.tokens // NUM_SEQUENCES),
     )
 
 
@@ -98,8 +101,11 @@ def naive(inputs: Inputs) -> tuple[Tensor, Outputs]:
 
 def ours(inputs: Inputs) -> tuple[Tensor, Outputs]:
     """As in a training step: the gradient is taken while the logits of some tokens are there."""
+    return chunk_by_chunk(DetachedHead(inputs.hidden, inputs.weight), inputs)
+
+
+def chunk_by_chunk(head: DetachedHead, inputs: Inputs) -> tuple[Tensor, Outputs]:
     parts: list[Outputs] = []
-    head = DetachedHead(inputs.hidden, inputs.weight)
     for tokens in head.chunks():
         found = head.statistics(tokens, inputs.targets[tokens], inputs.anchor_ids[tokens])
         parts.append(Outputs(found.logprobs, found.entropy.detach(), found.anchor_logprobs))

@@ -84,6 +84,22 @@ def interleave(actions: Mapping[str, Callable[[], object]], rounds: int) -> dict
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for what was queued on a GPU; elsewhere everything is done when its call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def waited_for(action: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """The action with the wait for its end: a call to a GPU returns before anything is done."""
+
+    def waited() -> None:
+        action()
+        synchronize(device)
+
+    return waited
+
+
 def extra_peak_bytes(build: Callable[..., Action], *arguments: Any) -> int:
     """Resident memory at its highest during the action, beyond what was there before and what it leaves behind.
 

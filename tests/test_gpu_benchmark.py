@@ -1,0 +1,161 @@
+"""`make gpu`: how a check is judged, that no section hides another, and one part as it is run."""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import gpu  # pyright: ignore[reportMissingImports]
+import gpu_rows  # pyright: ignore[reportMissingImports]
+import gpu_update  # pyright: ignore[reportMissingImports]
+
+from apo_lightning.preflight.memory_shapes import shape_of
+
+SECTION = gpu.Section("b", "gpu_kernels", "made up", 60)
+
+
+@pytest.mark.parametrize(
+    ("value", "bars", "verdict"),
+    [
+        (1.25, {"at_most": 1.25}, "ok"),
+        (1.26, {"at_most": 1.25}, "MISSED"),
+        (0.45, {"at_least": 0.45}, "ok"),
+        (0.8, {"at_least": 0.85, "at_most": 1.15}, "MISSED"),
+        (math.nan, {"at_most": 1.0}, "MISSED"),
+        (math.nan, {}, "ok"),
+    ],
+)
+def test_a_number_is_held_against_its_bars_and_none_misses_them(value, bars, verdict):
+    assert gpu_rows.judged("it", value, **bars).verdict == verdict
+
+
+def test_the_bars_stand_in_the_row():
+    assert gpu_rows.judged("it", 1.0, at_least=0.85, at_most=1.15).target == "≤ 1.15, ≥ 0.85"
+
+
+def two_rows_and_an_error():
+    yield gpu_rows.Row(check="first")
+    yield gpu_rows.Row(check="second")
+    raise RuntimeError("it broke\nhere")
+
+
+def test_what_fails_leaves_the_rows_before_it_and_says_behind_which_it_stands():
+    *before, last = gpu_rows.attempt("all", two_rows_and_an_error())
+    assert [row.check for row in before] == ["first", "second"]
+    assert (last.check, last.verdict) == ("behind “second”", "FAILED: RuntimeError: it broke here")
+
+
+def test_a_row_survives_its_file_and_a_number_that_is_none_becomes_null():
+    row = gpu_rows.judged("größer", 0.5, at_most=1, seconds=2.0)
+    assert gpu_rows.from_line(gpu_rows.to_line(row)) == row
+    assert json.loads(gpu_rows.to_line(gpu_rows.judged("it", math.nan)))["figures"] == {"value": None}
+
+
+def test_the_table_has_a_line_a_row_and_no_cell_more():
+    rows = [gpu_rows.Row(check="a|b", part="b kernels"), gpu_rows.failed("c", "no")]
+    lines = gpu_rows.table(rows).splitlines()
+    assert lines[2:] == ["| b kernels | a\\|b | – | – | ok |", "|  | c | – | – | FAILED: no |"]
+    assert gpu_rows.count_verdicts(rows) == "1 ok, 0 MISSED, 1 FAILED, 0 not run"
+    assert [row.is_bad for row in rows] == [False, True]
+
+
+def test_parts_come_in_the_order_of_the_table_and_others_are_refused():
+    assert gpu.parts_of("d, rates,a") == ["rates", "a", "d"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no part e"):
+        gpu.parts_of("a,e")
+
+
+def test_what_cannot_run_here_has_a_row_with_its_reason():
+    sections, rows = gpu.divide(["a", "d"], frozenset({"cpu"}))
+    assert [section.name for section in sections] == ["tiny"]
+    verdicts = {row.check: row.verdict for row in rows}
+    assert verdicts["smollm2"] == "not run: no GPU"
+    assert verdicts["graphs, 512"] == "not run: no GPU and vLLM is not installed"
+    assert verdicts["a second engine"] == "not run: vLLM is not installed"
+
+
+def test_a_gpu_with_vllm_runs_everything_but_what_stands_in_for_it():
+    sections, rows = gpu.divide(list(gpu.PARTS), frozenset({"cuda", "vllm"}))
+    assert rows == []
+    assert set(gpu.SECTIONS) - set(sections) == {s for s in gpu.SECTIONS if "cpu" in s.needs}
+
+
+def run_python(code, folder, seconds):
+    rows_file = folder / "rows.jsonl"
+    row = gpu_rows.to_line(gpu_rows.Row(check="one"))
+    head = f"import pathlib; pathlib.Path({str(rows_file)!r}).write_text({row + chr(10)!r})\n"
+    return gpu.in_own_process(SECTION, [sys.executable, "-c", head + code], rows_file, seconds)
+
+
+def test_a_process_that_ends_well_leaves_its_rows(tmp_path):
+    assert run_python("", tmp_path, 60) == [gpu_rows.Row(check="one", part="b kernels")]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit('no memory\\n')", "no memory"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL; the log is rows.log"),
+    ],
+)
+def test_a_process_that_dies_leaves_what_it_had_and_why(code, reason, tmp_path):
+    one, last = run_python(code, tmp_path, 60)
+    assert one.check == "one"
+    assert (last.check, last.verdict) == ("behind “one”", f"FAILED: {reason}")
+
+
+def test_a_process_that_hangs_is_killed_with_all_that_it_started(tmp_path):
+    child = tmp_path / "child"
+    code = f"""
+import pathlib, subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({str(child)!r}).write_text(str(process.pid))
+time.sleep(600)
+"""
+    begun = time.monotonic()
+    *_, last = run_python(code, tmp_path, 3)
+    assert last.verdict == "FAILED: killed after 3 s"
+    assert time.monotonic() - begun < 60
+    status = Path(f"/proc/{child.read_text()}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_fewer_layers_have_the_parameters_that_a_smaller_model_has():
+    def shape(layers):
+        fields = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 256}
+        return shape_of(AutoConfig.for_model("llama", num_hidden_layers=layers, **fields))
+
+    assert gpu_update.with_layers(shape(6), 2) == shape(2)
+    run = gpu_update.run_shape("cuda", 1000, 100, recomputes=True)
+    needed = gpu_update.planned_bytes(shape(4), run)
+    assert [gpu_update.layers_that_fit(shape(6), run, needed + more) for more in (0, -1)] == [4, 3]
+
+
+@pytest.mark.slow
+def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
+    command = [sys.executable, str(Path(gpu.__file__)), "--parts=rates", "--device=cpu", f"--output={tmp_path / 'out'}"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "| rates | overrides | `rates.matmul_flops_per_second=" in done.stdout, done.stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["machine"]["device"] == "cpu"
+    rates = next(row["figures"] for row in results["rows"] if row["check"] == "overrides")
+    assert all(rate > 0 for rate in rates.values())
+    assert (tmp_path / "out" / "table.md").read_text() in done.stdout
+    assert done.returncode == any(row["verdict"].startswith(("MISSED", "FAILED")) for row in results["rows"])
