@@ -43,7 +43,7 @@ def main() -> None:
         "steps",
         "hours",
         "GPU-hours",
-        "with all of preflight's proposals [s]",
+        "with preflight's proposals [s]",
         "hours",
         "GiB",
     ]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.preflight.alternatives import alternatives
+from apo_lightning.preflight.alternatives import TOGETHER, alternatives
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
 from apo_lightning.preflight.memory_shapes import AdapterShape, EngineSize, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates, measured_rates
@@ -194,28 +194,35 @@ def test_rates_are_measured_here():
 
 
 def test_what_other_settings_would_cost_alone_and_together():
-    work = replace(WORK, later_share=0.55)
-    plan = plan_cost(MODEL, RUN, work, RATES)
-    found = {other.override: other for other in alternatives(MODEL, RUN, work, RATES, engine_key="engine")}
+    work, run = replace(WORK, later_share=0.55), replace(RUN, gpu_bytes=2**40)
+    plan = plan_cost(MODEL, run, work, RATES)
+    found = {other.override: other for other in alternatives(MODEL, run, work, RATES, engine_key="engine")}
     spared = {name: plan.seconds - other.cost.seconds for name, other in found.items()}
     assert list(found) == [
-        "model.gradient_checkpointing=false",
         "engine.enforce_eager=false",
         "engine.max_num_seqs=512",
         "old_logprobs=rollout",
+        "model.gradient_checkpointing=false",
         "trainer.strategy.reshard_after_forward=false",
-        "all of these",
+        TOGETHER,
     ]
     assert spared["engine.enforce_eager=false"] == pytest.approx(2336 * 0.008)
     scored = plan.phases()["old_logprobs"]
     assert 0.9 * scored < spared["old_logprobs=rollout"] < scored
-    assert spared["all of these"] > max(value for name, value in spared.items() if name != "all of these")
+    assert spared[TOGETHER] > max(value for name, value in spared.items() if name != TOGETHER)
     assert found["model.gradient_checkpointing=false"].memory.update > found["old_logprobs=rollout"].memory.update
     # nothing is left to change
-    together = replace(
-        RUN, gradient_checkpointing=False, keeps_layers_gathered=True, engine=replace(RUN.engine, num_sequences=512)
-    )
-    together = replace(together, engine=replace(together.engine, has_graphs=True))
+    engine = replace(run.engine, num_sequences=512, has_graphs=True)
+    changed = replace(run, gradient_checkpointing=False, keeps_layers_gathered=True, engine=engine)
     rest = replace(work, scored_share=work.scored_share - 0.55, later_share=0.0)
-    assert alternatives(MODEL, together, rest, RATES, engine_key="engine") == []
-    assert found["all of these"].cost.seconds == pytest.approx(plan_cost(MODEL, together, rest, RATES).seconds)
+    assert alternatives(MODEL, changed, rest, RATES, engine_key="engine") == []
+    assert found[TOGETHER].cost.seconds == pytest.approx(plan_cost(MODEL, changed, rest, RATES).seconds)
+
+
+def test_proposals_together_fit_the_card():
+    run = replace(RUN, gpu_bytes=80 * 10**9)
+    found = {other.override: other for other in alternatives(MODEL, run, WORK, RATES, engine_key="engine")}
+    assert max(found[TOGETHER].memory.generate, found[TOGETHER].memory.update) <= 0.9 * run.gpu_bytes
+    # 28 layers of 16,384 positions are more than the card: a quarter of them at a time are not
+    assert "model.gradient_checkpointing=false tokens_per_microbatch=4096" in found
+    assert alternatives(MODEL, replace(run, gpu_bytes=10**9), WORK, RATES, engine_key="engine")[-1].override != TOGETHER

@@ -9,6 +9,10 @@ from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import Workload
 
+TOGETHER = "together, those with room"
+FILLED = 0.9
+"""The part of a GPU's memory that a plan may fill."""
+
 Change = Callable[[RunShape, Workload], tuple[RunShape, Workload]]
 
 
@@ -17,7 +21,7 @@ class Alternative:
     """The plans of a run that learns the same with another setting, but for rounding."""
 
     override: str
-    """What to type; "all of these" for the last of several."""
+    """What to type, or `TOGETHER`."""
     cost: CostPlan
     memory: MemoryPlan
 
@@ -25,7 +29,7 @@ class Alternative:
 def alternatives(
     model: ModelShape, run: RunShape, work: Workload, rates: Rates, *, engine_key: str
 ) -> list[Alternative]:
-    """Each setting that could be otherwise and trade memory for time, and all of them at once where there are several.
+    """Each setting that could be otherwise and trade memory for time, and together those that a GPU has room for.
 
     Args:
         model: sizes of the model.
@@ -38,17 +42,19 @@ def alternatives(
     def alternative(override: str, run: RunShape, work: Workload) -> Alternative:
         return Alternative(override=override, cost=plan_cost(model, run, work, rates), memory=plan_memory(model, run))
 
-    found, together = [], (run, work)
-    for override, change in _changes(run, work, engine_key):
+    found, together, num_together = [], (run, work), 0
+    for override, change in _changes(model, run, work, engine_key):
         found.append(alternative(override, *change(run, work)))
-        together = change(*together)
-    return [*found, alternative("all of these", *together)] if len(found) > 1 else found
+        changed = change(*together)
+        if _has_room(model, changed[0]):
+            together, num_together = changed, num_together + 1
+    if num_together > 1:
+        found.append(alternative(TOGETHER, *together))
+    return found
 
 
-def _changes(run: RunShape, work: Workload, engine_key: str) -> Iterator[tuple[str, Change]]:
+def _changes(model: ModelShape, run: RunShape, work: Workload, engine_key: str) -> Iterator[tuple[str, Change]]:
     engine = run.engine
-    if run.gradient_checkpointing:
-        yield "model.gradient_checkpointing=false", _with_run(gradient_checkpointing=False)
     if engine.name == "vllm" and run.is_cuda and not engine.has_graphs:
         yield f"{engine_key}.enforce_eager=false", _with_engine(has_graphs=True)
     if engine.name == "vllm" and engine.num_sequences < work.num_completions:
@@ -57,8 +63,29 @@ def _changes(run: RunShape, work: Workload, engine_key: str) -> Iterator[tuple[s
     if work.later_share > 0:
         scored = work.scored_share - work.later_share
         yield "old_logprobs=rollout", lambda run, work: (run, replace(work, scored_share=scored, later_share=0.0))
+    if run.gradient_checkpointing:
+        yield _without_recomputation(model, run)
     if run.strategy == "fsdp" and run.world_size > 1 and not run.keeps_layers_gathered:
         yield "trainer.strategy.reshard_after_forward=false", _with_run(keeps_layers_gathered=True)
+
+
+def _without_recomputation(model: ModelShape, run: RunShape) -> tuple[str, Change]:
+    """All activations are kept, of micro-batches that are halved until there is room, or hold one completion."""
+    tokens = run.microbatch_tokens
+
+    def kept(tokens: int) -> RunShape:
+        return replace(run, gradient_checkpointing=False, microbatch_tokens=tokens)
+
+    while not _has_room(model, kept(tokens)) and tokens // 2 >= run.max_model_len:
+        tokens //= 2
+    override = "model.gradient_checkpointing=false"
+    if tokens < run.microbatch_tokens:
+        override += f" tokens_per_microbatch={tokens}"
+    return override, _with_run(gradient_checkpointing=False, microbatch_tokens=tokens)
+
+
+def _has_room(model: ModelShape, run: RunShape) -> bool:
+    return not run.is_cuda or plan_memory(model, run).peak <= FILLED * run.gpu_bytes
 
 
 def _with_run(**changes: object) -> Change:
