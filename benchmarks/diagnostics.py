@@ -36,7 +36,8 @@ BARE = ("quiet",)
 
 
 def run(folder: Path, callbacks: tuple[str, ...], overrides: list[str]) -> None:
-    """One run of `train.py`."""
+    """One run of `train.py`; a setting of a diagnostic goes to the runs that have it."""
+    overrides = [given for given in overrides if not given.startswith("callbacks.") or given.split(".")[1] in callbacks]
     command = [sys.executable, "train.py", f"callbacks=[{','.join(callbacks)}]", f"hydra.run.dir={folder}", *overrides]
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
