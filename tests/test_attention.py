@@ -1,7 +1,5 @@
 """A position attends to its prompt and its own past: on the CPU without padding, on a GPU through a block mask."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -81,24 +79,6 @@ def test_output_and_gradients_are_those_of_the_softmax_written_out(shapes, heads
         torch.autograd.grad(found, tensors, upstream), torch.autograd.grad(expected, tensors, upstream), strict=True
     ):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
-
-
-def test_groups_of_one_shape_run_together_and_each_is_what_it_is_alone():
-    """To the bit: which groups meet in a micro-batch is a matter of memory."""
-    groups = groups_of([(5, [3, 4]), (2, [1]), (5, [1, 6]), (5, [7])])
-    layout = AttentionLayout.of(groups, CPU)
-    assert [prompts.shape for prompts, _ in layout.shared] == [(3, 5), (1, 2)]
-    tensors = inputs(groups, dtype=torch.float32)
-    upstream = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1))
-    together = attend(*tensors, layout, scale=0.6)
-    gradients = torch.autograd.grad(together, tensors, upstream)
-    for group in groups:
-        here = slice(group.prompt.start, group.completions.stop)
-        own = [tensor.detach()[here].requires_grad_() for tensor in tensors]
-        alone = attend(*own, AttentionLayout.of([replace(group, start=0)], CPU), scale=0.6)
-        assert alone.equal(together[here])
-        for one, two in zip(torch.autograd.grad(alone, own, upstream[here]), gradients, strict=True):
-            assert one.equal(two[here])
 
 
 def test_bfloat16_is_off_by_its_rounding_alone():

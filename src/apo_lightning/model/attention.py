@@ -49,38 +49,25 @@ class AttentionLayout:
         >>> layout = AttentionLayout.of(groups, torch.device("cpu"))
         >>> [segments.tolist() for segments in layout.segments]
         [[[0, 1, 2], [5, 6, 7]], [[3, 4]]]
-        >>> [(prompts.tolist(), completions.tolist()) for prompts, completions in layout.shared]
-        [([[0, 1, 2]], [[3, 4, 5, 6, 7]])]
     """
 
+    groups: tuple[Group, ...]
     segments: tuple[Int[Tensor, "_ _"], ...]
     """Positions of all prompts and completions, those of one length together: run as one batch, without padding."""
-    shared: tuple[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]], ...]
-    """Positions of prompts, and of all completions of each; groups of one shape together, likewise."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], device: torch.device) -> "AttentionLayout":
         """The layout of these groups."""
         starts: dict[int, list[int]] = {}
-        shapes: dict[tuple[int, int], list[int]] = {}
         for group in groups:
             start = group.start
             for length in (group.prompt_length, *group.completion_lengths):
                 starts.setdefault(length, []).append(start)
                 start += length
-            shapes.setdefault((group.prompt_length, sum(group.completion_lengths)), []).append(group.start)
-
-        def positions(first: list[int], offset: int, length: int) -> Int[Tensor, "_ _"]:
-            return (torch.tensor(first)[:, None] + offset + torch.arange(length)).to(device)
-
-        return cls(
-            segments=tuple(positions(first, 0, length) for length, first in starts.items() if length > 0),
-            shared=tuple(
-                (positions(first, 0, prompt), positions(first, prompt, behind))
-                for (prompt, behind), first in shapes.items()
-                if behind > 0
-            ),
-        )
+        segments = [
+            torch.tensor(first)[:, None] + torch.arange(length) for length, first in starts.items() if length > 0
+        ]
+        return cls(groups=tuple(groups), segments=tuple(index.to(device) for index in segments))
 
 
 def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
@@ -158,14 +145,15 @@ class _SharedPrompts(torch.autograd.Function):
         for index in layout.segments:
             own, own_lse = _attention(*_heads_first(query[index], key[index], value[index]), 0.0, True, scale=scale)
             output[index], lse[index] = _heads_first(own, own_lse)
-        for prompts, here in layout.shared:
-            parts = _heads_first(query[here], key[prompts], value[prompts])
-            shared, shared_lse = _heads_first(*_attention(*parts, 0.0, False, scale=scale))
-            own_lse = lse[here]
-            total = torch.logaddexp(own_lse, shared_lse)
-            own_weight, shared_weight = (own_lse - total).exp(), (shared_lse - total).exp()
-            both = own_weight[..., None] * output[here] + shared_weight[..., None] * shared
-            output[here] = both.to(output.dtype)
+        for group in layout.groups:
+            here, prompt = group.completions, group.prompt
+            if here.start == here.stop:
+                continue
+            parts = _heads_first(query[None, here], key[None, prompt], value[None, prompt])
+            shared, shared_lse = (part[0] for part in _heads_first(*_attention(*parts, 0.0, False, scale=scale)))
+            total = torch.logaddexp(lse[here], shared_lse)
+            own_weight, shared_weight = (lse[here] - total).exp(), (shared_lse - total).exp()
+            output[here] = own_weight[..., None] * output[here] + shared_weight[..., None] * shared
             lse[here] = total
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.layout, ctx.scale = layout, scale
@@ -184,11 +172,14 @@ class _SharedPrompts(torch.autograd.Function):
             parts = _backward([t[index] for t in of_query], key[index], value[index], causal=True, scale=ctx.scale)
             for grad, part in zip(grads, parts, strict=True):
                 grad[index] = part
-        for prompts, here in ctx.layout.shared:
-            whole = [t[here] for t in of_query]
-            parts = _backward(whole, key[prompts], value[prompts], causal=False, scale=ctx.scale)
-            for grad, part, place in zip(grads, parts, (here, prompts, prompts), strict=True):
-                grad[place] += part
+        for group in ctx.layout.groups:
+            here, prompt = group.completions, group.prompt
+            if here.start == here.stop:
+                continue
+            whole = [t[None, here] for t in of_query]
+            parts = _backward(whole, key[None, prompt], value[None, prompt], causal=False, scale=ctx.scale)
+            for grad, part, place in zip(grads, parts, (here, prompt, prompt), strict=True):
+                grad[place] += part[0]
         return *grads, None, None
 
 
