@@ -13,7 +13,7 @@ from apo_lightning.preflight.alternatives import TOGETHER, alternatives
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
 from apo_lightning.preflight.memory_shapes import AdapterShape, EngineSize, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates, measured_rates
-from apo_lightning.preflight.workload import Expected, Workload, expected_workload
+from apo_lightning.preflight.workload import NOTHING, Expected, Part, Workload, expected_workload
 from apo_lightning.run.sizes import step_settings
 from composing import composed, names
 
@@ -49,9 +49,10 @@ WORK = Workload(
     completion_tokens=800,
     longest_completion=1536,
     num_minibatches=16,
-    updated_share=0.6,
-    reference_share=0.35,
-    scored_share=0.5625,
+    updated=Part(prompts=0.6, completions=0.6),
+    reference=Part(prompts=0.6, completions=0.35),
+    drawn=Part(prompts=0.05, completions=0.0125),
+    later=Part(prompts=0.55, completions=0.55),
 )
 RATES = Rates(
     name="round numbers",
@@ -119,10 +120,12 @@ def test_phases_and_items_add_up_and_the_largest_come_first():
 
 
 def test_what_does_not_run_costs_nothing():
-    plan = plan_cost(MODEL, RUN, replace(WORK, reference_share=0.0, scored_share=0.0), RATES)
+    plan = plan_cost(MODEL, RUN, replace(WORK, reference=NOTHING, drawn=NOTHING, later=NOTHING), RATES)
     assert list(plan.phases()) == ["generate", "update", "sync"]
     assert list(
-        plan_cost(MODEL, RUN, replace(WORK, updated_share=0.0, reference_share=0, scored_share=0), RATES).phases()
+        plan_cost(
+            MODEL, RUN, replace(WORK, updated=NOTHING, reference=NOTHING, drawn=NOTHING, later=NOTHING), RATES
+        ).phases()
     ) == [
         "generate",
         "sync",
@@ -157,9 +160,14 @@ def test_the_loss_says_who_runs_what(algo, updated, reference):
     expected = Expected(signal_share=0.6, error_share=0.35)
     settings = step_settings(cfg, instantiate(cfg.data))
     work = expected_workload(settings, instantiate(cfg.algo.loss), expected, world_size=2)
-    assert (work.updated_share, work.reference_share) == pytest.approx((updated, reference))
-    # three of four mini-batches come after an optimizer step, and a tenth of what is skipped is scored
-    assert work.scored_share == pytest.approx(0.75 * updated + 0.1 * (1 - updated))
+    assert (work.updated.completions, work.reference.completions) == pytest.approx((updated, reference))
+    # a group whose rewards differ has something to run, right or wrong
+    assert (work.updated.prompts, work.reference.prompts) == pytest.approx((updated, updated * (reference > 0)))
+    # three of four mini-batches come after an optimizer step, and 13 of 128 are scored, where so many are skipped
+    assert work.later.completions == pytest.approx(0.75 * updated)
+    assert (work.drawn.completions, work.drawn.prompts) == pytest.approx(
+        (13 / 128, 104 / 128) if updated < 1 else (0, 0)
+    )
     assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
 
 
@@ -194,7 +202,7 @@ def test_rates_are_measured_here():
 
 
 def test_what_other_settings_would_cost_alone_and_together():
-    work, run = replace(WORK, later_share=0.55), replace(RUN, gpu_bytes=2**40)
+    work, run = WORK, replace(RUN, gpu_bytes=2**40)
     plan = plan_cost(MODEL, run, work, RATES)
     found = {other.override: other for other in alternatives(MODEL, run, work, RATES, engine_key="engine")}
     spared = {name: plan.seconds - other.cost.seconds for name, other in found.items()}
@@ -214,7 +222,7 @@ def test_what_other_settings_would_cost_alone_and_together():
     # nothing is left to change
     engine = replace(run.engine, num_sequences=512, has_graphs=True)
     changed = replace(run, gradient_checkpointing=False, keeps_layers_gathered=True, engine=engine)
-    rest = replace(work, scored_share=work.scored_share - 0.55, later_share=0.0)
+    rest = replace(work, later=NOTHING)
     assert alternatives(MODEL, changed, rest, RATES, engine_key="engine") == []
     assert found[TOGETHER].cost.seconds == pytest.approx(plan_cost(MODEL, changed, rest, RATES).seconds)
 

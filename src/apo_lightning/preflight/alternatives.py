@@ -7,7 +7,7 @@ from apo_lightning.preflight.cost_plan import CostPlan, plan_cost
 from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
-from apo_lightning.preflight.workload import Workload
+from apo_lightning.preflight.workload import NOTHING, Workload
 
 TOGETHER = "together, those with room"
 FILLED = 0.9
@@ -60,9 +60,8 @@ def _changes(model: ModelShape, run: RunShape, work: Workload, engine_key: str) 
     if engine.name == "vllm" and engine.num_sequences < work.num_completions:
         more = min(2 * engine.num_sequences, round(work.num_completions))
         yield f"{engine_key}.max_num_seqs={more}", _with_engine(num_sequences=more)
-    if work.later_share > 0:
-        scored = work.scored_share - work.later_share
-        yield "old_logprobs=rollout", lambda run, work: (run, replace(work, scored_share=scored, later_share=0.0))
+    if work.later != NOTHING:
+        yield "old_logprobs=rollout", lambda run, work: (run, replace(work, later=NOTHING))
     if run.gradient_checkpointing:
         yield _without_recomputation(model, run)
     if run.strategy == "fsdp" and run.world_size > 1 and not run.keeps_layers_gathered:

@@ -86,8 +86,8 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
     counts = (
         *_generation(model, run, work, rates),
-        *_forward("reference", size, model, run, work.work(work.reference_share)),
-        *_forward("old_logprobs", size, model, run, work.work(work.scored_share)),
+        *_forward("reference", size, model, run, work.work(work.reference)),
+        *_forward("old_logprobs", size, model, run, work.work(work.later) + work.work(work.drawn)),
         *_update(size, model, run, work, rates),
         *_sync(model, run),
     )
@@ -181,7 +181,7 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     With checkpointing the layers' forward runs twice. Collectives run beside the products of other layers: what counts
     is by how much they take longer, and the root's gather, for which everything waits.
     """
-    total = work.work(work.updated_share)
+    total = work.work(work.updated)
     if not total.num_tokens:
         return
     again = int(run.gradient_checkpointing)

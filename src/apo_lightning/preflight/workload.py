@@ -8,6 +8,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.throughput import Work
 from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.subset import subset_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,19 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of a rank's prompts and completions, as shares of all."""
+
+    prompts: float | int
+    completions: float | int
+
+
+NOTHING = Part(prompts=0.0, completions=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One rank's part of one step. Shares are of its completions."""
+    """One rank's part of one step."""
 
     num_prompts: float | int
     group_size: int
@@ -53,14 +65,14 @@ class Workload:
     """Mean length of a completion."""
     longest_completion: int
     num_minibatches: int
-    updated_share: float | int
+    updated: "Part"
     """Run by the update."""
-    reference_share: float | int
+    reference: "Part"
     """Run by the reference."""
-    scored_share: float | int
-    """Run without a gradient before the update."""
-    later_share: float | int = 0.0
-    """The part of `scored_share` whose old log-probs the update needs after its first optimizer step."""
+    drawn: "Part"
+    """Run without a gradient for means over all tokens, though the update skips them."""
+    later: "Part" = NOTHING
+    """Run without a gradient because the update comes to them after an optimizer step."""
     has_full_kl: bool = False
     """Whether the reference runs beside every micro-batch of the update."""
 
@@ -78,23 +90,25 @@ class Workload:
         """What was supposed, in two lines."""
         return (
             f"supposed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
-            f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated_share:.0%}, "
-            f"in the pass of the reference {self.reference_share:.0%}, scored before {self.scored_share:.0%}"
+            f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
+            f"in the pass of the reference {self.reference.completions:.0%}, "
+            f"scored before {self.later.completions + self.drawn.completions:.0%}"
         )
 
-    def work(self, share: float | int) -> Work:
-        """One forward of so many of the completions, each prompt once for its group.
+    def work(self, part: "Part") -> Work:
+        """One forward of some completions, each prompt once for those of its group.
 
         Departure: lengths are taken to be equal, so pairs of long completions are counted too low.
 
         Example:
             2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·10 tokens. Pairs: 2·15 + 8·(50 + 55).
 
+            >>> all_of_it = Part(prompts=1.0, completions=1.0)
             >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
-            ...     num_minibatches=1, updated_share=1, reference_share=0, scored_share=0).work(1.0)
+            ...     num_minibatches=1, updated=all_of_it, reference=NOTHING, drawn=NOTHING).work(all_of_it)
             Work(num_tokens=90, num_pairs=870, num_rows=80)
         """
-        groups, completions = share * self.num_prompts, share * self.num_completions
+        groups, completions = part.prompts * self.num_prompts, part.completions * self.num_completions
         prompt, completion = self.prompt_tokens, self.completion_tokens
         pairs = groups * _triangle(prompt) + completions * (prompt * completion + _triangle(completion))
         return Work(
@@ -116,28 +130,36 @@ def expected_workload(settings: StepSettings, loss: PolicyLoss, expected: Expect
         expected: what only a run can tell.
         world_size: ranks that share the prompts.
     """
-    shares = torch.tensor(
-        [expected.signal_share - expected.error_share, expected.error_share, 1 - expected.signal_share]
-    )
+    right, wrong = expected.signal_share - expected.error_share, expected.error_share
+    shares = torch.tensor([right, wrong, 1 - expected.signal_share])
     advantages, is_correct = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, False, True])
     updated = loss.gradient_mask(advantages, is_correct)
     read = loss.reference_mask(advantages, is_correct) & updated & loss.needs.reference_statistics
-    updated_share = float(shares[updated].sum())
-    minibatches = settings.minibatches_per_step
-    later = updated_share * (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
+    # Rewards of a group that has a signal differ: of each such group there is something to run.
+    signal = expected.signal_share if not updated[2] else 1.0
+    minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
+    run = Part(prompts=signal, completions=float(shares[updated].sum()))
+    later = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
     return Workload(
-        num_prompts=settings.prompts_per_step / world_size,
+        num_prompts=num_prompts,
         group_size=settings.group_size,
         prompt_tokens=expected.prompt_tokens or settings.max_prompt_tokens,
         completion_tokens=expected.completion_tokens or settings.max_completion_tokens,
         longest_completion=settings.max_completion_tokens,
         num_minibatches=minibatches,
-        updated_share=updated_share,
-        reference_share=float(shares[read].sum()),
-        scored_share=later + settings.scored_fraction * (1 - updated_share),
-        later_share=later,
+        updated=run,
+        reference=Part(prompts=signal * bool(read.any()), completions=float(shares[read].sum())),
+        drawn=_drawn(settings, skipped=1 - run.completions),
+        later=Part(prompts=later * run.prompts, completions=later * run.completions),
         has_full_kl=loss.needs.full_kl,
     )
+
+
+def _drawn(settings: StepSettings, *, skipped: float) -> Part:
+    """The completions that are drawn by lot from what is skipped: few, so each has its prompt to itself."""
+    total = settings.prompts_per_step * settings.group_size
+    share = min(subset_size(total, settings.scored_fraction) / total, skipped)
+    return Part(prompts=min(1.0, share * settings.group_size), completions=share)
 
 
 def _triangle(length: float | int) -> float:
