@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import gpu  # pyright: ignore[reportMissingImports]
 import gpu_rows  # pyright: ignore[reportMissingImports]
@@ -21,6 +20,7 @@ import gpu_update  # pyright: ignore[reportMissingImports]
 
 from apo_lightning.preflight.memory_shapes import shape_of
 
+BENCHMARKS = Path(gpu_rows.__file__ or "").parent
 SECTION = gpu.Section("b", "gpu_kernels", "made up", 60)
 
 
