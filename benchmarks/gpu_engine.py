@@ -2,14 +2,15 @@
 
 import functools
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_models import LLAMA3B, SMOLLM2, TINY, config_of, random_model
-from gpu_rows import MISSED, OK, Row, attempt, judged, not_run, one_line
+from gpu_rows import MISSED, OK, Row, judged, not_run, one_line
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from timing import synchronize
@@ -138,7 +139,7 @@ def publish_row(check: str, policy: Policy, engine: RolloutEngine, version: int)
     device = policy.head_weight.device
     took = seconds_of(lambda: publish(policy.model, engine, version), device)
     sent = sum(weight.nbytes for _, weight in named_weights(policy.model, engine.dtype))
-    said = f"{took:.2f} s, {sent / took / 1e9:.1f} GB/s"
+    said = f"{took:.2f} s, {sent / took / 1e9:.3g} GB/s"
     return Row(check=check, result=said, figures={"seconds": took, "sent_bytes": sent})
 
 
@@ -174,10 +175,16 @@ def second_engine(kind: str) -> Iterator[Row]:
     """Behind one that was closed, as in a sweep, and beside one that sleeps: it samples, or says why it cannot."""
     device, sizes = torch.device(kind), SMALL_GPU if kind == "cuda" else SMALL_CPU
     policy = make_policy(sizes, device)
+
+    def live() -> None:
+        begun(policy, sizes, device).close()
+
+    live()
+    yield answer("a second engine behind a closed one", live)
     first = begun(policy, sizes, device)
-    first.close()
-    yield from attempt("behind a closed one", answer("a second engine behind a closed one", policy, sizes, device))
-    yield from attempt("a sleeping one", beside(policy, sizes, device))
+    first.sleep()
+    yield answer("a second engine beside a sleeping one", live)
+    yield answer("the first engine behind that", lambda: sample_again(first, policy, sizes))
 
 
 def begun(policy: Policy, sizes: Sizes, device: torch.device) -> RolloutEngine:
@@ -189,30 +196,24 @@ def begun(policy: Policy, sizes: Sizes, device: torch.device) -> RolloutEngine:
     return engine
 
 
-def beside(policy: Policy, sizes: Sizes, device: torch.device) -> Iterator[Row]:
-    """The first must still sample, whatever became of the second."""
-    first = begun(policy, sizes, device)
-    first.sleep()
-    yield from answer("a second engine beside a sleeping one", policy, sizes, device)
-    first.wake()
-    publish(policy.model, first, 2)
-    first.generate(make_requests(sizes, 1, 8))
-    yield Row(check="the first engine behind that", result="samples")
-    first.close()
+def sample_again(engine: RolloutEngine, policy: Policy, sizes: Sizes) -> None:
+    engine.wake()
+    publish(policy.model, engine, 2)
+    engine.generate(make_requests(sizes, 1, 8))
+    engine.close()
 
 
-def answer(check: str, policy: Policy, sizes: Sizes, device: torch.device) -> Iterator[Row]:
+def answer(check: str, action: Callable[[], None]) -> Row:
     """A line for the user is an answer; any other error is none."""
-    target = "samples, or a ConfigError"
+    row = Row(check=check, result="samples", target="samples, or a ConfigError")
     try:
-        begun(policy, sizes, device).close()
+        action()
     except ConfigError as error:
-        yield Row(check=check, result=one_line(f"refused: {error}"), target=target)
+        return replace(row, result=one_line(f"refused: {error}"))
     except Exception as error:
-        said = one_line(f"{type(error).__name__}: {error}")
-        yield Row(check=check, result=said, target=target, verdict=MISSED)
-    else:
-        yield Row(check=check, result="samples", target=target)
+        traceback.print_exc()
+        return replace(row, result=one_line(f"{type(error).__name__}: {error}"), verdict=MISSED)
+    return row
 
 
 def whole_life(how: str, sequences: int, kind: str) -> Iterator[Row]:

@@ -37,14 +37,15 @@ class Rates:
 def measure_rates(device: torch.device) -> Rates:
     """All of them, in some seconds."""
     best = {
-        dtype: max(matmul_rate(*sizes, dtype, device) for sizes in PRODUCTS[device.type])
+        dtype: max(matmul_rate(sizes, dtype, device) for sizes in PRODUCTS[device.type])
         for dtype in (torch.bfloat16, torch.float32)
     }
     return Rates(best[torch.bfloat16], best[torch.float32], memory_rate(device))
 
 
-def matmul_rate(rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device) -> float:
+def matmul_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
     """Operations a second of one product, kept busy [FLOP/s]."""
+    rows, inner, columns = sizes
     left = torch.randn(rows, inner, device=device).to(dtype)
     right = torch.randn(columns, inner, device=device).to(dtype).T
     out = torch.empty(rows, columns, device=device, dtype=dtype)
@@ -74,7 +75,7 @@ def rates(kind: str) -> Iterator[Row]:
     device = torch.device(kind)
     for dtype in (torch.bfloat16, torch.float32):
         for sizes in PRODUCTS[kind]:
-            rate = matmul_rate(*sizes, dtype, device)
+            rate = matmul_rate(sizes, dtype, device)
             name = f"{str(dtype).removeprefix('torch.')} product {' × '.join(map(str, sizes))}"
             yield Row(check=name, result=f"{rate / 1e12:.3g} TFLOP/s", figures={"flops_per_second": rate})
     found = measure_rates(device)

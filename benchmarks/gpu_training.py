@@ -55,8 +55,9 @@ MODELS = {
 }
 SECONDS_A_RUN = 150
 SAME = 0.02
-"""Mean difference of a weight, in learning rates. On a GPU atomic sums end in other last bits, which Adam can turn into
-a whole step where a gradient is almost zero; another gradient would move every weight by one."""
+"""Relative, of a norm; or the mean difference of a weight in learning rates. On a GPU atomic sums end in other last
+bits, which Adam can turn into a whole step where a gradient is almost zero; another gradient moves every weight by one.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Way:
     name: str
     folder: str
     overrides: Sequence[str] = ()
-    ends_as_whole: bool = False
-    """Whether it must end in the weights of the first one, the whole run."""
+    same: str = ""
+    """What it has in common with the first one, the whole run: "weights", the last ones, or "gradient", the first."""
     passes: int = 3
     """Over the held-out problems: before the first step, in the middle and at the end."""
 
@@ -140,9 +141,10 @@ def ways_of(kind: str, root: Path) -> list[Way]:
     no_held_out = ("data.num_validation=0", "trainer.val_check_interval=null")
     ways = [
         Way("bfloat16, recomputing, held-out problems", "whole"),
-        Way(f"gone on from step {STOPPED}", "resumed", (f"resume={checkpoint}",), ends_as_whole=True),
-        Way("checkpoints while training goes on", "later", ("checkpoint.asynchronous=true",), ends_as_whole=True),
-        Way(f"{sharded} with one device", "sharded", one_shard, ends_as_whole=True),
+        Way(f"gone on from step {STOPPED}", "resumed", (f"resume={checkpoint}",), same="weights"),
+        Way("checkpoints while training goes on", "later", ("checkpoint.asynchronous=true",), same="weights"),
+        # Its weights part from the whole run's: FSDP2 gathers norms in bfloat16 too, which autocast leaves alone.
+        Way(f"{sharded} with one device", "sharded", one_shard, same="gradient"),
         Way("LoRA, no held-out problems", "lora", ("policy=lora", *no_held_out), passes=0),
     ]
     if kind == "cuda" and importlib.util.find_spec("vllm") is not None:
@@ -161,10 +163,17 @@ def way_row(model: str, way: Way, own: Sequence[str], root: Path) -> Iterator[Ro
     target = f"{STEPS} steps, {way.passes} passes"
     figures = {"step_seconds": seconds, "gap": gap, "run_seconds": run.seconds}
     yield Row(check=f"{model}: {way.name}", result=said, target=target, verdict=verdict, figures=figures)
-    if way.ends_as_whole:
-        difference = mean_difference(run.weights, Run(root / "whole", 0.0).weights)
+    whole = Run(root / "whole", 0.0)
+    if way.same == "weights":
+        difference = mean_difference(run.weights, whole.weights)
         said = "the same bits" if difference == 0 else f"{difference:.1e} learning rates a weight"
         yield judged(f"{model}: {way.name}: final weights", difference, said, at_most=SAME)
+    if way.same == "gradient":
+        found, expected = (float(rows[0]["train/grad_norm"]) for rows in (steps, whole.steps))
+        difference = abs(found / expected - 1)
+        yield judged(
+            f"{model}: {way.name}: first gradient's norm", difference, f"off by {difference:.2%}", at_most=SAME
+        )
 
 
 def mean_difference(found: Mapping[str, numpy.ndarray], expected: Mapping[str, numpy.ndarray]) -> float:
