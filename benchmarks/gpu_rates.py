@@ -30,8 +30,9 @@ class Rates:
     """Read and written, together."""
 
     def overrides(self) -> str:
-        """As a command line takes them."""
-        return " ".join(f"rates.{name}={value:.3g}" for name, value in asdict(self).items())
+        """As a command line takes them, for a run in bfloat16."""
+        names = ("matmul_flops_per_second", "memory_bytes_per_second")
+        return " ".join(f"rates.{name}={getattr(self, name):.3g}" for name in names)
 
 
 def measure_rates(device: torch.device) -> Rates:

@@ -153,3 +153,9 @@ def test_without_a_size_the_cache_takes_a_share_of_a_gpu(given, on_cpu, on_gpu, 
     for device, expected in ((CPU, on_cpu), (CUDA, on_gpu)):
         context = EngineContext(model_dir=tmp_path, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1)
         assert engine._arguments(context)["kv_cache_memory_bytes"] == expected * GIB
+
+
+def test_a_second_engine_beside_an_open_one_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("apo_lightning.rollout.vllm_engine._open", {object()})
+    with pytest.raises(ConfigError, match="another vLLM engine is open in this process: close it first"):
+        make_engine("vllm").setup(context(tmp_path))

@@ -137,6 +137,9 @@ class VLLMEngine(SyncedEngine):
         is_distributed = torch.distributed.is_initialized()
         if context.world_size > 1 and not is_distributed:
             raise RuntimeError(f"world_size is {context.world_size}: initialise torch.distributed before the engine")
+        if _open:
+            # Closing either would take vLLM's process groups from the other, which are those of the process.
+            raise ConfigError("another vLLM engine is open in this process: close it first, or start another process")
         check_tensor_parallel(self.tensor_parallel_size, context.world_size)
         if context.world_size == 1 and context.device.index not in (None, 0):
             raise ConfigError(f"vLLM would start on cuda:0, not {context.device}: choose it by CUDA_VISIBLE_DEVICES")
