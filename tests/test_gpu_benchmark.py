@@ -123,11 +123,21 @@ pathlib.Path({str(child)!r}).write_text(str(process.pid))
 time.sleep(600)
 """
     begun = time.monotonic()
-    *_, last = run_python(code, tmp_path, 3)
-    assert last.verdict == "FAILED: killed after 3 s"
-    assert time.monotonic() - begun < 60
+    *_, last = run_python(code, tmp_path, 15)
+    assert last.verdict == "FAILED: killed after 15 s"
+    assert time.monotonic() - begun < 100
     status = Path(f"/proc/{child.read_text()}/status")
-    assert not status.exists() or "State:\tZ" in status.read_text()
+    deadline = time.monotonic() + 30  # a signal has been sent, and is obeyed when the kernel comes to it
+    while is_alive(status) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_alive(status)
+
+
+def is_alive(status: Path) -> bool:
+    try:
+        return "State:\tZ" not in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_fewer_layers_have_the_parameters_that_a_smaller_model_has():
