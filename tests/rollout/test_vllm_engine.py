@@ -13,7 +13,7 @@ from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
 from processes import start_script
-from rollout.bench import context, make_engine
+from rollout.bench import context, make_engine, tiny_llama
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -156,6 +156,7 @@ def test_without_a_size_the_cache_takes_a_share_of_a_gpu(given, on_cpu, on_gpu, 
 
 
 def test_a_second_engine_beside_an_open_one_is_refused(monkeypatch, tmp_path):
+    tiny_llama(tied=True).config.save_pretrained(tmp_path)
     monkeypatch.setattr("apo_lightning.rollout.vllm_engine._open", {object()})
     with pytest.raises(ConfigError, match="another vLLM engine is open in this process: close it first"):
         make_engine("vllm").setup(context(tmp_path))
