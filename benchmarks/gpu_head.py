@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from gpu_rates import measure_rates
+from gpu_rates import bfloat16_rate
 from gpu_rows import Row, attempt, judged
 from head import Case, Inputs, Outputs, chunk_by_chunk, make_inputs, run
 from timing import interleave, waited_for
@@ -20,7 +20,7 @@ SIZES = {"cuda": ((8192, 3584, 152064), (8192, 3072, 128256)), "cpu": ((256, 96,
 
 def head_rows(kind: str) -> Iterator[Row]:
     device = torch.device(kind)
-    rate = measure_rates(device).matmul_flops_per_second
+    rate = bfloat16_rate(device)
     for tokens, hidden, vocab in SIZES[kind]:
         name = f"head, T={tokens} D={hidden} V={vocab}"
         yield from attempt(name, head_row(name, Case(tokens, hidden, vocab, ANCHORS), rate, device))

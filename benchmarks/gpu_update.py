@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from gpu_models import LLAMA3B, QWEN7B, config_of, random_model
-from gpu_rates import measure_rates
+from gpu_rates import bfloat16_rate
 from gpu_rows import Row, attempt, judged, not_run
 from timing import interleave, waited_for
 from torch.autograd import DeviceType
@@ -129,7 +129,7 @@ def speed_rows(title: str, update: Update, device: torch.device, *, is_goal: boo
     seconds = timing.minimum
     said = f"{1e3 * seconds:,.0f} ms for {update.tokens:,} positions" + ("" if timing.is_steady else " (unsteady)")
     yield Row(check=f"{title}: time", result=said, figures={"seconds": timing.seconds, "positions": update.tokens})
-    rate, measured = update.flops / seconds, measure_rates(device).matmul_flops_per_second
+    rate, measured = update.flops / seconds, bfloat16_rate(device)
     peak = peak_flops_per_second(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     share = f"{rate / measured:.1%} of the products' {measured / 1e12:.3g} TFLOP/s"
     figures = {"flops_per_second": rate, "matmul_flops_per_second": measured, "peak_flops_per_second": peak}

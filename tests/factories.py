@@ -15,19 +15,6 @@ from apo_lightning.types import (
     Verdict,
 )
 
-QWEN_MATH_7B = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-"""The sizes of Qwen2.5-Math-7B, as `config.json` has them."""
-
 
 def make_prompt(identifier="p0", problem="What is 1 + 1?", answer="2"):
     return Prompt(id=identifier, problem=problem, answer=answer, text=f"Q: {problem} A:", token_ids=(1, 2, 3))

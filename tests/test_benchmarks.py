@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
 import timing  # pyright: ignore[reportMissingImports]
+import torch
 
 BENCHMARKS = Path(timing.__file__).parent
 

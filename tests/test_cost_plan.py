@@ -11,36 +11,15 @@ from hypothesis import strategies as st
 from apo_lightning.errors import ConfigError
 from apo_lightning.preflight.alternatives import TOGETHER, alternatives
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
-from apo_lightning.preflight.memory_shapes import AdapterShape, EngineSize, ModelShape, RunShape
+from apo_lightning.preflight.memory_shapes import AdapterShape
 from apo_lightning.preflight.rates import Rates, measured_rates
 from apo_lightning.preflight.workload import NOTHING, Expected, Part, Workload, expected_workload
 from apo_lightning.run.sizes import step_settings
 from composing import composed, names
+from paper_sizes import PAPER, qwen_math7b
 
-MODEL = ModelShape(  # Qwen2.5-Math-7B
-    num_parameters=7_615_616_512,
-    layer_parameters=233_057_792,
-    num_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_heads=28,
-    num_kv_heads=4,
-    head_dim=128,
-    vocab_size=152064,
-)
-RUN = RunShape(
-    world_size=8,
-    strategy="fsdp",
-    is_cuda=True,
-    compute_bytes=2,
-    has_reference=True,
-    gradient_checkpointing=True,
-    microbatch_tokens=16384,
-    max_model_len=2048,
-    engine=EngineSize(
-        name="vllm", num_sequences=256, num_forward_tokens=8192, kv_cache_bytes=24 * 2**30, block_tokens=32
-    ),
-)
+MODEL = qwen_math7b()
+RUN = PAPER
 # 512 prompts of 150 tokens, 8 completions each of 800 in the mean, on 8 ranks; 60 % with A ≠ 0, 35 % with A < 0.
 WORK = Workload(
     num_prompts=64,

@@ -2,20 +2,16 @@
 
 import math
 import os
-import sys
 from pathlib import Path
 
+import experiments  # pyright: ignore[reportMissingImports]
 import pytest
 import torch
 
 from apo_lightning.run import train
-from composing import ROOT, composed
+from composing import composed
 from processes import on_two_ranks
 from running import training_rows
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import experiments  # pyright: ignore[reportMissingImports]
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-from transformers import AutoConfig
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
 import gpu  # pyright: ignore[reportMissingImports]
 import gpu_rows  # pyright: ignore[reportMissingImports]
 import gpu_update  # pyright: ignore[reportMissingImports]
+import pytest
+from transformers import AutoConfig
 
 from apo_lightning.preflight.memory_shapes import shape_of
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_models import QWEN7B
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.formatting import GIB
@@ -17,32 +18,15 @@ from apo_lightning.preflight.memory_plan import (
     layer_activation_bytes,
     plan_memory,
 )
-from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
-from factories import QWEN_MATH_7B, logprob_sum
+from apo_lightning.preflight.memory_shapes import shape_of
+from factories import logprob_sum
+from paper_sizes import PAPER, qwen_math7b
 
 # Qwen2.5-Math-7B. A layer: q 3584² + 3584, k and v 2·(3584·512 + 512), o 3584², MLP 3·3584·18944, two norms 2·3584.
 LAYER = 3584**2 + 3584 + 2 * (3584 * 512 + 512) + 3584**2 + 3 * 3584 * 18944 + 2 * 3584
 # Embedding and head, untied, and the last norm.
 ROOT = 2 * 152064 * 3584 + 3584
 N = 28 * LAYER + ROOT
-
-
-def qwen_math7b() -> ModelShape:
-    return shape_of(AutoConfig.for_model(**QWEN_MATH_7B))
-
-
-# As configs/experiment/paper: bfloat16, checkpointing, 16384 tokens a micro-batch, 24 GiB of keys and values.
-PAPER = RunShape(
-    world_size=8,
-    strategy="fsdp",
-    is_cuda=True,
-    compute_bytes=2,
-    has_reference=True,
-    gradient_checkpointing=True,
-    microbatch_tokens=16384,
-    max_model_len=2048,
-    engine=EngineSize(name="vllm", num_sequences=256, num_forward_tokens=8192, kv_cache_bytes=24 * GIB),
-)
 
 
 def test_a_7b_model_is_counted_without_its_weights():
@@ -113,7 +97,7 @@ def test_the_first_rank_alone_loads_whole_weights_where_they_are_sharded_by_hand
     ddp = plan_memory(qwen_math7b(), replace(PAPER, strategy="ddp"))
     assert ddp.loading == ddp.loading_others == LIBRARIES_BYTES + 2 * 30_462_466_048
     # Adapters are drawn on the first rank and handed out like the rest.
-    lora = plan_memory(shape_of(AutoConfig.for_model(**QWEN_MATH_7B), LoRA(rank=16)), PAPER)
+    lora = plan_memory(shape_of(AutoConfig.for_model(**QWEN7B), LoRA(rank=16)), PAPER)
     assert lora.loading == plan.loading + 4 * 40_370_176
 
 
@@ -138,7 +122,7 @@ def test_without_a_reference_in_float32_nothing_is_kept_for_either():
 
 
 def test_adapters_alone_have_gradients_and_moments_by_hand():
-    config = AutoConfig.for_model(**QWEN_MATH_7B)
+    config = AutoConfig.for_model(**QWEN7B)
     model = shape_of(config, LoRA(rank=16))
     # 16·(m + n) of every matrix of a layer: q and o 7168 each, k and v 4096 each, gate, up and down 22528 each.
     adapters = 28 * 16 * (2 * 7168 + 2 * 4096 + 3 * 22528)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import experiments  # pyright: ignore[reportMissingImports]
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -12,10 +13,6 @@ from omegaconf import read_write
 from apo_lightning.run.sweeping import each_job_a_run, is_swept
 from composing import CONFIGS, ROOT
 from running import training_rows
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import experiments  # pyright: ignore[reportMissingImports]
 
 
 def begin_job(*overrides):

@@ -8,8 +8,8 @@ import torch
 
 from apo_lightning.errors import ConfigError
 
-PRODUCT_SIZE = {"cpu": (1024, 1024, 1536), "cuda": (8192, 8192, 8192)}
-"""Rows, inner size and columns of the product that is timed: a micro-batch times a layer's matrix."""
+PRODUCT_SIZES = {"cpu": (1024, 1024, 1536), "cuda": (8192, 3584, 18944)}
+"""Rows, inner size and columns of the product that is timed: a micro-batch by a matrix of an MLP."""
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}
 """Larger than any cache, so that it is the memory that is timed."""
 REPEATS = 5
@@ -77,23 +77,38 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
         device: in whose memory the numbers lie.
         dtype: of the products.
     """
-    rows, inner, columns = PRODUCT_SIZE[device.type]
-    a, b = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (inner, columns)))
-    product = torch.empty(rows, columns, device=device, dtype=dtype)
-    source = torch.zeros(COPY_BYTES[device.type] // 4, device=device)
-    target = torch.zeros_like(source)
-    matmul = 2 * rows * inner * columns / seconds_of(lambda: torch.mm(a, b, out=product), device)
-    memory = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
+    memory = copy_rate(device)
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"this CPU with {torch.get_num_threads()} thread(s)"
     return Rates(
         name=f"{name}, {str(dtype).removeprefix('torch.')}, measured now",
-        matmul_flops_per_second=matmul,
+        matmul_flops_per_second=product_rate(PRODUCT_SIZES[device.type], dtype, device),
         memory_bytes_per_second=memory,
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
         engine_step_seconds=ENGINE_STEP_SECONDS,
         graph_step_seconds=GRAPH_STEP_SECONDS,
     )
+
+
+def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of one product, in float32 without TensorFloat-32 unless torch is set otherwise.
+
+    Args:
+        sizes: rows, inner size and columns.
+        dtype: of factors and product.
+        device: in whose memory they lie.
+    """
+    rows, inner, columns = sizes
+    left, right = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (columns, inner)))
+    product = torch.empty(rows, columns, device=device, dtype=dtype)
+    return 2 * rows * inner * columns / seconds_of(lambda: torch.mm(left, right.T, out=product), device)
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes/s of a copy in a device's memory, each byte read once and written once."""
+    source = torch.zeros(COPY_BYTES[device.type] // 4, device=device)
+    target = torch.zeros_like(source)
+    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
 
 
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:

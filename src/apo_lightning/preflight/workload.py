@@ -65,13 +65,13 @@ class Workload:
     """Mean length of a completion."""
     longest_completion: int
     num_minibatches: int
-    updated: "Part"
+    updated: Part
     """Run by the update."""
-    reference: "Part"
+    reference: Part
     """Run by the reference."""
-    drawn: "Part"
+    drawn: Part
     """Run without a gradient for means over all tokens, though the update skips them."""
-    later: "Part" = NOTHING
+    later: Part = NOTHING
     """Run without a gradient because the update comes to them after an optimizer step."""
     has_full_kl: bool = False
     """Whether the reference runs beside every micro-batch of the update."""
@@ -95,7 +95,7 @@ class Workload:
             f"scored before {self.later.completions + self.drawn.completions:.0%}"
         )
 
-    def work(self, part: "Part") -> Work:
+    def work(self, part: Part) -> Work:
         """One forward of some completions, each prompt once for those of its group.
 
         Departure: lengths are taken to be equal, so pairs of long completions are counted too low.
