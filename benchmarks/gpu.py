@@ -3,7 +3,8 @@
     python benchmarks/gpu.py [--parts a,b,c,d,rates] [--device cpu] [--output FOLDER] [--minutes 25]
 
     a  train.py: bfloat16, recomputation, held-out problems, checkpoints, resume, LoRA, fsdp8 with one device
-    b  kernels: flex attention and the tiles of the head, against the CPU in float32; graphs over varying lengths
+    b  kernels: flex attention and the tiles of the head, against the CPU in float32; compiled layers; graphs over
+       varying lengths
     c  the update of a Llama-3.2-3B- and a Qwen2.5-7B-shaped model: time, share of the peak, memory against the plan,
        dearest kernels; the head alone against the time of its products
     d  vLLM: start, publish, generate, sleep, wake, and again; a second engine in the process
@@ -80,10 +81,11 @@ SECTIONS = (
     Section("b", "gpu_kernels", "attention", 300),
     Section("b", "gpu_kernels", "graphs", 200),
     Section("b", "gpu_kernels", "head tiles", 150),
+    Section("b", "gpu_layers", "layers", 240),
     *(
         Section("c", "gpu_update", f"{model}, {how}", 180)
         for model in ("llama3b", "qwen7b")
-        for how in ("recomputing", "keeping all")
+        for how in ("recomputing", "keeping all", "compiled")
     ),
     Section("c", "gpu_head", "head", 100),
     *(Section("d", "gpu_engine", f"{how}, {n}", 240, GPU | VLLM) for how in ("eager", "graphs") for n in (256, 512)),

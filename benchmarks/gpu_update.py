@@ -17,6 +17,7 @@ from update import Shape, build_module, make_rollouts, only_minibatch
 
 from apo_lightning.distributed.ranks import clip_grad_norm
 from apo_lightning.metrics.throughput import model_size, peak_flops_per_second, training_flops, work_of
+from apo_lightning.model.compiling import compile_layers
 from apo_lightning.preflight.memory_plan import plan_memory, process_bytes
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.types import Rollouts
@@ -81,9 +82,13 @@ class Update:
     """Through the backbone, of all micro-batches."""
 
 
-def make_update(model: PreTrainedModel, rollouts: Rollouts, device: torch.device, budget: int) -> Update:
+def make_update(
+    model: PreTrainedModel, rollouts: Rollouts, device: torch.device, budget: int, *, compiles_layers: bool
+) -> Update:
     """As `RLVRModule._update`, but for the engine's check: these rollouts no engine has sampled."""
     module = build_module(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
+    module.policy.compiles_layers = compiles_layers
+    compile_layers([module.policy])
     minibatch = only_minibatch(module, rollouts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
@@ -115,7 +120,8 @@ def update_rows(name: str, how: str, kind: str) -> Iterator[Row]:
     model = random_model(config_of(fields | {"num_hidden_layers": size.num_layers}), device).train()
     if recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    update = make_update(model, make_rollouts(shape, size.vocab_size, 2, GROUP_SIZE), device, budget)
+    rollouts = make_rollouts(shape, size.vocab_size, 2, GROUP_SIZE)
+    update = make_update(model, rollouts, device, budget, compiles_layers=how == "compiled")
     title = f"{name}, {size.num_layers} of {MODELS[name]['num_hidden_layers']} layers, {how}"
     yield from speed_rows(title, update, device, is_goal=name == "llama3b")
     run = replace(run, microbatch_tokens=update.positions)
@@ -180,5 +186,6 @@ def kernel_seconds(events: Sequence[Any], *, is_cuda: bool) -> dict[str, float]:
     return seconds
 
 
-MANNERS = ("recomputing", "keeping all")
+MANNERS = ("recomputing", "keeping all", "compiled")
+"""The last keeps all as well."""
 SECTIONS = {f"{name}, {how}": functools.partial(update_rows, name, how) for name in MODELS for how in MANNERS}

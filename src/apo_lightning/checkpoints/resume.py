@@ -11,7 +11,7 @@ from apo_lightning.errors import ConfigError
 
 FREE = (
     "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "preflight", "experiment",
-    "tokens_per_microbatch", "kv_cache_gib", "model.gradient_checkpointing",
+    "tokens_per_microbatch", "kv_cache_gib", "model.gradient_checkpointing", "model.compile_layers",
 )  # fmt: skip
 """What may differ between a checkpoint's run and the one that goes on: it does not enter the results."""
 

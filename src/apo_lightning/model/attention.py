@@ -196,7 +196,7 @@ def _backward(of_query: Sequence[Tensor], key: Tensor, value: Tensor, *, causal:
     return _heads_first(*_attention_backward(grad_output, query, key, value, output, lse, 0.0, causal, scale=scale))
 
 
-def _registered(
+def attend_registered(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -227,7 +227,7 @@ def _registered(
     return attend(query, key, value, layout, scale=scaling)[None], None
 
 
-AttentionInterface.register(SHARED_PROMPTS, _registered)
+AttentionInterface.register(SHARED_PROMPTS, attend_registered)
 AttentionMaskInterface.register(SHARED_PROMPTS, sdpa_mask)
 
 

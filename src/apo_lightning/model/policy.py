@@ -33,6 +33,8 @@ class Policy(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         compute_dtype: torch.dtype,
         stop_tokens: Sequence[str] = (),
+        *,
+        compiles_layers: bool = False,
     ) -> None:
         super().__init__()
         use_shared_prompts(model)
@@ -40,6 +42,7 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.compute_dtype = compute_dtype
         self.stop_tokens = tuple(stop_tokens)
+        self.compiles_layers = compiles_layers
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:

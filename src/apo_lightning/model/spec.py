@@ -43,6 +43,7 @@ class PolicySpec:
         compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it natively). Weights
             and optimizer state are float32 in any case: at learning rates of 1e-6 bfloat16 weights lose most updates.
         gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
+        compile_layers: what stands between matrix products runs in few passes over memory; see `model.compiling`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PolicySpec:
     stop_tokens: tuple[str, ...] | list[str] = ()
     compute_dtype: str = "auto"
     gradient_checkpointing: bool = False
+    compile_layers: bool = False
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.config is None):

@@ -37,6 +37,8 @@ def pretrain(cfg: DictConfig) -> Path:
         ConfigError: the data are no puzzle's.
     """
     source = instantiate(cfg.data)
+    if cfg.pretraining.model.compile_layers:
+        raise ConfigError("pretraining.model.compile_layers is true: base models are trained eagerly, give false")
     if not isinstance(source, PuzzleSource):
         raise ConfigError(f"data is {cfg.data._target_}: base models are made of puzzles, data=locks or data=countdown")
     folder = Path(cfg.output_dir) / source.name

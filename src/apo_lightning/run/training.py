@@ -10,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
@@ -75,7 +75,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     )
     with progress_bars_hidden():
         model = load_model(parts.model, parts.lora, cfg.seed, trainer)
-    policy = Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens)
+    policy = _policy(parts, model)
     say(describe(model, parts.compute_dtype, automatic=parts.model.compute_dtype == "auto"))
 
     stop = StopRequest()
@@ -206,7 +206,12 @@ def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:
         return reference_of(policy)
     with progress_bars_hidden():
         model = replace(parts.model, path=cfg.reference_path, config=None).load_model(cfg.seed)
-    return Reference(Policy(model, parts.tokenizer, parts.compute_dtype, parts.model.stop_tokens))
+    return Reference(_policy(parts, model))
+
+
+def _policy(parts: Parts, model: PreTrainedModel) -> Policy:
+    stop_tokens, compiles = parts.model.stop_tokens, parts.model.compile_layers
+    return Policy(model, parts.tokenizer, parts.compute_dtype, stop_tokens, compiles_layers=compiles)
 
 
 def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, lora: bool) -> None:
