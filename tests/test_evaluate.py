@@ -8,10 +8,16 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import torch
+from hydra.utils import instantiate
 
+import apo_lightning.run.evaluating
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.samples_file import read_samples
+from apo_lightning.model.fingerprint import weights_sha256
+from apo_lightning.model.policy import Policy
+from apo_lightning.rollout import weight_sync
 from apo_lightning.run import evaluate, evaluate_from_command_line, user_message
 from composing import composed, names
 from processes import start_script
@@ -130,6 +136,26 @@ def test_a_trained_run_is_measured_with_its_own_model_and_named_by_its_algorithm
     assert 0.08 < result.metrics["support_coverage"].value < 0.4
     with pytest.raises(ConfigError, match="leave model=… out"):
         evaluate(cfg, ["model=tiny"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matrices_lie_in_the_dtype_of_their_products_and_the_weights_keep_their_name(dtype, tmp_path, monkeypatch):
+    published = {}
+
+    def publish(model, engine, version):
+        published.update({name: parameter.dtype for name, parameter in model.named_parameters()})
+        weight_sync.publish(model, engine, version)  # the engine's log-probs are then held against the policy's
+
+    monkeypatch.setattr(apo_lightning.run.evaluating, "publish", publish)
+    name = str(dtype).removeprefix("torch.")
+    options = ("limit=2", "num_samples=2", f"model.compute_dtype={name}", f"output_dir={tmp_path}")
+    cfg = composed("model=tiny", "engine=transformers", *options, config_name="evaluate")
+    [result] = evaluate(cfg)
+    spec = instantiate(cfg.model, _convert_="all")
+    read = Policy(spec.load_model(cfg.seed), spec.load_tokenizer(), dtype)
+    assert (result.model.dtype, result.model.weights_sha256) == (name, weights_sha256(read))
+    assert {kept for name, kept in published.items() if "_proj" in name} == {dtype}
+    assert {kept for name, kept in published.items() if "_proj" not in name} == {torch.float32}
 
 
 def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypatch, capsys):

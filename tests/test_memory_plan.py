@@ -38,8 +38,10 @@ def test_a_7b_model_is_counted_without_its_weights():
 def test_the_papers_run_on_eight_gpus_by_hand():
     plan = plan_memory(qwen_math7b(), PAPER)
     parts = {part.name: part for part in plan.allocations}
-    # 4·N/8 = 3,807,808,256 bytes = 3.55 GiB, the same for gradients and reference, twice for Adam.
-    assert parts["weights"].update == parts["reference weights"].update == parts["gradients"].update == 3_807_808_256
+    # 4·N/8 = 3,807,808,256 bytes = 3.55 GiB, the same for gradients, twice for Adam.
+    assert parts["weights"].update == parts["gradients"].update == 3_807_808_256
+    # Layers in bfloat16, embedding and head in float32: (2·28·233,057,792 + 4·1,089,998,336)/8 = 2.03 GiB
+    assert parts["reference weights"].update == 2_176_403_712
     assert parts["optimizer moments"].update == 2 * 3_807_808_256
     # 2·N = 15,231,233,024 bytes = 14.2 GiB, asleep in the update, as are the keys and values
     assert (parts["engine weights"].generate, parts["engine weights"].update) == (15_231_233_024, 0)
@@ -63,7 +65,10 @@ def test_the_papers_run_on_eight_gpus_by_hand():
     assert head == 4_578_607_104
     # Embedding or head in bfloat16, once as gathered and once as handed on: 2·2·152064·3584
     assert parts["whole tensors on their way"].sync == 2_179_989_504
-    assert plan.update == 1 * GIB + 5 * 3_807_808_256 + 5_292_224_512 + 11_561_336_832 + 1_398_346_752 + head
+    assert (
+        plan.update
+        == 1 * GIB + 4 * 3_807_808_256 + 2_176_403_712 + 5_292_224_512 + 11_561_336_832 + 1_398_346_752 + head
+    )
     # 80 GB hold it, and would not without the sleeping engine.
     assert plan.peak < 80e9 < plan.update + parts["engine weights"].generate + parts["keys and values"].generate
 
@@ -74,10 +79,10 @@ def test_sharding_divides_what_fsdp2_shards_and_ddp_holds_everything_twice_over(
     def sizes(run):
         return {part.name: part.update for part in plan_memory(model, run).allocations}
 
-    for name in ("weights", "gradients", "optimizer moments"):
+    for name in ("weights", "gradients", "optimizer moments", "reference weights"):
         assert sizes(alone)[name] == 8 * sizes(PAPER)[name]
-    # Whole, the reference has its layers in bfloat16: 2·28·233,057,792 + 4·1,089,998,336
-    assert sizes(alone)["reference weights"] == 13_051_236_352 + 4_359_993_344
+    in_float32 = replace(PAPER, compute_bytes=4)
+    assert sizes(in_float32)["reference weights"] == sizes(in_float32)["weights"]
     ddp = sizes(replace(PAPER, strategy="ddp"))
     assert ddp["weights"] == sizes(alone)["weights"]
     assert ddp["gradients"] == 2 * sizes(alone)["gradients"]  # the buckets
@@ -90,8 +95,8 @@ def test_the_first_rank_alone_loads_whole_weights_where_they_are_sharded_by_hand
     assert plan.loading_others - LIBRARIES_BYTES == 2_179_989_504
     # On CPUs the shards of policy and reference are in the same memory, and what the first has freed stays with it.
     cpu = plan_memory(qwen_math7b(), replace(PAPER, is_cuda=False))
-    assert cpu.loading == plan.loading + 2 * 3_807_808_256
-    assert cpu.loading_others == plan.loading_others + 2 * 3_807_808_256
+    assert cpu.loading == plan.loading + 3_807_808_256 + 2_176_403_712
+    assert cpu.loading_others == plan.loading_others + 3_807_808_256 + 2_176_403_712
     assert cpu.peak - cpu.peak_others == 30_462_466_048
     # Whole copies of policy and reference in every process of DDP, in float32 until they are on the device.
     ddp = plan_memory(qwen_math7b(), replace(PAPER, strategy="ddp"))
@@ -106,8 +111,8 @@ def test_what_the_strategy_is_told_moves_the_plan_by_hand():
     plan, offloaded = plan_memory(model, PAPER), plan_memory(model, replace(PAPER, offloads=True))
     names = {part.name for part in offloaded.allocations}
     assert not names & {"weights", "reference weights", "gradients", "optimizer moments"}
-    # Weights, gradients, two moments and the reference: 5·4·N/8 bytes leave the GPU for the machine's memory.
-    assert plan.update - offloaded.update == offloaded.beside_gpu - plan.beside_gpu == 5 * 3_807_808_256
+    # Weights, gradients and two moments, 4·4·N/8 bytes, and the reference leave the GPU for the machine's memory.
+    assert plan.update - offloaded.update == offloaded.beside_gpu - plan.beside_gpu == 4 * 3_807_808_256 + 2_176_403_712
     # All 28 layers stay gathered, and not two: 2·26·233,057,792
     kept = plan_memory(model, replace(PAPER, keeps_layers_gathered=True))
     assert kept.update - plan.update == 12_119_005_184
@@ -188,4 +193,4 @@ def test_a_cache_without_a_size_is_a_share_of_what_is_free_when_the_engine_start
     plan = plan_memory(qwen_math7b(), replace(PAPER, engine=engine, gpu_bytes=80 * GIB))
     parts = {part.name: part for part in plan.allocations}
     # 80 GiB but for 1 GiB of context and NCCL, an eighth of the policy and an eighth of the reference
-    assert parts["keys and values"].generate == int(0.4 * (80 * GIB - GIB - 2 * 3_807_808_256))
+    assert parts["keys and values"].generate == int(0.4 * (80 * GIB - GIB - 3_807_808_256 - 2_176_403_712))

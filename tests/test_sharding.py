@@ -69,6 +69,7 @@ class Probe(pl.LightningModule):
         with torch.enable_grad():
             looks_like_one_process(self.policy, self.reference.policy)
             looks_like_autocast(self.trainer)
+            the_reference_lies_as_it_is_gathered(self.trainer)
             gathers_each_unit_once(self.policy, self.reference)
 
 
@@ -137,6 +138,24 @@ def looks_like_autocast(trainer):
     gradient_of(policy, [0, 1, 2, 3])
     for parameter in policy.parameters():
         assert parameter.dtype == parameter.grad.dtype == torch.float32
+
+
+def the_reference_lies_as_it_is_gathered(trainer):
+    """Its layers are shards in bfloat16, the rest in float32, and it says what the policy says, to the bit."""
+    spec = tiny_spec(compute_dtype="bfloat16")
+    policy = make_policy(spec, load_model(spec, None, 1, trainer))
+    for name, weight in trainer.strategy.whole_weights.items():
+        if "norm" in name:  # ones so far, which bfloat16 holds exactly
+            weight.detach().mul_(1.013)
+    reference = Reference(policy)
+    shard([policy, reference.policy], trainer)
+    for name, parameter in reference.policy.model.named_parameters():
+        assert parameter.to_local().dtype == (torch.bfloat16 if ".layers." in name else torch.float32), name
+    assert all(parameter.to_local().dtype == torch.float32 for parameter in policy.parameters())
+    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
+    with torch.no_grad():
+        expected = policy(microbatch).logprobs
+    assert torch.equal(reference.score(microbatch, 0, temperature=1.0).logprobs, expected)
 
 
 def gathers_each_unit_once(policy, reference):

@@ -197,11 +197,11 @@ def test_no_room_on_the_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, t
     original = apo_lightning.checkpoints.checkpointer.save_tensors
     calls = []
 
-    def full(tensors, folder):
+    def full(tensors, folder, written):
         calls.append(folder)
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
-        original(tensors, folder)
+        original(tensors, folder, written)
 
     monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_tensors", full)
     weights = run(tmp_path)
@@ -213,9 +213,9 @@ def test_no_room_on_the_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, t
 def test_a_folder_that_is_missing_ends_the_run(tmp_path, monkeypatch):
     original = apo_lightning.checkpoints.checkpointer.save_plain
 
-    def into_nothing(content, path):
+    def into_nothing(content, path, written):
         shutil.rmtree(path.parent, ignore_errors=True)
-        original(content, path)
+        original(content, path, written)
 
     monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_plain", into_nothing)
     with pytest.raises(ConfigError, match=r"checkpoint step_000001 could not be written .*No such file.*removed"):

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints import tensors as module
+from apo_lightning.checkpoints.folder import crc32
 from apo_lightning.checkpoints.tensors import (
     background_group,
     file_numbers,
@@ -14,6 +15,7 @@ from apo_lightning.checkpoints.tensors import (
     save_tensors_later,
     tensor_shapes,
 )
+from apo_lightning.checkpoints.writing import Written
 from apo_lightning.errors import ConfigError
 
 SIZES = {"policy.a": (3, 5), "policy.b": (40,), "optimizer.a": (3, 5), "empty": (0, 4), "half": (7,)}
@@ -34,14 +36,16 @@ def made(value=None):
 @pytest.mark.parametrize(("bytes_per_file", "num_files"), [(10**6, 1), (160, 3), (1, 4)])
 def test_they_come_back_to_the_bit_from_files_of_any_size(tmp_path, monkeypatch, bytes_per_file, num_files, later):
     monkeypatch.setattr(module, "BYTES_PER_FILE", bytes_per_file)
-    saved, read = made(), made(7.0)
+    saved, read, written = made(), made(7.0), Written(tmp_path)
     if later:
-        save_tensors_later(saved, tmp_path, background_group()).result()
+        save_tensors_later(saved, tmp_path / "tensors", written, background_group()).result()
     else:
-        save_tensors(saved, tmp_path)
-    assert len(list(tmp_path.glob("*.safetensors"))) == num_files
-    assert tensor_shapes(tmp_path) == SIZES
-    load_tensors(read, tmp_path)
+        save_tensors(saved, tmp_path / "tensors", written)
+    files = sorted((tmp_path / "tensors").iterdir())
+    assert len(files) == num_files
+    assert written.files == {f"tensors/{file.name}": [file.stat().st_size, crc32(file)] for file in files}
+    assert tensor_shapes(tmp_path / "tensors") == SIZES
+    load_tensors(read, tmp_path / "tensors")
     assert all(torch.equal(saved[name], read[name]) for name in SIZES)
 
 

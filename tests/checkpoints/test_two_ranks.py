@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from apo_lightning.checkpoints.folder import complete_checkpoints, require_seen_by_all
 from apo_lightning.checkpoints.tensors import background_group, load_tensors, save_tensors_later
+from apo_lightning.checkpoints.writing import Written
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import export
 from composing import composed
@@ -81,7 +82,7 @@ def between_ranks(rank, folder):
     torch.set_num_threads(1)
     # A group of NCCL alone carries nothing for the CPU; this one neither.
     begin_group("cuda:gloo", folder / "no_cpu", rank)
-    save_tensors_later(made_tensors(), folder / "first", background_group()).result()
+    save_tensors_later(made_tensors(), folder / "first", Written(folder), background_group()).result()
     dist.destroy_process_group()
 
     begin_group("gloo", folder / "cpu", rank)
@@ -95,7 +96,7 @@ def between_ranks(rank, folder):
         return plan(self, local_plan)
 
     HuggingFaceStorageWriter.prepare_local_plan = planned
-    future = save_tensors_later(made_tensors(), folder / "second", group)
+    future = save_tensors_later(made_tensors(), folder / "second", Written(folder), group)
     if rank == 0:  # its writer speaks before its training does; of the other rank, after
         is_planned.wait()
         time.sleep(0.2)

@@ -16,7 +16,6 @@ from apo_lightning.checkpoints.folder import (
     Checkpoint,
     Header,
     Position,
-    checksums,
     damaged_file,
     flush,
     partial_folder,
@@ -49,6 +48,7 @@ from apo_lightning.checkpoints.tensors import (
     save_tensors_later,
     tensor_shapes,
 )
+from apo_lightning.checkpoints.writing import Written
 from apo_lightning.console import say
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
@@ -64,6 +64,7 @@ class _Pending:
 
     position: Position
     score: float | None
+    written: Written
     tensors: Future[object]
 
 
@@ -230,23 +231,24 @@ class Checkpointer:
 
     def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None, *, asynchronous: bool) -> None:
         partial = partial_folder(self.root, position)
+        written = Written(partial)
         is_first = run.ranks.rank == 0
         self._saved_at = time.monotonic()
 
         def small_files() -> None:
             if is_first:
-                save_plain(shared_state(run), partial / SHARED)
+                save_plain(shared_state(run), partial / SHARED, written)
             own = {"random": random_states(), "rollouts": None if rollouts is None else to_plain(rollouts)}
-            save_plain(own, partial / rank_file(run.ranks.rank))
+            save_plain(own, partial / rank_file(run.ranks.rank), written)
 
         tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)
-        pending = _Pending(position=position, score=self._score(run), tensors=Future())
+        pending = _Pending(position=position, score=self._score(run), written=written, tensors=Future())
 
         def large_files() -> None:
             if asynchronous:
-                pending.tensors = save_tensors_later(tensors, partial / TENSORS, self._background_group)
+                pending.tensors = save_tensors_later(tensors, partial / TENSORS, written, self._background_group)
             else:
-                save_tensors(tensors, partial / TENSORS)
+                save_tensors(tensors, partial / TENSORS, written)
                 pending.tensors.set_result(None)
 
         steps = (lambda: _empty(partial) if is_first else None, small_files, large_files)
@@ -260,14 +262,12 @@ class Checkpointer:
         if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
             return
         partial, is_first = partial_folder(root, position), run.ranks.rank == 0
-        steps = (
-            lambda: _empty(partial) if is_first else None,
-            lambda: write_weights(run, partial),
-            lambda: publish_snapshot(run, partial, position, self.config) if is_first else None,
-        )
-        for action in steps:
-            if not self._together(run, position, action, snapshot=True):
-                return
+        written = Written(partial)
+        steps = (lambda: _empty(partial) if is_first else None, lambda: write_weights(run, written))
+        if all(self._together(run, position, action, snapshot=True) for action in steps):
+            files = _of_all_ranks(written)
+            publish = functools.partial(publish_snapshot, run, partial, position, self.config, files)
+            self._together(run, position, publish if is_first else lambda: None, snapshot=True)
 
     def _finish(self, run: TrainingRun, *, wait: bool) -> None:
         """Give a checkpoint its name, when all of its files are written."""
@@ -278,12 +278,10 @@ class Checkpointer:
             return
         self._pending = None
         position, partial = pending.position, partial_folder(self.root, pending.position)
-        mine: dict[str, list[int]] = {}
 
         def check() -> None:
             pending.tensors.result()
-            names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
-            mine.update(checksums(partial, names[run.ranks.rank :: run.ranks.world_size]))
+            pending.written.check()
 
         def publish() -> None:
             header = Header(
@@ -292,18 +290,16 @@ class Checkpointer:
                 validated_step=run.held_out.last_step,
                 score=pending.score,
                 config=self.config,
-                files={name: value for part in parts for name, value in part.items()},
+                files=files,
             )
             write_header(partial, header)
             publish_folder(partial, self.root / position.name)
             flush(self.root)
             prune(self.root, self.settings.keep)
 
-        if not self._together(run, position, lambda: pending.tensors.result()) or not self._together(
-            run, position, check
-        ):
+        if not self._together(run, position, check):
             return
-        parts = from_all_ranks(mine)
+        files = _of_all_ranks(pending.written)
         if self._together(run, position, publish if run.ranks.rank == 0 else lambda: None):
             self._saved = position
 
@@ -341,6 +337,11 @@ class Checkpointer:
         if self.settings.best is None or run.held_out.last_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])
+
+
+def _of_all_ranks(written: Written) -> dict[str, list[int]]:
+    """The files of all ranks; collective."""
+    return {name: entry for files in from_all_ranks(written.files) for name, entry in files.items()}
 
 
 def _empty(folder: Path, *, make: bool = True) -> None:

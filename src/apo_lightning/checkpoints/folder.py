@@ -54,7 +54,7 @@ class Header:
     config: Mapping[str, Any]
     """The config of the run that wrote it."""
     files: Mapping[str, Sequence[int]]
-    """Name → (size [bytes], CRC-32)."""
+    """Name → (size [bytes], CRC-32 of what was given to be written)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +91,6 @@ def partial_folder(root: Path, position: Position) -> Path:
     return root / f".{position.name}.partial"
 
 
-def checksums(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
-    """(size [bytes], CRC-32) of each file."""
-    return {name: [(folder / name).stat().st_size, crc32(folder / name)] for name in names}
-
-
 def crc32(path: Path) -> int:
     """The CRC-32 of a whole file."""
     value = 0
@@ -106,7 +101,14 @@ def crc32(path: Path) -> int:
 
 
 def write_header(partial: Path, header: Header) -> None:
-    """The last file of a checkpoint; it and the folder are on the disk when this returns."""
+    """The last file of a checkpoint; it and the folder are on the disk when this returns.
+
+    Raises:
+        RuntimeError: a file has no checksum, by which a change in it would be seen.
+    """
+    for path in sorted(partial.rglob("*")):
+        if path.is_file() and (name := str(path.relative_to(partial))) not in header.files:
+            raise RuntimeError(f"{name} has no checksum")
     content = {
         "format": FORMAT,
         "step": header.position.step,

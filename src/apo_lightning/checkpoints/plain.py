@@ -1,11 +1,11 @@
 """The small files of a checkpoint: plain data, read back without running any code."""
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
-from apo_lightning.checkpoints.folder import flush
+from apo_lightning.checkpoints.writing import Written
 
 TENSORS = "tensors"
 """The folder of the large ones."""
@@ -18,11 +18,10 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.pt"
 
 
-def save_plain(content: Any, path: Path) -> None:
+def save_plain(content: Any, path: Path, written: Written) -> None:
     """Numbers, strings, lists, dicts and tensors."""
-    with path.open("wb") as file:  # by its path torch would hide why a file cannot be opened
-        torch.save(content, file)
-    flush(path)
+    with written.open(path) as file:
+        torch.save(content, cast("IO[bytes]", file))
 
 
 def load_plain(path: Path) -> Any:

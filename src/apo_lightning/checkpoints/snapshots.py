@@ -4,7 +4,7 @@ A snapshot is a checkpoint folder without optimizer and run state; none is ever 
 as is no snapshot: it is where it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -13,7 +13,6 @@ from apo_lightning.checkpoints.folder import (
     Checkpoint,
     Header,
     Position,
-    checksums,
     complete_checkpoints,
     damaged_file,
     flush,
@@ -22,6 +21,7 @@ from apo_lightning.checkpoints.folder import (
 from apo_lightning.checkpoints.plain import TENSORS
 from apo_lightning.checkpoints.run_state import TrainingRun, policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors, save_tensors
+from apo_lightning.checkpoints.writing import Written
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import publish_folder
 
@@ -29,21 +29,27 @@ SNAPSHOTS = "snapshots"
 """The folder in a run's `checkpoints/`."""
 
 
-def write_weights(run: TrainingRun, partial: Path) -> None:
+def write_weights(run: TrainingRun, written: Written) -> None:
     """Write the trained weights, each rank its part; collective."""
-    save_tensors(policy_tensors(run.policy), partial / TENSORS)
+    save_tensors(policy_tensors(run.policy), written.folder / TENSORS, written)
+    written.check()
 
 
-def publish_snapshot(run: TrainingRun, partial: Path, position: Position, config: Mapping[str, object]) -> None:
-    """Give the written weights their name and their list of files; on the first rank alone."""
-    names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
+def publish_snapshot(
+    run: TrainingRun,
+    partial: Path,
+    position: Position,
+    config: Mapping[str, object],
+    files: Mapping[str, Sequence[int]],
+) -> None:
+    """Give the written weights, in the files of all ranks, their name and the list of them; on the first rank alone."""
     header = Header(
         position=position,
         world_size=run.ranks.world_size,
         validated_step=run.held_out.last_step,
         score=None,
         config=config,
-        files=checksums(partial, names),
+        files=files,
     )
     write_header(partial, header)
     publish_folder(partial, partial.parent / position.name)

@@ -4,6 +4,8 @@ torch.distributed.checkpoint writes and reads them: shards are put together, and
 Its own format keeps an index that is unpickled, and so may run code; safetensors holds nothing but numbers.
 """
 
+import io
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -16,29 +18,40 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.filesystem import FileSystem
 
+from apo_lightning.checkpoints.writing import Written
 from apo_lightning.process_group import has_process_group, num_processes
 
 BYTES_PER_FILE = 256 * 2**20
 """Size of one rank's files. Each is put together in memory, twice: one file for all would take two copies of it."""
 
 
-def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write all tensors; collective. A shard is written by its owner, a replicated tensor once."""
+def save_tensors(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> None:
+    """Write all tensors; collective. A shard is written by its owner, a replicated tensor once.
+
+    Args:
+        tensors: whole or sharded, on any device.
+        folder: seen by all ranks.
+        written: gets this rank's files.
+    """
     with _single_process_is_meant():
-        dcp.save(dict(tensors), storage_writer=_writer(tensors, folder))
+        dcp.save(dict(tensors), storage_writer=_writer(tensors, folder, written))
 
 
-def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup | None) -> Future[object]:
+def save_tensors_later(
+    tensors: Mapping[str, Tensor], folder: Path, written: Written, group: ProcessGroup | None
+) -> Future[object]:
     """Write the tensors from a thread, as they are now: they are copied to host memory first.
 
     Args:
         tensors: whole or sharded, on any device.
         folder: seen by all ranks.
+        written: gets this rank's files, all of them once the future is done.
         group: from `background_group`.
     """
     with _single_process_is_meant():
-        future = dcp.async_save(dict(tensors), storage_writer=_writer(tensors, folder), process_group=group)
+        future = dcp.async_save(dict(tensors), storage_writer=_writer(tensors, folder, written), process_group=group)
         return cast("Future[object]", future)
 
 
@@ -69,10 +82,26 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _writer(tensors: Mapping[str, Tensor], folder: Path) -> HuggingFaceStorageWriter:
+def _writer(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> HuggingFaceStorageWriter:
     world_size = num_processes()
     files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)
-    return HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
+    # Were the files not opened through it, the checkpoint would have some without a checksum and be refused.
+    writer.fs = _Listing(written)
+    return writer
+
+
+class _Listing(FileSystem):
+    """A disk on which what is written is listed with its checksum."""
+
+    def __init__(self, written: Written) -> None:
+        self.written = written
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        assert mode == "wb", f"{path} is opened with {mode}"
+        with self.written.open(Path(path)) as file:
+            yield cast("io.IOBase", file)
 
 
 def file_numbers(num_bytes: Mapping[str, int], bytes_per_file: int) -> dict[str, int]:

@@ -133,7 +133,8 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
 
     The root stays gathered between forward and backward: the head's backward reads its weight, which would otherwise
     be a shard by then. It is gathered in float32, since what autocast keeps in float32 (the residual stream) starts
-    at the embedding; the layers, most of the weights, are gathered in the dtype of their products.
+    at the embedding; the layers, most of the weights, are gathered in the dtype of their products. A frozen policy's
+    lie in it too: no update is lost by it, and what is gathered is the same to the bit.
     """
     options: dict[str, Any] = {
         "mesh": strategy.device_mesh["data_parallel"],
@@ -145,7 +146,11 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
         layer_precision = MixedPrecisionPolicy(
             param_dtype=policy.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
+    is_frozen = not any(parameter.requires_grad for parameter in policy.parameters())
     for layer in cast(nn.ModuleList, policy.model.base_model.layers):
+        if is_frozen:
+            for parameter in layer.parameters():
+                parameter.data = parameter.data.to(policy.compute_dtype)
         # A forward without a backward would leave a frozen policy gathered for good.
         reshards = strategy.reshard_after_forward or not any(p.requires_grad for p in layer.parameters())
         fully_shard(layer, reshard_after_forward=reshards, mp_policy=layer_precision, **options)
@@ -161,7 +166,7 @@ def _fill(model: nn.Module, whole_weights: Mapping[str, Tensor], device: torch.d
     is_first = process_rank() == 0
     for name, target in _tensors(model):
         whole = whole_weights[name] if is_first else torch.empty(target.shape, dtype=target.dtype)
-        whole = whole.detach().to(device)
+        whole = whole.detach().to(device, target.dtype)
         torch.distributed.broadcast(whole, src=0)
         if isinstance(target, DTensor):
             shard = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)

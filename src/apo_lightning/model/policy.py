@@ -65,6 +65,18 @@ class Policy(nn.Module):
         device = self.head_weight.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
+    def round_matrices(self) -> None:
+        """Hold the matrices of the layers in `compute_dtype`, at half the memory in bfloat16; for a frozen policy.
+
+        Autocast would round them to it in every pass, so log-probs are the same to the bit; in float32 nothing changes.
+        The embedding and the norms stay as they are. The residual stream has the embedding's dtype: with all weights in
+        bfloat16 log-probs are others, by 0.007 nats a token of `model=tiny` and 0.07 of SmolLM2-135M, on random tokens,
+        as much again as autocast's own rounding.
+        """
+        for module in self.model.base_model.modules():
+            if isinstance(module, nn.Linear):
+                module.to(self.compute_dtype)
+
     @contextlib.contextmanager
     def rounded_residuals(self) -> Iterator[None]:
         """Forward passes whose residual stream is in `compute_dtype`, as in an engine; it begins at the embedding.

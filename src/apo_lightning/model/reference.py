@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from apo_lightning.model.lora import adapters_off, has_adapters
@@ -30,17 +30,11 @@ class Reference:
         return [self.policy]
 
     def to(self, device: torch.device) -> None:
-        """Move the weights; shards lie where sharding put them.
-
-        Matrices of the layers are kept in the compute dtype. Autocast would round them to it in every pass: it is the
-        same to the bit, at half the memory.
-        """
+        """Move the weights, matrices rounded; shards lie where sharding put them."""
         if isinstance(self.policy, FSDPModule):
             return
         self.policy.to(device)
-        for module in self.policy.model.base_model.modules():
-            if isinstance(module, nn.Linear):
-                module.to(self.policy.compute_dtype)
+        self.policy.round_matrices()
 
     def answering(self) -> AbstractContextManager[None]:
         """What `self.policy` must run in, to be the reference."""

@@ -137,12 +137,11 @@ def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
 
 
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy: 4·N/shards under FSDP2, else its layers in the compute dtype."""
+    """A frozen copy, or this process's part of it: the layers in the compute dtype, embedding and head in float32."""
     if not has_reference_copy(model, run):
         return 0
-    if run.strategy == "fsdp":
-        return shard_bytes(model.num_parameters, run)
-    return run.compute_bytes * model.num_layers * model.layer_parameters + FLOAT32 * model.root_parameters
+    layers = model.num_layers * model.layer_parameters
+    return run.compute_bytes * -(-layers // run.num_shards) + shard_bytes(model.root_parameters, run)
 
 
 def process_bytes(run: RunShape) -> int:
@@ -157,11 +156,12 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
 
     Under FSDP2 the first rank alone has all weights, adapters among them, 4·(N + A); the others have them on the `meta`
     device, and receive one whole tensor at a time, V·D at most. The shards that are filled from it, policy's and
-    reference's, lie there too where they are not on a GPU.
+    reference's, lie there too where they are not on a GPU; the reference's are in the compute dtype from the beginning.
     """
-    shards = weight_bytes(model, run) + has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
     if run.strategy != "fsdp":
-        return LIBRARIES_BYTES + shards
+        copy = has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
+        return LIBRARIES_BYTES + weight_bytes(model, run) + copy
+    shards = weight_bytes(model, run) + reference_bytes(model, run)
     whole = whole_parameters(model) if is_first else model.head_parameters
     return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda and not run.offloads else shards)
 

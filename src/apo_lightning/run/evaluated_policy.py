@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.console import progress_bars_hidden, say
+from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.distributed.replicating import on_first_rank, replicate
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.fingerprint import weights_sha256
@@ -19,6 +21,7 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.preflight.checks import check_devices, check_dtype
+from apo_lightning.process_group import process_rank
 from apo_lightning.run.stages import FINAL, Stage, stages_of
 from apo_lightning.run.trained import TrainedRun, trained_run
 
@@ -52,24 +55,37 @@ class EvaluatedPolicy:
         """The longest sequence it reads; None: unknown."""
         return getattr(self.spec.load_config(), "max_position_embeddings", None)
 
-    def load(self, device: torch.device) -> Policy:
-        """Load the policy, frozen."""
-        return self._load(self.spec, device, self.seed)[0]
+    def load(self, device: torch.device) -> tuple[Policy, str]:
+        """Load the policy, frozen, its matrices in the compute dtype; and the SHA-256 of its weights before that.
+
+        Collective, as all that loads here: the first rank reads the weights and hands them out, so that a machine holds
+        one copy of them and not one a device.
+        """
+        policy = self._load(self.spec, self.seed)
+        # Of rounded weights it would be another than that of the run, by which reports know one policy everywhere.
+        [sha256, *_] = from_all_ranks(weights_sha256(policy) if process_rank() == 0 else "")
+        return self._frozen(policy, device), sha256
 
     def load_stages(self, device: torch.device) -> tuple[Policy, Mapping[str, Tensor]]:
-        """Load the policy as its training run began, frozen, and its trained weights, to be written in place."""
+        """Load the policy as its training run began, frozen, and its trained weights, to be written in place.
+
+        All of it stays float32: what is written into it is measured by its SHA-256.
+        """
         assert self.run is not None
-        lora = instantiate(self.run.lora, _convert_="all")
-        return self._load(self.spec, device, self.run.seed, lora)
+        policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all"))
+        replicate(policy, device)
+        # A frozen parameter is not known as a trained one.
+        weights = policy_tensors(policy)
+        return policy.requires_grad_(False), weights
 
     def load_reference(self, device: torch.device) -> Policy:
-        """Load the policy that the training run began with, frozen."""
+        """Load the policy that the training run began with, frozen, its matrices in the compute dtype."""
         assert self.run is not None
-        return self._load(instantiate(self.run.reference, _convert_="all"), device, self.run.seed)[0]
+        return self._frozen(self._load(instantiate(self.run.reference, _convert_="all"), self.run.seed), device)
 
-    def card(self, policy: Policy, stage: Stage) -> ModelCard:
+    def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
         """The identity of the policy at a stage, as results carry it."""
-        card = self._card(policy)
+        card = self._card(weights_sha256)
         if stage.step is None:
             return card
         if stage.snapshot is not None:
@@ -77,30 +93,31 @@ class EvaluatedPolicy:
         seed = card.seed if self.spec.path is None else None
         return replace(card, step=stage.step, algo=None, overrides=(), seed=seed)
 
-    def _card(self, policy: Policy) -> ModelCard:
+    def _card(self, weights_sha256: str) -> ModelCard:
         return ModelCard(
             name=self.spec.name,
             path=self.spec.path,
-            weights_sha256=weights_sha256(policy),
-            dtype=str(policy.compute_dtype).removeprefix("torch."),
+            weights_sha256=weights_sha256,
+            dtype=str(self.compute_dtype).removeprefix("torch."),
             algo=self.run.algo if self.run else None,
             run=str(self.run.folder) if self.run else None,
             overrides=self.run.overrides if self.run else (),
             seed=self.run.seed if self.run else (self.seed if self.spec.path is None else None),
         )
 
-    def _load(
-        self, spec: PolicySpec, device: torch.device, seed: int, lora: LoRA | None = None
-    ) -> tuple[Policy, Mapping[str, Tensor]]:
+    def _load(self, spec: PolicySpec, seed: int, lora: LoRA | None = None) -> Policy:
+        """In float32: on the first rank with weights, on the others without."""
         with progress_bars_hidden():
-            model = spec.load_model(seed)
+            model = on_first_rank(lambda: spec.load_model(seed), spec.load_skeleton)
         if lora is not None:
             lora.attach(model, seed)
         say(describe(model, self.compute_dtype, automatic=spec.compute_dtype == "auto"))
-        policy = Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens).to(device).eval()
-        # A frozen parameter is not known as a trained one.
-        weights = policy_tensors(policy)
-        return policy.requires_grad_(False), weights
+        return Policy(model, self.tokenizer, self.compute_dtype, spec.stop_tokens).eval()
+
+    def _frozen(self, policy: Policy, device: torch.device) -> Policy:
+        policy.round_matrices()
+        replicate(policy, device)
+        return policy.requires_grad_(False)
 
 
 def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:

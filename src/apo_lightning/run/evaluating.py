@@ -22,7 +22,7 @@ from apo_lightning.evaluation.records import CoverageResult, EvaluationResult, M
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples
-from apo_lightning.model.fingerprint import versions
+from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
@@ -105,9 +105,9 @@ def _measure_stages(
     """Measure the policy at each stage, in one engine: the weights of the next are published into it."""
     [first, *_] = left
     if first[0].step is None:
-        policy, weights = evaluated.load(fabric.device), {}
+        (policy, sha256), weights = evaluated.load(fabric.device), {}
     else:
-        policy, weights = evaluated.load_stages(fabric.device)
+        (policy, weights), sha256 = evaluated.load_stages(fabric.device), None
     start_engine(
         engine,
         policy,
@@ -137,7 +137,7 @@ def _measure_stages(
         check_engine(
             engine, policy, tasks[0].prompts, max_new_tokens=tasks[0].settings.max_completion_tokens, version=version
         )
-        card = evaluated.card(policy, stage)
+        card = evaluated.card(sha256 or weights_sha256(policy), stage)
         for task in tasks:
             _measure(task, replace(sampler, policy_version=version), card)
 
@@ -202,10 +202,10 @@ def _cover(cfg: DictConfig, evaluated: EvaluatedPolicy) -> CoverageResult:
         evaluated.spec.name, evaluated.spec.load_config().vocab_size, evaluated.max_position_embeddings
     )
     problems = coverage.load()
-    policy = evaluated.load(evaluated.device)
+    policy, sha256 = evaluated.load(evaluated.device)
     with TokenProgress("solution tokens") as progress:
         result = coverage.result(
-            policy, problems, evaluated.spec.prompt_template, evaluated.card(policy, Stage()), progress.advance
+            policy, problems, evaluated.spec.prompt_template, evaluated.card(sha256, Stage()), progress.advance
         )
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
     write_coverage(folder / "coverage.json", result)

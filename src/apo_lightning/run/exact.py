@@ -42,7 +42,7 @@ def look_exactly(cfg: DictConfig, evaluated: EvaluatedPolicy) -> None:
         shutil.copy(support, folder / SUPPORT)
     for stage in evaluated.stages:
         if stage.step is None:
-            policy = evaluated.load(evaluated.device)
+            policy, _ = evaluated.load(evaluated.device)
         else:
             policy, weights = evaluated.load_stages(evaluated.device)
             if stage.snapshot is not None:

@@ -1,0 +1,102 @@
+"""A checksum is of the bytes that were to be written, whatever became of them afterwards."""
+
+import io
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from apo_lightning.checkpoints.folder import (
+    Checkpoint,
+    Header,
+    Position,
+    crc32,
+    damaged_file,
+    read_header,
+    write_header,
+)
+from apo_lightning.checkpoints.plain import load_plain, save_plain
+from apo_lightning.checkpoints.writing import SequentialFile, Written
+
+
+def header(files) -> Header:
+    return Header(position=Position(step=1), world_size=1, validated_step=None, score=None, config={}, files=files)
+
+
+def test_bytes_in_pieces_have_the_checksum_of_the_whole(tmp_path):
+    written, path = Written(tmp_path), tmp_path / "pieces"
+    with written.open(path) as file:
+        assert [file.write(piece) for piece in (b"1234", memoryview(b"56789"), b"")] == [4, 5, 0]
+        assert file.tell() == 9
+        assert not written.files
+    # The check value of CRC-32 is the one of these nine digits.
+    assert written.files == {"pieces": [9, 0xCBF43926]}
+    assert path.read_bytes() == b"123456789"
+
+
+def test_plain_data_is_written_from_beginning_to_end(tmp_path):
+    written, path = Written(tmp_path), tmp_path / "state.pt"
+    content = {"random": torch.get_rng_state(), "texts": ["π"] * 1000, "none": None}
+    save_plain(content, path, written)
+    assert written.files == {"state.pt": [path.stat().st_size, crc32(path)]}
+    assert load_plain(path)["texts"] == content["texts"]
+    archive = io.BytesIO()
+    torch.save(content, archive)
+    assert zlib.crc32(archive.getvalue()) == written.files["state.pt"][1]
+
+
+def test_a_writer_that_goes_back_is_refused(tmp_path):
+    with pytest.raises(AttributeError, match="seek"), Written(tmp_path).open(tmp_path / "file") as file:
+        file.seek(0)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_who_syncs_the_file_by_its_number_misses_no_byte(tmp_path):
+    file = SequentialFile(tmp_path / "file")
+    file.write(b"in this process")
+    file.fileno()
+    assert (tmp_path / "file").read_bytes() == b"in this process"
+    file.close()
+    file.close()
+
+
+def test_a_file_that_was_given_up_is_not_listed(tmp_path):
+    written = Written(tmp_path)
+    with pytest.raises(RuntimeError, match="given up"), written.open(tmp_path / "file") as file:
+        raise RuntimeError(f"given up after {file.write(b'half')} bytes")
+    assert not written.files
+
+
+def test_a_disk_that_keeps_less_than_it_was_given_is_found_before_the_checkpoint_has_its_name(tmp_path):
+    written = Written(tmp_path)
+    for name in ("cut", "gone"):
+        save_plain([1, 2, 3], tmp_path / name, written)
+    written.check()
+    content = (tmp_path / "cut").read_bytes()
+    (tmp_path / "cut").write_bytes(content[:-1])
+    with pytest.raises(OSError, match=f"cut has {len(content) - 1} of {len(content)} bytes"):
+        written.check()
+    (tmp_path / "cut").write_bytes(content)
+    (tmp_path / "gone").unlink()
+    with pytest.raises(FileNotFoundError):
+        written.check()
+
+
+def test_a_byte_that_changed_before_the_list_was_written_is_found_when_it_is_read(tmp_path):
+    written = Written(tmp_path)
+    save_plain([1, 2, 3], tmp_path / "state.pt", written)
+    content = bytearray((tmp_path / "state.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "state.pt").write_bytes(content)
+    written.check()
+    write_header(tmp_path, header(written.files))
+    assert damaged_file(Checkpoint(folder=tmp_path, header=read_header(tmp_path)), written.files) == "state.pt"
+
+
+def test_a_file_without_a_checksum_is_no_part_of_a_checkpoint(tmp_path: Path):
+    written = Written(tmp_path)
+    save_plain([1, 2, 3], tmp_path / "state.pt", written)
+    (tmp_path / "tensors").mkdir()
+    (tmp_path / "tensors" / "other").write_bytes(b"")
+    with pytest.raises(RuntimeError, match="tensors/other has no checksum"):
+        write_header(tmp_path, header(written.files))
