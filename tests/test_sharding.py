@@ -141,7 +141,7 @@ def looks_like_autocast(trainer):
 
 
 def the_reference_lies_as_it_is_gathered(trainer):
-    """Its layers are shards in bfloat16, the rest in float32, and it says what the policy says, to the bit."""
+    """Its layers are shards in bfloat16, the rest in float32; it says what the policy says, to the bit."""
     spec = tiny_spec(compute_dtype="bfloat16")
     policy = make_policy(spec, load_model(spec, None, 1, trainer))
     for name, weight in trainer.strategy.whole_weights.items():
@@ -156,6 +156,18 @@ def the_reference_lies_as_it_is_gathered(trainer):
     with torch.no_grad():
         expected = policy(microbatch).logprobs
     assert torch.equal(reference.score(microbatch, 0, temperature=1.0).logprobs, expected)
+
+    # Unsharded, a layer's norms are not rounded; with weights that are already, both say the same.
+    alone = make_policy(spec, spec.load_model(1))
+    norms = {name: p for name, p in alone.model.named_parameters() if "norm" in name}
+    with torch.no_grad():
+        for norm in norms.values():
+            norm.mul_(1.013)
+        assert not torch.equal(alone(microbatch).logprobs, expected)
+        for name, norm in norms.items():
+            if ".layers." in name:
+                norm.copy_(norm.bfloat16())
+        assert torch.equal(alone(microbatch).logprobs, expected)
 
 
 def gathers_each_unit_once(policy, reference):
