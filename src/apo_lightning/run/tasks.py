@@ -23,6 +23,8 @@ FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
 NO_JUDGE = ("num_workers",)
 """Arguments of a reward that no verdict depends on."""
+SAMPLES_PER_BATCH = {"cpu": 256, "cuda": 4096}
+"""By kind of device, where nothing is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
         ConfigError: the first thing found that cannot work.
     """
     for name, lowest in (("temperature", 0), ("samples_per_batch", 1), ("tokens_per_microbatch", 1)):
-        if cfg[name] < lowest:
+        if cfg[name] is not None and cfg[name] < lowest:
             raise ConfigError(f"{name} is {cfg[name]}: it must be at least {lowest}")
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
@@ -121,7 +123,7 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, eng
         top_p=cfg.top_p,
         max_completion_tokens=benchmark.max_completion_tokens,
         seed=cfg.seed,
-        samples_per_batch=cfg.samples_per_batch,
+        samples_per_batch=cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type],
         prompt=benchmark.prompt_around(evaluated.tokenizer, template),
         engine=engine,
         reward=reward,
