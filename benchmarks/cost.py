@@ -49,14 +49,16 @@ def as_it_went(cfg: object, steps: list[dict[str, float]]) -> DictConfig:
     """The run's configuration, with lengths and shares as they were."""
     assert isinstance(cfg, DictConfig)
     mean = {key: statistics.fmean(step[key] for step in steps if key in step) for key in steps[0]}
-    signal = 1 - mean["train/zero_advantage_fraction"]
+    failed, right = 1 - mean[f"train/pass@{cfg.group_size}"], mean["train/pass@1"]
+    signal = min(1 - mean["train/zero_advantage_fraction"], 1 - failed)
     completions = cfg.prompts_per_step * cfg.group_size
     updated_tokens = completions * mean["train/completion_tokens"] * (1 - mean["train/skipped_fraction"])
     positions = mean["perf/update_tokens_per_second"] * mean["time/update"]
     cfg.expected.prompt_tokens = (positions - updated_tokens) / (cfg.prompts_per_step * signal)
     cfg.expected.completion_tokens = mean["train/completion_tokens"]
     cfg.expected.signal_share = signal
-    cfg.expected.error_share = min(mean.get("apo/triggered_fraction", signal), signal)
+    # What is wrong is wrong in groups that are so throughout, or among right ones.
+    cfg.expected.error_share, cfg.expected.failed_share = min(1 - right - failed, signal), failed
     return cfg
 
 

@@ -131,17 +131,24 @@ def test_slow_collectives_show_where_products_no_longer_hide_them():
 
 
 @pytest.mark.parametrize(
-    ("algo", "updated", "reference"),
-    [("apo", 0.6, 0.35), ("grpo", 0.6, 0.0), ("grpo_kl", 1.0, 1.0), ("grpo_kl_error_only", 0.6, 0.35)],
+    ("algo", "updated", "prompts", "reference"),
+    [
+        ("apo", 0.6, 0.6, 0.35),
+        ("grpo", 0.6, 0.6, 0.0),
+        ("grpo_kl", 1.0, 1.0, 1.0),
+        ("grpo_kl_error_only", 0.6, 0.6, 0.35),
+        # Groups that are wrong throughout train as well; what is right is dropped, and with nsr some prompts with it.
+        ("nsr", 0.35 + 0.3, 0.6 + 0.3, 0.0),
+        ("psr", 0.25 + 0.1, 0.6 + 0.1, 0.0),
+        ("w_reinforce", 1.0, 1.0, 0.0),
+    ],
 )
-def test_the_loss_says_who_runs_what(algo, updated, reference):
+def test_loss_and_advantage_say_who_runs_what(algo, updated, prompts, reference):
     cfg = composed(f"algo={algo}", "prompts_per_minibatch=4", "scored_fraction=0.1")
-    expected = Expected(signal_share=0.6, error_share=0.35)
-    settings = step_settings(cfg, instantiate(cfg.data))
-    work = expected_workload(settings, instantiate(cfg.algo.loss), expected, world_size=2)
+    work = workload(cfg, Expected(signal_share=0.6, error_share=0.35, failed_share=0.3))
     assert (work.updated.completions, work.reference.completions) == pytest.approx((updated, reference))
     # a group whose rewards differ has something to run, right or wrong
-    assert (work.updated.prompts, work.reference.prompts) == pytest.approx((updated, updated * (reference > 0)))
+    assert (work.updated.prompts, work.reference.prompts) == pytest.approx((prompts, prompts * (reference > 0)))
     # three of four mini-batches come after an optimizer step, and 13 of 128 are scored, where so many are skipped
     assert work.later.completions == pytest.approx(0.75 * updated)
     assert (work.drawn.completions, work.drawn.prompts) == pytest.approx(
@@ -150,12 +157,26 @@ def test_the_loss_says_who_runs_what(algo, updated, reference):
     assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
 
 
+def test_what_is_dropped_is_not_run_though_the_loss_has_a_gradient_there():
+    cfg = composed("algo=nsr", "algo.loss.entropy_coef=0.01")
+    work = workload(cfg, Expected(signal_share=1.0, error_share=0.25))
+    assert work.updated.completions == pytest.approx(0.25)
+
+
+def workload(cfg, expected: Expected) -> Workload:
+    settings = step_settings(cfg, instantiate(cfg.data))
+    return expected_workload(
+        settings, instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage), expected, world_size=2
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"completion_tokens": 0}, "expected.completion_tokens is 0"),
         ({"signal_share": 0.2, "error_share": 0.5}, "expected.error_share is 0.5"),
         ({"signal_share": 1.2}, "expected.signal_share 1.2"),
+        ({"signal_share": 0.8, "error_share": 0.5, "failed_share": 0.3}, "expected.failed_share is 0.3"),
     ],
 )
 def test_what_cannot_be_expected_is_named(values, words):
