@@ -109,23 +109,25 @@ class Workload:
     def work(self, part: Part) -> Work:
         """One forward of some completions, each prompt once for those of its group.
 
+        The last token of a completion is predicted and not run.
+
         Departure: lengths are taken to be equal, so pairs of long completions are counted too low.
 
         Example:
-            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·10 tokens. Pairs: 2·15 + 8·(50 + 55).
+            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·9 tokens. Pairs: 2·15 + 8·(45 + 45).
 
             >>> all_of_it = Part(prompts=1.0, completions=1.0)
             >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
             ...     num_minibatches=1, updated=all_of_it, reference=NOTHING, drawn=NOTHING).work(all_of_it)
-            Work(num_tokens=90, num_pairs=870, num_rows=80)
+            Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
         groups, completions = part.prompts * self.num_prompts, part.completions * self.num_completions
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        pairs = groups * _triangle(prompt) + completions * (prompt * completion + _triangle(completion))
+        prompt, run = self.prompt_tokens, max(0, self.completion_tokens - 1)
+        pairs = groups * _triangle(prompt) + completions * (prompt * run + _triangle(run))
         return Work(
-            num_tokens=round(groups * prompt + completions * completion),
+            num_tokens=round(groups * prompt + completions * run),
             num_pairs=round(pairs),
-            num_rows=round(completions * completion),
+            num_rows=round(completions * self.completion_tokens),
         )
 
 
