@@ -4,7 +4,7 @@
     python benchmarks/cost.py /tmp/run [more runs …]
 
 What only a run can tell (lengths, shares with a gradient) is taken from the run; the rates are measured now, with as
-many threads as the run had: give both the same OMP_NUM_THREADS. Prints Markdown, a row a phase.
+many threads as the run had: give both the same OMP_NUM_THREADS. Prints the rates and Markdown, a row a phase.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from timing import print_header, print_table
 
+from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.run.sizes import plan_run, plan_time, rank_layout
 
 BAR = 0.30
@@ -30,7 +31,9 @@ def main() -> None:
     for folder in parser.parse_args().runs:
         steps = rows_of(folder)
         cfg = as_it_went(OmegaConf.load(folder / ".hydra" / "config.yaml"), steps)
-        rows += compared(folder.name, cfg, steps)
+        cost = plan_time(cfg, plan_run(cfg), rank_layout(cfg))
+        print(cost.rates.describe(), end="\n\n")
+        rows += compared(folder.name, cost, steps)
     columns = ["run", "phase", "counted [s]", "measured, median [s]", "counted/measured", f"within {BAR:.0%}"]
     print_table(columns, rows)
 
@@ -49,20 +52,27 @@ def as_it_went(cfg: object, steps: list[dict[str, float]]) -> DictConfig:
     """The run's configuration, with lengths and shares as they were."""
     assert isinstance(cfg, DictConfig)
     mean = {key: statistics.fmean(step[key] for step in steps if key in step) for key in steps[0]}
-    signal = 1 - mean["train/zero_advantage_fraction"]
-    completions = cfg.prompts_per_step * cfg.group_size
-    updated_tokens = completions * mean["train/completion_tokens"] * (1 - mean["train/skipped_fraction"])
-    positions = mean["perf/update_tokens_per_second"] * mean["time/update"]
-    cfg.expected.prompt_tokens = (positions - updated_tokens) / (cfg.prompts_per_step * signal)
+    failed, right = 1 - mean[f"train/pass@{cfg.group_size}"], mean["train/pass@1"]
+    signal = min(1 - mean["train/zero_advantage_fraction"], 1 - failed)
+    cfg.expected.prompt_tokens = statistics.fmean(prompt_tokens(cfg, step) for step in steps)
     cfg.expected.completion_tokens = mean["train/completion_tokens"]
     cfg.expected.signal_share = signal
-    cfg.expected.error_share = min(mean.get("apo/triggered_fraction", signal), signal)
+    # What is wrong is wrong in groups that are so throughout, or among right ones.
+    cfg.expected.error_share, cfg.expected.failed_share = min(1 - right - failed, signal), failed
     return cfg
 
 
-def compared(name: str, cfg: DictConfig, steps: list[dict[str, float]]) -> list[list[str]]:
+def prompt_tokens(cfg: DictConfig, step: dict[str, float]) -> float:
+    """Mean length of the prompts of an update, from its positions: the last token of a completion is not one."""
+    groups = cfg.prompts_per_step * (1 - step["train/zero_advantage_fraction"])
+    completions = cfg.prompts_per_step * cfg.group_size
+    tokens = completions * step["train/completion_tokens"] * (1 - step["train/skipped_fraction"])
+    positions = step["perf/update_tokens_per_second"] * step["time/update"]
+    return (positions - (tokens - groups * cfg.group_size)) / groups
+
+
+def compared(name: str, cost: CostPlan, steps: list[dict[str, float]]) -> list[list[str]]:
     """A row a phase, and one for the step."""
-    cost = plan_time(cfg, plan_run(cfg), rank_layout(cfg))
     phases = {**cost.phases(), "step": cost.seconds}
     whole = statistics.median(step["time/step"] for step in steps)
     rows = []

@@ -12,6 +12,9 @@ from apo_lightning.preflight.workload import NOTHING, Workload
 TOGETHER = "together, those with room"
 FILLED = 0.9
 """The part of a GPU's memory that a plan may fill."""
+MICROBATCH_STEP = 1024
+"""Positions by which a micro-batch is made smaller. Where all are whole, fewer of them gather embedding and head less
+often."""
 
 Change = Callable[[RunShape, Workload], tuple[RunShape, Workload]]
 
@@ -69,14 +72,14 @@ def _changes(model: ModelShape, run: RunShape, work: Workload, engine_key: str) 
 
 
 def _without_recomputation(model: ModelShape, run: RunShape) -> tuple[str, Change]:
-    """All activations are kept, of micro-batches that are halved until there is room, or hold one completion."""
+    """All activations are kept, of the largest micro-batch that there is room for, or of one completion."""
     tokens = run.microbatch_tokens
 
     def kept(tokens: int) -> RunShape:
         return replace(run, gradient_checkpointing=False, microbatch_tokens=tokens)
 
-    while not _has_room(model, kept(tokens)) and tokens // 2 >= run.max_model_len:
-        tokens //= 2
+    while not _has_room(model, kept(tokens)) and tokens - MICROBATCH_STEP >= run.max_model_len:
+        tokens -= MICROBATCH_STEP
     override = "model.gradient_checkpointing=false"
     if tokens < run.microbatch_tokens:
         override += f" tokens_per_microbatch={tokens}"

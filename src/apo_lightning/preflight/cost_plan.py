@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apo_lightning.metrics.throughput import ModelSize, Work, training_flops
-from apo_lightning.preflight.memory_plan import kv_token_bytes, layer_activation_bytes
+from apo_lightning.preflight.elementwise import between_bytes, engine_between_bytes
+from apo_lightning.preflight.memory_plan import kv_token_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import Workload
+from apo_lightning.rollout.weight_sample import NUM_COLUMNS
 
-FORWARD_PASSES = 2
-"""What the backward needs of a position is written once in the forward and read at least once; so too without one."""
-BACKWARD_PASSES = 3
-"""It is read again, and a gradient of its size is written and read."""
 LOGIT_PASSES = {"forward": 4, "backward": 3}
 """Over float32 logits: written, read for their maximum, exponentials written, read for their sums; the backward reads
 them, writes their gradient and reads it."""
@@ -26,6 +24,12 @@ SAMPLING_PASSES = 6
 ADAM_BYTES = 40
 """A trained parameter, in one optimizer step: weight, gradient and two moments are read, all but the gradient written
 (28); the gradient is read for its norm and scaled (12)."""
+CACHE_LINE = 64
+"""Bytes that are read where one is wanted."""
+KEPT_BLOCK = 2**25
+"""Larger blocks glibc gives back to the system when they are freed, and takes anew."""
+SYNC_VISITS = 4
+"""A sync visits each layer of vLLM as a forward does, in Python: taken apart, loaded, put together, looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,8 @@ class CostItem:
     name: str
     seconds: float
     bound: str
-    """The rate that it takes its time from: products, memory, collectives or engine."""
+    """The rate that it takes its time from: products, memory, new memory, collectives, engine or
+    launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +91,18 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
     counts = (
         *_generation(model, run, work, rates),
-        *_forward("reference", size, model, run, work.work(work.reference)),
-        *_forward("old_logprobs", size, model, run, work.work(work.later) + work.work(work.drawn)),
+        *_forward("reference", size, model, run, work.work(work.reference), rates),
+        *_forward("old_logprobs", size, model, run, work.work(work.later) + work.work(work.drawn), rates),
         *_update(size, model, run, work, rates),
-        *_sync(model, run),
+        *_sync(model, run, rates),
     )
     speed = {
         "products": rates.matmul_flops_per_second,
         "memory": rates.memory_bytes_per_second,
+        "new memory": rates.fresh_bytes_per_second,
         "collectives": rates.gather_bytes_per_second,
         "engine": 1 / engine_seconds if engine_seconds else float("inf"),
+        "launches": 1 / rates.engine_step_seconds if rates.engine_step_seconds else float("inf"),
     }
     items = (
         CostItem(phase=count.phase, name=count.name, seconds=count.amount / speed[count.bound], bound=count.bound)
@@ -148,37 +155,49 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
     run_tokens = work.num_prompts * (shared + work.group_size * (length - shared))
     prompts = Work(num_tokens=round(run_tokens), num_pairs=round(run_tokens * length / 2), num_rows=0)
     yield _Count("generate", "prompts", "products", forward_flops(size, prompts))
-    tokens = work.num_sampled_tokens
+    # The first token of a completion comes from its prompt.
+    sampled, tokens = work.num_sampled_tokens, max(0, work.num_sampled_tokens - work.num_completions)
     context = work.prompt_tokens + work.completion_tokens / 2
-    decoded = Work(num_tokens=round(tokens), num_pairs=round(tokens * context), num_rows=round(tokens))
+    decoded = Work(num_tokens=round(tokens), num_pairs=round(tokens * context), num_rows=round(sampled))
     flops = forward_flops(size, decoded)
     read = steps * run.compute_bytes * model.num_parameters + tokens * context * kv_token_bytes(model, run)
     if flops / rates.matmul_flops_per_second > read / rates.memory_bytes_per_second:
         yield _Count("generate", "decoding", "products", flops)
     else:
         yield _Count("generate", "decoding: weights, keys, values", "memory", read)
-    yield _Count("generate", "drawing tokens", "memory", SAMPLING_PASSES * FLOAT32 * tokens * model.vocab_size)
+    between = engine_between_bytes(model, run) * (prompts.num_tokens + decoded.num_tokens)
+    yield _Count("generate", "between products", "memory", between)
+    yield _Count("generate", "drawing tokens", "memory", SAMPLING_PASSES * FLOAT32 * sampled * model.vocab_size)
     yield _Count("generate", "launches and scheduling", "engine", steps)
 
 
-def _forward(phase: str, size: ModelSize, model: ModelShape, run: RunShape, work: Work) -> Iterator[_Count]:
-    """A pass without a gradient: products, what lies between them, and the logits of response tokens."""
+def _forward(
+    phase: str, size: ModelSize, model: ModelShape, run: RunShape, work: Work, rates: Rates
+) -> Iterator[_Count]:
+    """A pass without a gradient: products, what lies between them, and the logits of response tokens.
+
+    FSDP2 gathers a layer beside the products of the one before; for embedding and head everything waits.
+    """
     if not work.num_tokens:
         return
-    yield _Count(phase, "products", "products", forward_flops(size, work))
-    between = FORWARD_PASSES * model.num_layers * layer_activation_bytes(model, run) * work.num_tokens
+    flops = forward_flops(size, work)
+    yield _Count(phase, "products", "products", flops)
+    between = between_bytes(model, run, forwards=1, backwards=0) * work.num_tokens
     logits = LOGIT_PASSES["forward"] * FLOAT32 * model.vocab_size * work.num_rows
     yield _Count(phase, "between products", "memory", between)
     yield _Count(phase, "logits", "memory", logits)
     num_microbatches = _num_microbatches(run, work)
     yield _Count(phase, "casts of weights", "memory", num_microbatches * _cast_bytes(model, run))
-    yield _Count(phase, "gathered weights", "collectives", num_microbatches * _gathered(model, run))
+    layers = num_microbatches * run.compute_bytes * model.num_layers * model.layer_parameters * _others(run)
+    yield _Count(phase, "collectives beyond what products hide", "collectives", _beyond(layers, flops, rates))
+    yield _Count(phase, "embedding and head, gathered", "collectives", num_microbatches * _root_bytes(model, run))
 
 
 def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
     """Forward, backward and optimizer.
 
-    With checkpointing the layers' forward runs twice. Collectives run beside the products of other layers: what counts
+    With checkpointing the layers' forward runs twice. On a CPU the gradients' memory is the system's between two steps,
+    which clears every page. Collectives run beside the products of other layers: what counts
     is by how much they take longer, and the root's gather, for which everything waits.
     """
     total = work.work(work.updated)
@@ -191,30 +210,63 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     yield _Count("update", "products of layers again (checkpointing)", "products", again * layers)
     if work.has_full_kl:
         yield _Count("update", "products of the reference (full KL)", "products", forward_flops(size, total))
-    passes = FORWARD_PASSES * (1 + again + work.has_full_kl) + BACKWARD_PASSES
-    between = passes * model.num_layers * layer_activation_bytes(model, run) * total.num_tokens
+    between = between_bytes(model, run, forwards=1 + again + work.has_full_kl, backwards=1) * total.num_tokens
     yield _Count("update", "between products", "memory", between)
     logits = sum(LOGIT_PASSES.values()) * FLOAT32 * model.vocab_size * total.num_rows
     yield _Count("update", "logits", "memory", logits)
     parts = work.num_minibatches * _num_microbatches(run, total, work.num_minibatches)
     yield _Count("update", "casts of weights", "memory", parts * (1 + again) * _cast_bytes(model, run))
     moved = parts * _moved_beside_products(model, run)
-    hidden = (flops + again * layers) / rates.matmul_flops_per_second * rates.gather_bytes_per_second
-    yield _Count("update", "collectives beyond what products hide", "collectives", max(0.0, moved - hidden))
+    beyond = _beyond(moved, flops + again * layers, rates)
+    yield _Count("update", "collectives beyond what products hide", "collectives", beyond)
     yield _Count(
         "update", "embedding and head, gathered and reduced", "collectives", parts * 2 * _root_bytes(model, run)
     )
     optimizer = ADAM_BYTES * -(-model.trained_parameters // run.num_shards)
     yield _Count("update", "optimizer", "memory", work.num_minibatches * optimizer)
+    # Every optimizer step ends by giving them back, and on a CPU the backward's thread keeps nothing.
+    gradients = FLOAT32 * -(-model.trained_parameters // run.num_shards)
+    yield _Count("update", "gradients, taken anew", "new memory", work.num_minibatches * gradients)
 
 
-def _sync(model: ModelShape, run: RunShape) -> Iterator[_Count]:
-    """Weights are read in float32, gathered and written in the engine's dtype, and read once more to be compared."""
-    written = run.compute_bytes * model.num_parameters
-    yield _Count(
-        "sync", "weights to the engine", "memory", FLOAT32 * model.num_parameters / run.num_shards + 3 * written
-    )
-    yield _Count("sync", "gathered weights", "collectives", written * _others(run))
+def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[_Count]:
+    """Weights are cast and gathered, copied into the engine, and some columns of each looked at.
+
+    A tied head goes under both of its names. transformers copies each weight once. vLLM makes every layer anew and
+    fills it, then copies it to where its kernels read; on a CPU it packs it instead, embedding and head beside what it
+    keeps of them, and is asked by a product with rows of the identity what it has packed, which reads all of it. For
+    GPUs this is read off vLLM's code and supposed.
+    """
+    c, vocabulary = run.compute_bytes, run.compute_bytes * model.head_parameters
+    is_tied = model.root_parameters < 2 * model.head_parameters
+    sent = c * model.num_parameters + vocabulary * is_tied
+    is_vllm = run.engine.name == "vllm"
+    is_packed = is_vllm and not run.is_cuda
+    cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
+    copied = (4 if is_vllm else 2) * sent + 4 * vocabulary * is_packed
+    yield _Count("sync", "weights to the engine", "memory", cast + copied)
+    yield _Count("sync", "gathered weights", "collectives", c * model.num_parameters * _others(run))
+    matrices = [(model.vocab_size, model.hidden_size)] * 2 + _layer_matrices(model) * model.num_layers
+    columns = sum(rows * min(c * width, NUM_COLUMNS * CACHE_LINE) for rows, width in matrices)
+    yield _Count("sync", "columns of what is sent, and held", "memory", columns * (1 if is_packed else 2))
+    if is_packed:
+        asked = sent - vocabulary
+        flops = 2 * NUM_COLUMNS * asked // c
+        if flops / rates.matmul_flops_per_second > asked / rates.memory_bytes_per_second:
+            yield _Count("sync", "packed weights, asked for columns", "products", flops)
+        else:
+            yield _Count("sync", "packed weights, asked for columns", "memory", asked)
+    if is_vllm:
+        yield _Count("sync", "visits of layers", "launches", SYNC_VISITS)
+        large = sum(c * rows * width for rows, width in matrices if c * rows * width > KEPT_BLOCK)
+        yield _Count("sync", "layers made anew, and packed", "new memory", 2 * large)
+
+
+def _layer_matrices(model: ModelShape) -> list[tuple[int, int]]:
+    """Rows and columns of a layer's matrices, as vLLM joins them: queries, keys and values; output; MLP."""
+    width, inner = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return [(queries + 2 * keys, width), (width, queries), (2 * inner, width), (width, inner)]
 
 
 def _num_microbatches(run: RunShape, work: Work, num_minibatches: int = 1) -> int:
@@ -239,9 +291,9 @@ def _root_bytes(model: ModelShape, run: RunShape) -> float:
     return FLOAT32 * model.root_parameters * _others(run)
 
 
-def _gathered(model: ModelShape, run: RunShape) -> float:
-    """What a forward gathers."""
-    return run.compute_bytes * model.num_layers * model.layer_parameters * _others(run) + _root_bytes(model, run)
+def _beyond(num_bytes: float, flops: int, rates: Rates) -> float:
+    """What is left of a collective when the products beside it have ended [bytes]."""
+    return max(0.0, num_bytes - flops / rates.matmul_flops_per_second * rates.gather_bytes_per_second)
 
 
 def _moved_beside_products(model: ModelShape, run: RunShape) -> float:

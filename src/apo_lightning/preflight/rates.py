@@ -1,5 +1,6 @@
 """How fast a device is at the four things that a step is made of, from a table or measured on the spot."""
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ PRODUCT_SIZES = {"cpu": (1024, 1024, 1536), "cuda": (8192, 3584, 18944)}
 """Rows, inner size and columns of the product that is timed: a micro-batch by a matrix of an MLP."""
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}
 """Larger than any cache, so that it is the memory that is timed."""
-REPEATS = 5
+REPEATS = 9
 ENGINE_STEP_SECONDS = 0.02
 GRAPH_STEP_SECONDS = 0.004
 """One decoding forward of vLLM beside products and memory, kernel by kernel and as a graph. Supposed: an engine that is
@@ -30,6 +31,8 @@ class Rates:
         gather_bytes_per_second: bytes that arrive at, or leave, one rank in a collective.
         engine_step_seconds: one decoding forward of the engine, beside products and memory: launches, scheduler.
         graph_step_seconds: the same where the forward is a CUDA graph.
+        fresh_bytes_per_second: bytes of memory that the system gives, when they are first written to; on a GPU torch
+            keeps what it has been given once.
 
     Raises:
         ConfigError: a rate that is not positive.
@@ -41,9 +44,15 @@ class Rates:
     gather_bytes_per_second: float | int
     engine_step_seconds: float | int
     graph_step_seconds: float | int
+    fresh_bytes_per_second: float | int = float("inf")
 
     def __post_init__(self) -> None:
-        for name in ("matmul_flops_per_second", "memory_bytes_per_second", "gather_bytes_per_second"):
+        for name in (
+            "matmul_flops_per_second",
+            "memory_bytes_per_second",
+            "gather_bytes_per_second",
+            "fresh_bytes_per_second",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"rates.{name} is {getattr(self, name)}: give a positive rate")
         for name in ("engine_step_seconds", "graph_step_seconds"):
@@ -59,16 +68,19 @@ class Rates:
             rates (rates=…): a card
             products 240,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s, a forward of the engine 20 ms (4 ms)
         """
+        fresh = ""
+        if self.fresh_bytes_per_second < float("inf"):
+            fresh = f"new memory {self.fresh_bytes_per_second / 1e9:,.1f} GB/s, "
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
-            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, "
+            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {fresh}"
             f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s, "
             f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
         )
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Time one product and one copy on a device that is there; a second or two.
+    """Time one product, one copy and on a CPU new memory, on a device that is there; a second or two.
 
     Collectives cannot be timed by one process. Between processes of one CPU they are copies; a GPU's are taken as a
     tenth of its memory rate, which is about what NVLink has.
@@ -87,6 +99,7 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
         engine_step_seconds=ENGINE_STEP_SECONDS,
         graph_step_seconds=GRAPH_STEP_SECONDS,
+        fresh_bytes_per_second=float("inf") if is_gpu else fresh_rate(),
     )
 
 
@@ -111,17 +124,22 @@ def copy_rate(device: torch.device) -> float:
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
 
 
+def fresh_rate() -> float:
+    """Bytes/s of the machine's memory that are written to for the first time: the system clears each page first."""
+    num_bytes = COPY_BYTES["cpu"]
+    return num_bytes / seconds_of(lambda: torch.empty(num_bytes // 4).fill_(1.0), torch.device("cpu"))
+
+
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
-    """The least of some repeats, after one that warms up."""
-    least = float("inf")
-    for repeat in range(1 + REPEATS):
+    """The median of some repeats, after one that warms up: what a long run meets, beside whatever else runs there."""
+    seconds = []
+    for _ in range(1 + REPEATS):
         _wait(device)
         start = time.perf_counter()
         action()
         _wait(device)
-        if repeat:
-            least = min(least, time.perf_counter() - start)
-    return least
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
 
 
 def _wait(device: torch.device) -> None:

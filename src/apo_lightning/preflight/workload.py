@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
+from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.throughput import Work
+from apo_lightning.types import AdvantageInputs
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
 
@@ -18,8 +22,9 @@ class Expected:
     Attributes:
         prompt_tokens: mean length of a prompt; None: the longest allowed.
         completion_tokens: mean length of a completion; None: the longest allowed.
-        signal_share: of the completions, those with A ≠ 0; in [0, 1].
-        error_share: of the completions, those with A < 0; at most `signal_share`.
+        signal_share: of the completions, those of groups whose rewards differ; in [0, 1].
+        error_share: of the completions, the wrong ones among those; at most `signal_share`.
+        failed_share: of the completions, those of groups that are wrong throughout; at most 1 − `signal_share`.
 
     Raises:
         ConfigError: a value outside its range.
@@ -29,6 +34,7 @@ class Expected:
     completion_tokens: float | int | None = None
     signal_share: float | int = 1.0
     error_share: float | int = 1.0
+    failed_share: float | int = 0.0
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "completion_tokens"):
@@ -39,6 +45,11 @@ class Expected:
             raise ConfigError(
                 f"expected.error_share is {self.error_share} and expected.signal_share {self.signal_share}: give "
                 "0 <= error_share <= signal_share <= 1"
+            )
+        if not 0 <= self.failed_share <= 1 - self.signal_share + 1e-9:
+            raise ConfigError(
+                f"expected.failed_share is {self.failed_share} beside a signal_share of {self.signal_share}: give "
+                "0 <= failed_share <= 1 - signal_share"
             )
 
 
@@ -98,47 +109,51 @@ class Workload:
     def work(self, part: Part) -> Work:
         """One forward of some completions, each prompt once for those of its group.
 
+        The last token of a completion is predicted and not run.
+
         Departure: lengths are taken to be equal, so pairs of long completions are counted too low.
 
         Example:
-            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·10 tokens. Pairs: 2·15 + 8·(50 + 55).
+            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·9 tokens. Pairs: 2·15 + 8·(45 + 45).
 
             >>> all_of_it = Part(prompts=1.0, completions=1.0)
             >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
             ...     num_minibatches=1, updated=all_of_it, reference=NOTHING, drawn=NOTHING).work(all_of_it)
-            Work(num_tokens=90, num_pairs=870, num_rows=80)
+            Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
         groups, completions = part.prompts * self.num_prompts, part.completions * self.num_completions
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        pairs = groups * _triangle(prompt) + completions * (prompt * completion + _triangle(completion))
+        prompt, run = self.prompt_tokens, max(0, self.completion_tokens - 1)
+        pairs = groups * _triangle(prompt) + completions * (prompt * run + _triangle(run))
         return Work(
-            num_tokens=round(groups * prompt + completions * completion),
+            num_tokens=round(groups * prompt + completions * run),
             num_pairs=round(pairs),
-            num_rows=round(completions * completion),
+            num_rows=round(completions * self.completion_tokens),
         )
 
 
-def expected_workload(settings: StepSettings, loss: PolicyLoss, expected: Expected, world_size: int) -> Workload:
+def expected_workload(
+    settings: StepSettings, loss: PolicyLoss, advantage: AdvantageEstimator, expected: Expected, world_size: int
+) -> Workload:
     """The workload of one rank.
 
-    Which completions the update and the reference run is asked of the loss, of one token with A > 0, one with A < 0 and
-    one with A = 0.
+    Which completions the update and the reference run is asked of the estimator and of the loss, as a step asks them:
+    of one group whose rewards differ, of one that is right throughout and of one that is wrong throughout.
 
     Args:
         settings: sizes of a step.
         loss: says where it can have a gradient, and where it reads the reference.
+        advantage: says which completions are kept, and their advantages.
         expected: what only a run can tell.
         world_size: ranks that share the prompts.
     """
-    right, wrong = expected.signal_share - expected.error_share, expected.error_share
-    shares = torch.tensor([right, wrong, 1 - expected.signal_share])
-    advantages, is_correct = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, False, True])
-    updated = loss.gradient_mask(advantages, is_correct)
-    read = loss.reference_mask(advantages, is_correct) & updated & loss.needs.reference_statistics
-    # Rewards of a group that has a signal differ: of each such group there is something to run.
-    signal = expected.signal_share if not updated[2] else 1.0
+    is_correct, shares = _groups(expected, settings.group_size)
+    rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
+    given = advantage(AdvantageInputs(rewards=rewards, is_correct=is_correct, lengths=lengths))
+    tokens = given.values.flatten(), is_correct.flatten()
+    updated = loss.gradient_mask(*tokens).view_as(is_correct) & given.keep
+    read = loss.reference_mask(*tokens).view_as(is_correct) & updated & loss.needs.reference_statistics
+    run = _part(updated, shares)
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
-    run = Part(prompts=signal, completions=float(shares[updated].sum()))
     later = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
     return Workload(
         num_prompts=num_prompts,
@@ -148,11 +163,36 @@ def expected_workload(settings: StepSettings, loss: PolicyLoss, expected: Expect
         longest_completion=settings.max_completion_tokens,
         num_minibatches=minibatches,
         updated=run,
-        reference=Part(prompts=signal * bool(read.any()), completions=float(shares[read].sum())),
+        reference=_part(read, shares),
         drawn=_drawn(settings, skipped=1 - run.completions),
         later=Part(prompts=later * run.prompts, completions=later * run.completions),
         has_full_kl=loss.needs.full_kl,
     )
+
+
+def _groups(expected: Expected, group_size: int) -> tuple[Bool[Tensor, "kinds group"], Float[Tensor, "kinds group"]]:
+    """(which are right, the share of all completions that each stands for) of one group of every kind.
+
+    The first has both right and wrong completions, as many as expected and at least one of each; the second is right
+    throughout, the third wrong throughout.
+    """
+    size = max(2, group_size)
+    right = expected.signal_share - expected.error_share
+    num_right = min(max(1, round(size * right / (expected.signal_share or 1))), size - 1)
+    is_correct = torch.zeros(3, size, dtype=torch.bool)
+    is_correct[0, :num_right] = is_correct[1] = True
+    shares = torch.empty(3, size, dtype=torch.float64)
+    shares[0, :num_right] = right / num_right
+    shares[0, num_right:] = expected.error_share / (size - num_right)
+    shares[1] = (1 - expected.signal_share - expected.failed_share) / size
+    shares[2] = expected.failed_share / size
+    return is_correct, shares
+
+
+def _part(runs: Bool[Tensor, "kinds group"], shares: Float[Tensor, "kinds group"]) -> Part:
+    """What is run of the groups; a prompt is run where any completion of its group is."""
+    is_any = (runs & (shares > 0)).any(dim=1)
+    return Part(prompts=float(shares[is_any].sum()), completions=float(shares[runs].sum()))
 
 
 def _drawn(settings: StepSettings, *, skipped: float) -> Part:

@@ -149,7 +149,8 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
         ConfigError: rates are to be measured on a GPU that is not there, or a value outside its range.
     """
     settings = step_settings(cfg, instantiate(cfg.data))
-    work = expected_workload(settings, instantiate(cfg.algo.loss), instantiate(cfg.expected), ranks.world_size)
+    loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
+    work = expected_workload(settings, loss, advantage, instantiate(cfg.expected), ranks.world_size)
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
         if ranks.device.type == "cuda" and not torch.cuda.is_available():

@@ -1,0 +1,69 @@
+"""What lies between the matrix products of a layer: bytes that kernels read and write, one kernel after another.
+
+The one place of these constants. Where kernels are fused, the numbers are others and nothing else changes.
+"""
+
+from dataclasses import dataclass
+
+from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that one layer reads and writes for one position, beside its products and its attention."""
+
+    hidden: int
+    """For each of the D numbers of the residual stream: norms, additions, casts of what products read."""
+    mlp: int
+    """For each of the F numbers of the MLP: the activation and its product with the other half."""
+    heads: int
+    """For each of the numbers of queries and keys: rotation, and casts to what attention reads."""
+
+    def of(self, model: ModelShape) -> int:
+        """For the sizes of a model."""
+        rotated = (model.num_heads + model.num_kv_heads) * model.head_dim
+        return self.hidden * model.hidden_size + self.mlp * model.intermediate_size + self.heads * rotated
+
+
+EAGER = {
+    FLOAT32: (Traffic(hidden=80, mlp=20, heads=40), Traffic(hidden=260, mlp=36, heads=64)),
+    2: (Traffic(hidden=106, mlp=10, heads=36), Traffic(hidden=302, mlp=18, heads=58)),
+}
+"""(forward, backward) of a layer of transformers, by the bytes of a computed number: in float32 and under autocast.
+
+A norm of float32 numbers, to take one, squares them (2 passes), averages (1), divides (2) and multiplies by its weight
+(2); an addition has 3: two of each are 20 passes of 4 bytes. Held kernel by kernel against a real layer by
+`tests/test_elementwise.py`."""
+ENGINE_PASSES = {True: (8, 3, 2), False: (20, 5, 2)}
+"""(hidden, mlp, heads) of vLLM's forward, in passes over numbers of the engine's dtype; True: on a GPU, where addition
+and norm are one kernel, and activation and product another. On a CPU neither is."""
+ATTENTION_PASSES = {"forward": 2, "backward": 4}
+"""Over queries, keys, values and output: read or written by one kernel; its backward has the gradient of each beside
+it."""
+
+
+def between_bytes(model: ModelShape, run: RunShape, *, forwards: int, backwards: int) -> int:
+    """Bytes of one position in all layers of the trainer.
+
+    Args:
+        model: sizes of the model.
+        run: sizes of the run.
+        forwards: how often it goes through the layers.
+        backwards: how often a gradient comes back.
+    """
+    forward, backward = EAGER[run.compute_bytes]
+    kernels = forwards * forward.of(model) + backwards * backward.of(model)
+    attention = forwards * ATTENTION_PASSES["forward"] + backwards * ATTENTION_PASSES["backward"]
+    return model.num_layers * (kernels + attention * _attended_bytes(model, run))
+
+
+def engine_between_bytes(model: ModelShape, run: RunShape) -> int:
+    """Bytes of one position in a forward of the engine, beside the keys and values of what went before."""
+    hidden, mlp, heads = (run.compute_bytes * passes for passes in ENGINE_PASSES[run.is_cuda])
+    kernels = Traffic(hidden=hidden, mlp=mlp, heads=heads).of(model)
+    return model.num_layers * (kernels + ATTENTION_PASSES["forward"] * _attended_bytes(model, run))
+
+
+def _attended_bytes(model: ModelShape, run: RunShape) -> int:
+    """Queries and keys, or as many of output and values."""
+    return run.compute_bytes * (model.num_heads + model.num_kv_heads) * model.head_dim

@@ -1,0 +1,69 @@
+"""The bytes between the products of a layer, held against the kernels that a real one launches."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from apo_lightning.preflight.elementwise import EAGER
+from apo_lightning.preflight.memory_shapes import shape_of
+
+# Width, inner width and heads of a layer.
+SIZES = {"small": (512, 512, 8), "wide": (1024, 512, 8), "inner": (512, 2048, 8), "heads": (512, 512, 32)}
+NOTHING_MOVED = ("empty", "empty_like", "empty_strided", "detach")
+
+
+class Kernels(TorchDispatchMode):
+    """Adds up what every kernel reads and writes, but for products, attention and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in NOTHING_MOVED or name in ("mm", "addmm", "bmm") or "attention" in name:
+            return out
+        read, written = ([t for t in tree_leaves(side) if isinstance(t, torch.Tensor)] for side in (args, out))
+        places = {tensor.untyped_storage().data_ptr() for tensor in read}
+        if not any(tensor.untyped_storage().data_ptr() in places for tensor in written):
+            self.num_bytes += sum(tensor.nbytes for tensor in (*read, *written))
+        return out
+
+
+def moved(config: LlamaConfig, num_positions: int, *, is_autocast: bool) -> tuple[int, int]:
+    """(forward, backward) [bytes]."""
+    layer = LlamaDecoderLayer(config, 0)
+    hidden = torch.randn(1, num_positions, config.hidden_size, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        tables = LlamaRotaryEmbedding(config)(hidden, torch.arange(num_positions)[None])
+        with Kernels() as forward:
+            output = layer(hidden, position_embeddings=tables, attention_mask=None)
+    gradient = torch.ones_like(output)
+    with Kernels() as backward:
+        output.backward(gradient)
+    return forward.num_bytes, backward.num_bytes
+
+
+@pytest.mark.parametrize("compute_bytes", EAGER)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_kernels_of_a_layer_move_what_is_counted(sizes, compute_bytes):
+    width, inner, heads = SIZES[sizes]
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 4,
+        head_dim=32,
+        num_hidden_layers=1,
+        vocab_size=8,
+    )
+    config._attn_implementation = "sdpa"
+    model = shape_of(config)
+    # of twice the positions: what is done once, such as casts of weights, is not counted here
+    once, twice = (moved(config, n, is_autocast=compute_bytes == 2) for n in (64, 128))
+    for traffic, fewer, more in zip(EAGER[compute_bytes], once, twice, strict=True):
+        assert traffic.of(model) == pytest.approx((more - fewer) / 64, rel=0.03)
