@@ -280,6 +280,7 @@ def test_what_other_settings_would_cost_alone_and_together():
         "engine.enforce_eager=false",
         "engine.max_num_seqs=512",
         "old_logprobs=rollout",
+        "model.compile_layers=true",
         "model.gradient_checkpointing=false",
         "trainer.strategy.reshard_after_forward=false",
         TOGETHER,
@@ -291,7 +292,9 @@ def test_what_other_settings_would_cost_alone_and_together():
     assert found["model.gradient_checkpointing=false"].memory.update > found["old_logprobs=rollout"].memory.update
     # nothing is left to change
     engine = replace(run.engine, num_sequences=512, has_graphs=True)
-    changed = replace(run, gradient_checkpointing=False, keeps_layers_gathered=True, engine=engine)
+    changed = replace(
+        run, gradient_checkpointing=False, compiles_layers=True, keeps_layers_gathered=True, engine=engine
+    )
     rest = replace(work, later=NOTHING)
     assert alternatives(MODEL, changed, rest, RATES, engine_key="engine") == []
     assert found[TOGETHER].cost.seconds == pytest.approx(plan_cost(MODEL, changed, rest, RATES).seconds)

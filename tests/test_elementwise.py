@@ -1,5 +1,7 @@
 """The bytes between the products of a layer, held against the kernels that a real one launches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -7,8 +9,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from apo_lightning.preflight.elementwise import EAGER
+from apo_lightning.preflight.elementwise import COMPILED, EAGER, between_bytes
 from apo_lightning.preflight.memory_shapes import shape_of
+from paper_sizes import PAPER, qwen_math7b
 
 # Width, inner width and heads of a layer.
 SIZES = {"small": (512, 512, 8), "wide": (1024, 512, 8), "inner": (512, 2048, 8), "heads": (512, 512, 32)}
@@ -67,3 +70,17 @@ def test_the_kernels_of_a_layer_move_what_is_counted(sizes, compute_bytes):
     once, twice = (moved(config, n, is_autocast=compute_bytes == 2) for n in (64, 128))
     for traffic, fewer, more in zip(EAGER[compute_bytes], once, twice, strict=True):
         assert traffic.of(model) == pytest.approx((more - fewer) / 64, rel=0.03)
+
+
+@pytest.mark.parametrize("compute_bytes", EAGER)
+def test_compiled_layers_move_less_than_eager_ones_and_no_less_than_what_comes_in_and_goes_out(compute_bytes):
+    run = replace(PAPER, compute_bytes=compute_bytes)
+    for eager, compiled in zip(EAGER[compute_bytes], COMPILED[compute_bytes], strict=True):
+        # The residual stream, always float32, is read and written twice; the MLP's product reads two, writes one.
+        assert 2 * (4 + 4) <= compiled.hidden < eager.hidden
+        assert 3 * compute_bytes <= compiled.mlp < eager.mlp
+        assert compiled.heads < eager.heads
+    less, more = (
+        between_bytes(qwen_math7b(), r, forwards=1, backwards=1) for r in (replace(run, compiles_layers=True), run)
+    )
+    assert 0.3 < less / more < 0.6

@@ -65,6 +65,8 @@ def _changes(model: ModelShape, run: RunShape, work: Workload, engine_key: str) 
         yield f"{engine_key}.max_num_seqs={more}", _with_engine(num_sequences=more)
     if work.later != NOTHING:
         yield "old_logprobs=rollout", lambda run, work: (run, replace(work, later=NOTHING))
+    if run.is_cuda and not run.compiles_layers:
+        yield "model.compile_layers=true", _with_run(compiles_layers=True)
     if run.gradient_checkpointing:
         yield _without_recomputation(model, run)
     if run.strategy == "fsdp" and run.world_size > 1 and not run.keeps_layers_gathered:

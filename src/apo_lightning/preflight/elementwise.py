@@ -1,7 +1,4 @@
-"""What lies between the matrix products of a layer: bytes that kernels read and write, one kernel after another.
-
-The one place of these constants. Where kernels are fused, the numbers are others and nothing else changes.
-"""
+"""What lies between the matrix products of a layer: bytes that kernels read and write, one after another or fused."""
 
 from dataclasses import dataclass
 
@@ -34,6 +31,11 @@ EAGER = {
 A norm of float32 numbers, to take one, squares them (2 passes), averages (1), divides (2) and multiplies by its weight
 (2); an addition has 3: two of each are 20 passes of 4 bytes. Held kernel by kernel against a real layer by
 `tests/test_elementwise.py`."""
+COMPILED = {
+    FLOAT32: (Traffic(hidden=36, mlp=12, heads=20), Traffic(hidden=73, mlp=20, heads=8)),
+    2: (Traffic(hidden=40, mlp=6, heads=12), Traffic(hidden=60, mlp=10, heads=6)),
+}
+"""The same with `model.compile_layers`, as torch's compiler counts its kernels (`benchmarks/compiled_traffic.py`)."""
 ENGINE_PASSES = {True: (8, 3, 2), False: (20, 5, 2)}
 """(hidden, mlp, heads) of vLLM's forward, in passes over numbers of the engine's dtype; True: on a GPU, where addition
 and norm are one kernel, and activation and product another. On a CPU neither is."""
@@ -51,7 +53,7 @@ def between_bytes(model: ModelShape, run: RunShape, *, forwards: int, backwards:
         forwards: how often it goes through the layers.
         backwards: how often a gradient comes back.
     """
-    forward, backward = EAGER[run.compute_bytes]
+    forward, backward = (COMPILED if run.compiles_layers else EAGER)[run.compute_bytes]
     kernels = forwards * forward.of(model) + backwards * backward.of(model)
     attention = forwards * ATTENTION_PASSES["forward"] + backwards * ATTENTION_PASSES["backward"]
     return model.num_layers * (kernels + attention * _attended_bytes(model, run))

@@ -174,6 +174,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         compute_bytes=_compute_bytes(spec, ranks.device),
         has_reference=all_needs(loss, callbacks_for(cfg, loss)).reference,
         gradient_checkpointing=spec.gradient_checkpointing,
+        compiles_layers=spec.compile_layers,
         # One sequence runs whole, whatever the budget.
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,
