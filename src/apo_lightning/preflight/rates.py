@@ -14,6 +14,8 @@ PRODUCT_SIZES = {"cpu": (1024, 1024, 1536), "cuda": (8192, 3584, 18944)}
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}
 """Larger than any cache, so that it is the memory that is timed."""
 REPEATS = 9
+LEAST_SECONDS = 1.0
+"""Of one rate: a shared processor is faster for a moment than it stays."""
 ENGINE_STEP_SECONDS = 0.02
 GRAPH_STEP_SECONDS = 0.004
 """One decoding forward of vLLM beside products and memory, kernel by kernel and as a graph. Supposed: an engine that is
@@ -80,7 +82,7 @@ class Rates:
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Time one product, one copy and on a CPU new memory, on a device that is there; a second or two.
+    """Time one product, one copy and on a CPU new memory, on a device that is there; some seconds.
 
     Collectives cannot be timed by one process. Between processes of one CPU they are copies; a GPU's are taken as a
     tenth of its memory rate, which is about what NVLink has.
@@ -133,7 +135,7 @@ def fresh_rate() -> float:
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
     """The median of some repeats, after one that warms up: what a long run meets, beside whatever else runs there."""
     seconds = []
-    for _ in range(1 + REPEATS):
+    while len(seconds) <= REPEATS or sum(seconds) < LEAST_SECONDS:
         _wait(device)
         start = time.perf_counter()
         action()
