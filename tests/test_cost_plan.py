@@ -264,6 +264,15 @@ def test_rates_are_the_median_of_repeats(monkeypatch):
     assert seconds_of(lambda: None, torch.device("cpu")) == 5
 
 
+def test_a_rate_is_looked_at_for_a_second(monkeypatch):
+    # ticks of 1/64 s: one that warms up, and as many as make a second of all
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 64)
+    calls = []
+    assert seconds_of(lambda: calls.append(None), torch.device("cpu")) == 1 / 64
+    assert len(calls) == 64
+
+
 def test_rates_are_measured_here():
     rates = measured_rates(torch.device("cpu"), torch.float32)
     assert 1e9 < rates.matmul_flops_per_second < 1e14

@@ -24,6 +24,14 @@ def test_a_gpu_is_given_more_at_once_than_a_cpu():
     assert batch_on("cuda", "samples_per_batch=7") == 7
 
 
-def test_no_sample_at_once_is_refused():
-    with pytest.raises(ConfigError, match="samples_per_batch is 0: it must be at least 1"):
-        batch_on("cpu", "samples_per_batch=0")
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("samples_per_batch=0", "samples_per_batch is 0: it must be at least 1"),
+        ("temperature=null", "temperature is None: it must be at least 0"),
+        ("tokens_per_microbatch=null", "tokens_per_microbatch is None: it must be at least 1"),
+    ],
+)
+def test_what_is_too_small_or_not_given_is_refused(override, words):
+    with pytest.raises(ConfigError, match=words):
+        batch_on("cpu", override)

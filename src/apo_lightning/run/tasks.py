@@ -68,15 +68,22 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
     Raises:
         ConfigError: the first thing found that cannot work.
     """
-    for name, lowest in (("temperature", 0), ("samples_per_batch", 1), ("tokens_per_microbatch", 1)):
-        if cfg[name] is not None and cfg[name] < lowest:
-            raise ConfigError(f"{name} is {cfg[name]}: it must be at least {lowest}")
+    samples_per_batch = cfg.samples_per_batch
+    if samples_per_batch is None:
+        samples_per_batch = SAMPLES_PER_BATCH[evaluated.device.type]
+    for name, value, lowest in (
+        ("temperature", cfg.temperature, 0),
+        ("samples_per_batch", samples_per_batch, 1),
+        ("tokens_per_microbatch", cfg.tokens_per_microbatch, 1),
+    ):
+        if value is None or value < lowest:
+            raise ConfigError(f"{name} is {value}: it must be at least {lowest}")
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()
         _check_length(benchmark, evaluated)
     return [
-        _task(cfg, evaluated, benchmark, engine, reward=describe_reward(node.reward))
+        _task(cfg, evaluated, benchmark, engine, describe_reward(node.reward), samples_per_batch)
         for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
     ]
 
@@ -112,7 +119,9 @@ def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
         )
 
 
-def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, engine: str, reward: str) -> Task:
+def _task(
+    cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, engine: str, reward: str, samples_per_batch: int
+) -> Task:
     rows, data = benchmark.load()
     template = evaluated.spec.prompt_template
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
@@ -123,7 +132,7 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, eng
         top_p=cfg.top_p,
         max_completion_tokens=benchmark.max_completion_tokens,
         seed=cfg.seed,
-        samples_per_batch=cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type],
+        samples_per_batch=samples_per_batch,
         prompt=benchmark.prompt_around(evaluated.tokenizer, template),
         engine=engine,
         reward=reward,
