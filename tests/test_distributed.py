@@ -7,7 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.distributed.ranks import complete_gradient
+from apo_lightning.distributed.ranks import zero_gradient
+from apo_lightning.distributed.units import whole_root
 
 
 @pytest.fixture
@@ -26,17 +27,10 @@ def test_a_forward_alone_does_not_keep_the_next_one_at_the_weights_before_the_st
     nn.init.ones_(model.weight)
     fully_shard(model, mesh=one_process, reshard_after_forward=False)
     optimizer = adamw(model)
-    with torch.no_grad():
+    with torch.no_grad(), whole_root(model):
         model(torch.ones(1, 1))
-    assert not isinstance(model.weight, DTensor)
-    complete_gradient(model, has_run=False)
+        assert not isinstance(model.weight, DTensor)
+    zero_gradient(model)
     optimizer.step()
     # w ← w·(1 − lr·decay)
     assert float(model(torch.ones(1, 1))) == pytest.approx(1 - 0.1 * 0.5)
-
-
-def test_a_gradient_that_is_there_stays():
-    model = nn.Linear(1, 1, bias=False)
-    model(torch.full((1, 1), 3.0)).sum().backward()
-    complete_gradient(model, has_run=True)
-    assert float(model.weight.grad) == 3.0

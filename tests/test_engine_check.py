@@ -92,8 +92,8 @@ def test_noise_is_measured_now_and_then_and_in_float32_costs_no_forward(pair, mo
     table, check, forwards = sampled_table(engine, 32), EngineCheck(), []
     monkeypatch.setattr(engine_check, "ENOUGH_TOKENS", 20)
     run(check, table, policy)  # knows no log-probs yet, and has its forward for that
-    plain = Policy.hidden_states
-    monkeypatch.setattr(Policy, "hidden_states", lambda *args: forwards.append(1) or plain(*args))
+    plain = Policy.run_backbone
+    monkeypatch.setattr(Policy, "run_backbone", lambda *args: forwards.append(1) or plain(*args))
     for version in range(2, NUM_VERSIONS + 1):
         run(check, table, policy, version)
     assert forwards == []
@@ -137,7 +137,7 @@ def test_another_policy_is_more_than_rounding_and_the_message_has_both_numbers(p
 def test_a_check_that_does_not_fit_into_memory_is_done_again(pair, monkeypatch, failing_forward):
     policy, engine = pair
     table, check, retry, forwards = sampled_table(engine, 8), EngineCheck(), MemoryRetry(SETTINGS), []
-    plain = Policy.hidden_states
+    plain = Policy.run_backbone
 
     def limited(self, microbatch):
         forwards.append(len(microbatch.input_ids))
@@ -145,7 +145,7 @@ def test_a_check_that_does_not_fit_into_memory_is_done_again(pair, monkeypatch, 
             torch.empty(2**56)
         return plain(self, microbatch)
 
-    monkeypatch.setattr(Policy, "hidden_states", limited)
+    monkeypatch.setattr(Policy, "run_backbone", limited)
     gap, tolerance = retry.call(check.run, table, policy, ranks=Alone(), version=1)
     assert gap < tolerance
     assert check.checked_version == 1

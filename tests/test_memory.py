@@ -29,7 +29,7 @@ def fail() -> None:
 def positions(monkeypatch):
     """Lets passes without a gradient ("forward") and backwards fail above so many positions."""
     limits = {"forward": 10**9, "backward": 10**9}
-    plain = Policy.hidden_states
+    plain = Policy.run_backbone
 
     def limited(self, microbatch):
         num_positions = len(microbatch.input_ids)
@@ -46,7 +46,7 @@ def positions(monkeypatch):
             hook = first.register_hook(out_of_memory)
         return plain(self, microbatch)
 
-    monkeypatch.setattr(Policy, "hidden_states", limited)
+    monkeypatch.setattr(Policy, "run_backbone", limited)
     return limits
 
 

@@ -130,13 +130,13 @@ def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeyp
     from apo_lightning.model.policy import Policy
 
     forwards = []
-    plain = Policy.hidden_states
+    plain = Policy.run_backbone
 
     def counted(self, microbatch):
         forwards.append(torch.is_grad_enabled())
         return plain(self, microbatch)
 
-    monkeypatch.setattr(Policy, "hidden_states", counted)
+    monkeypatch.setattr(Policy, "run_backbone", counted)
     sizes = ("trainer.max_steps=1", "tokens_per_microbatch=100000", "algo=grpo", "scored_fraction=0")
     run(tmp_path / "one", *sizes)
     one = forwards.count(True), forwards.count(False)

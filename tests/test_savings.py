@@ -44,7 +44,7 @@ def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[di
 def calls(monkeypatch):
     """What goes through the policy in training steps: counts of forwards, and completions scored as a reference."""
     seen = SimpleNamespace(training=False, with_gradient=0, without_gradient=0, reference=[], steps=[])
-    hidden_states, as_reference, training_step = Policy.hidden_states, Policy.as_reference, RLVRModule.training_step
+    hidden_states, as_reference, training_step = Policy.run_backbone, Policy.as_reference, RLVRModule.training_step
 
     def counted(self, microbatch):
         is_reference = not next(self.parameters()).requires_grad
@@ -64,7 +64,7 @@ def calls(monkeypatch):
         seen.steps.append(output["step_output"])
         return output
 
-    monkeypatch.setattr(Policy, "hidden_states", counted)
+    monkeypatch.setattr(Policy, "run_backbone", counted)
     monkeypatch.setattr(Policy, "as_reference", counted_reference)
     monkeypatch.setattr(RLVRModule, "training_step", watched_step)
     return seen

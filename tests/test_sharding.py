@@ -7,11 +7,12 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from apo_lightning.distributed.sharding import load_model, shard
+from apo_lightning.distributed.units import reduce_root, whole_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -38,7 +39,8 @@ def make_policy(spec, model) -> Policy:
 def gradient_of(policy, completions, scale=1.0) -> None:
     """Of Σ log π over the completions: what backward leaves in `.grad`."""
     (microbatch,) = SEQUENCES.microbatches(completions, 100, CPU)
-    (scale * logprob_sum(policy, microbatch)).backward()
+    with whole_root(policy):
+        (scale * logprob_sum(policy, microbatch)).backward()
 
 
 class CountedCasts(TorchDispatchMode):
@@ -52,6 +54,19 @@ class CountedCasts(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         is_cast = function is torch.ops.aten._to_copy.default
         self.count += is_cast and tuple(arguments[0].shape) in self.shapes
+        return function(*arguments, **(keywords or {}))
+
+
+class CountedCollectives(TorchDispatchMode):
+    """Counts what FSDP2 gathers and reduces."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_gathered = self.num_reduced = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.num_gathered += function is torch.ops.c10d._allgather_base_.default
+        self.num_reduced += function is torch.ops.c10d._reduce_scatter_base_.default
         return function(*arguments, **(keywords or {}))
 
 
@@ -71,6 +86,8 @@ class Probe(pl.LightningModule):
             looks_like_autocast(self.trainer)
             the_reference_lies_as_it_is_gathered(self.trainer)
             gathers_each_unit_once(self.policy, self.reference)
+            micro_batches_add_up_to_one_gradient(self.policy)
+            a_pass_reads_the_weights_of_now(self.policy)
 
 
 def on_each_rank(rank):
@@ -171,22 +188,71 @@ def the_reference_lies_as_it_is_gathered(trainer):
 
 
 def gathers_each_unit_once(policy, reference):
-    """A unit a layer, and the root: no forward gathers one of them again, and a layer is gathered for the backward."""
-    num_layers = len(policy.model.base_model.layers)
-    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
-    for run, expected in (
-        (lambda: reference.score(microbatch, 4, temperature=1.0), num_layers + 1),
-        (lambda: update(policy, microbatch), 2 * num_layers + 1),
-        (lambda: gradient_of(policy, [0, 1, 2, 3]), 2 * num_layers + 1),
+    """A unit a layer, for each micro-batch; the root, with embedding and head, for the first of a pass alone."""
+    n = len(policy.model.base_model.layers)
+    microbatches = [*SEQUENCES.microbatches([0, 1], 100, CPU), *SEQUENCES.microbatches([2, 3], 100, CPU)]
+    for root, run, gathered, reduced in (
+        (reference.policy, lambda microbatch, _: reference.score(microbatch, 4, temperature=1.0), n, 0),
+        (policy, lambda microbatch, _: policy(microbatch), n, 0),
+        (policy, lambda microbatch, is_last: update(policy, microbatch, is_last), 2 * n, n),
     ):
-        with CommDebugMode() as collectives:
-            run()
-        gathers = [count for name, count in collectives.get_comm_counts().items() if "gather" in str(name)]
-        assert gathers == [expected]
+        with CountedCollectives() as counted, torch.set_grad_enabled(reduced > 0), whole_root(root):
+            for i, microbatch in enumerate(microbatches):
+                run(microbatch, i == len(microbatches) - 1)
+                assert not isinstance(root.head_weight, DTensor)
+        assert isinstance(root.head_weight, DTensor)
+        assert counted.num_gathered == len(microbatches) * gathered + 1
+        assert counted.num_reduced == len(microbatches) * reduced + (reduced > 0)
+    policy.zero_grad()
 
 
-def update(policy, microbatch):
-    """As `MinibatchUpdate` takes a micro-batch's gradient."""
+def micro_batches_add_up_to_one_gradient(policy):
+    """The root's is added up whole and reduced once. Of micro-batches before an error nothing is left."""
+    gradient_of(policy, [0, 1, 2, 3])
+    expected = [parameter.grad.full_tensor() for parameter in policy.parameters()]
+    layer = policy.model.base_model.layers[0]
+    for fails in (None, layer.register_full_backward_pre_hook, layer.mlp.register_forward_pre_hook):
+        policy.zero_grad()
+        if fails is not None:
+            with pytest.raises(MemoryError):
+                update_and_fail(policy, fails)
+            policy.zero_grad()
+        with whole_root(policy):
+            update(policy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
+            update(policy, *SEQUENCES.microbatches([2, 3], 100, CPU), is_last=True)
+        for parameter, gradient in zip(policy.parameters(), expected, strict=True):
+            assert (parameter.grad.full_tensor() - gradient).norm() <= 1e-5 * gradient.norm()
+    policy.zero_grad()
+
+
+def update_and_fail(policy, register_hook):
+    with whole_root(policy):
+        update(policy, *SEQUENCES.microbatches([1, 2], 100, CPU), is_last=False)
+        with register_hook(out_of_memory):
+            update(policy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
+
+
+def out_of_memory(*_):
+    raise MemoryError
+
+
+def a_pass_reads_the_weights_of_now(policy):
+    """What a pass has gathered is gone when the next begins: an optimizer may have stepped on the shards."""
+    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
+    with torch.no_grad():
+        with whole_root(policy):
+            before = policy(microbatch).logprobs
+        policy.head_weight.mul_(2.0)
+        with whole_root(policy):
+            assert not torch.allclose(policy(microbatch).logprobs, before)
+        policy.head_weight.mul_(0.5)
+        with whole_root(policy):
+            assert torch.equal(policy(microbatch).logprobs, before)
+
+
+def update(policy, microbatch, is_last):
+    """As the training loop takes a micro-batch's gradient."""
+    reduce_root(policy, now=is_last)
     head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
     for tokens in head.chunks():
         head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())

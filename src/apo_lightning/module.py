@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.distributed.lightning_private import forget_logged
-from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, complete_gradient, count_rollout, total_peak_flops
+from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, count_rollout, total_peak_flops, zero_gradient
 from apo_lightning.distributed.sharding import shard
+from apo_lightning.distributed.units import reduce_root, whole_root
 from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.phases import StepTimer, timed
@@ -264,13 +265,16 @@ class RLVRModule(pl.LightningModule):
     def _accumulate(self, update: MinibatchUpdate, settings: StepSettings) -> None:
         """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
         self.policy.zero_grad(set_to_none=True)
-        for scalar in update.scalars(self.policy, self.reference, settings):
-            # Strategies average gradients over ranks; the weights already count the tokens of all of them.
-            self.manual_backward(scalar * self.ranks.world_size)
+        with whole_root(self.policy):
+            for scalar, is_last in update.scalars(self.policy, self.reference, settings):
+                reduce_root(self.policy, now=is_last)
+                # Strategies average gradients over ranks; the weights already count the tokens of all of them.
+                self.manual_backward(scalar * self.ranks.world_size)
 
     def _optimizer_step(self, update: MinibatchUpdate, record: UpdateRecord) -> None:
         """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""
-        complete_gradient(self.policy, has_run=bool(update.minibatch.microbatches))
+        if not update.minibatch.microbatches:
+            zero_gradient(self.policy)
         norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
         norm = self.nonfinite.judge(norm, update, self.ranks, Path(self.trainer.default_root_dir))
         if record.awaits_check(norm):

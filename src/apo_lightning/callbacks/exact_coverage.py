@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.distributed.units import whole_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.model.packing import Microbatch, PackedSequences
@@ -69,7 +70,9 @@ class ExactCoverage(StepCallback):
         folder = Path(trainer.default_root_dir) / "exact"
         was_training = policy.training
         policy.eval()
-        metrics = self.look(policy, output.rollouts.prompts, output.step, folder, temperature=settings.temperature)
+        prompts = output.rollouts.prompts
+        with whole_root(policy):
+            metrics = self.look(policy, prompts, output.step, folder, temperature=settings.temperature)
         policy.train(was_training)
         logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()} | {
             "step": float(output.step)

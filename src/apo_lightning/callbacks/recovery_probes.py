@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.distributed.gathering import items_of_all_ranks
-from apo_lightning.distributed.ranks import release
 from apo_lightning.errors import ConfigError
 from apo_lightning.files import to_json, write_atomically
 from apo_lightning.hashing import hash64
@@ -175,7 +174,6 @@ def _scores(
     )
     probing = Probing({NAME: probe}, module.device)
     module.retry.call(probing.ask_before, module.policy, module.reference, ranks=module.ranks)
-    release(module.policy)
     reference, policy = probing.references[NAME], probing.policies_before[NAME]
     assert reference.anchor_ids is not None
     assert reference.anchor_logprobs is not None

@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
@@ -63,30 +62,17 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def release(policy: nn.Module) -> None:
-    """Bring a sharded policy back into its shards, after a forward without a backward; another is left as it is.
+def zero_gradient(policy: nn.Module) -> None:
+    """A gradient of zeros for an optimizer step where there was no backward.
 
-    Such a forward can leave a unit gathered: the optimizer would step on its shards and the next forward read the
-    weights from before, and what is saved by parameter would not find them.
-    """
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def complete_gradient(policy: nn.Module, *, has_run: bool) -> None:
-    """Make the policy ready for an optimizer step, where there may have been no backward.
+    Without one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
 
     Args:
         policy: sharded or not.
-        has_run: False: none of the mini-batch's completions can move the policy, and its gradient is made zero. Without
-            one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
     """
-    release(policy)
-    if not has_run:
-        for parameter in policy.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def total_peak_flops(trainer: pl.Trainer) -> float | None:

@@ -131,8 +131,8 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
 def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
     """A unit per decoder layer, and a root unit of embedding, final norm and head.
 
-    The root stays gathered between forward and backward: the head's backward reads its weight, which would otherwise
-    be a shard by then. It is gathered in float32, since what autocast keeps in float32 (the residual stream) starts
+    The root stays gathered from a pass's first forward to its last backward: each backward begins with the head's,
+    which reads the weight. It is gathered in float32, since what autocast keeps in float32 (the residual stream) starts
     at the embedding; the layers, most of the weights, are gathered in the dtype of their products. A frozen policy's
     lie in it too: no update is lost by it, and what is gathered is the same to the bit.
     """
@@ -154,7 +154,8 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
         # A forward without a backward would leave a frozen policy gathered for good.
         reshards = strategy.reshard_after_forward or not any(p.requires_grad for p in layer.parameters())
         fully_shard(layer, reshard_after_forward=reshards, mp_policy=layer_precision, **options)
-    fully_shard(policy, reshard_after_forward=False, **options)
+    root = fully_shard(policy, reshard_after_forward=False, **options)
+    root.set_reshard_after_backward(False, recurse=False)
     # Sharded weights are gathered around `forward` alone, unless another method is named.
     for method in ("hidden_states", "as_reference"):
         register_fsdp_forward_method(policy, method)

@@ -91,9 +91,14 @@ class Policy(nn.Module):
             hook.remove()
 
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """Last hidden states at the positions that predict the response tokens.
+        """Last hidden states at the positions that predict the response tokens."""
+        return self.run_backbone(microbatch)
 
-        One forward of the backbone, in which every prompt and every completion stands once.
+    def run_backbone(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
+        """`hidden_states`, one forward of the backbone, in which every prompt and every completion stands once.
+
+        Only for methods around which sharded weights are gathered. `hidden_states` is one, and called from another it
+        would bring the head back into shards before it is read.
         """
         with self.autocast():
             output = self.model.base_model(
@@ -119,7 +124,7 @@ class Policy(nn.Module):
             temperature: of the rollout; the same for policy, old policy and reference.
         """
         with self.autocast():
-            hidden = self.hidden_states(microbatch)
+            hidden = self.run_backbone(microbatch)
             return token_statistics(hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature)
 
     def detached_head(self, hidden: Float[Tensor, "tokens hidden"], *, temperature: float) -> DetachedHead:
@@ -135,7 +140,7 @@ class Policy(nn.Module):
     def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
         """What a frozen policy says of the micro-batch's response tokens: log-probs and its own top K."""
         with self.autocast():
-            hidden = self.hidden_states(microbatch)
+            hidden = self.run_backbone(microbatch)
             return reference_statistics(
                 hidden, self.head_weight, microbatch.targets, anchor_size, temperature=temperature
             )

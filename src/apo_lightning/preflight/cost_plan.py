@@ -176,7 +176,7 @@ def _forward(
 ) -> Iterator[_Count]:
     """A pass without a gradient: products, what lies between them, and the logits of response tokens.
 
-    FSDP2 gathers a layer beside the products of the one before; for embedding and head everything waits.
+    FSDP2 gathers a layer beside the products of the one before; for embedding and head everything waits, once.
     """
     if not work.num_tokens:
         return
@@ -190,15 +190,15 @@ def _forward(
     yield _Count(phase, "casts of weights", "memory", num_microbatches * _cast_bytes(model, run))
     layers = num_microbatches * run.compute_bytes * model.num_layers * model.layer_parameters * _others(run)
     yield _Count(phase, "collectives beyond what products hide", "collectives", _beyond(layers, flops, rates))
-    yield _Count(phase, "embedding and head, gathered", "collectives", num_microbatches * _root_bytes(model, run))
+    yield _Count(phase, "embedding and head, gathered", "collectives", _root_bytes(model, run))
 
 
 def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
     """Forward, backward and optimizer.
 
     With checkpointing the layers' forward runs twice. On a CPU the gradients' memory is the system's between two steps,
-    which clears every page. Collectives run beside the products of other layers: what counts
-    is by how much they take longer, and the root's gather, for which everything waits.
+    which clears every page. Collectives run beside the products of other layers: what counts is by how much they take
+    longer, and the root's, for which everything waits: one gather and one reduction a mini-batch.
     """
     total = work.work(work.updated)
     if not total.num_tokens:
@@ -219,9 +219,8 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     moved = parts * _moved_beside_products(model, run)
     beyond = _beyond(moved, flops + again * layers, rates)
     yield _Count("update", "collectives beyond what products hide", "collectives", beyond)
-    yield _Count(
-        "update", "embedding and head, gathered and reduced", "collectives", parts * 2 * _root_bytes(model, run)
-    )
+    root = work.num_minibatches * 2 * _root_bytes(model, run)
+    yield _Count("update", "embedding and head, gathered and reduced", "collectives", root)
     optimizer = ADAM_BYTES * -(-model.trained_parameters // run.num_shards)
     yield _Count("update", "optimizer", "memory", work.num_minibatches * optimizer)
     # Every optimizer step ends by giving them back, and on a CPU the backward's thread keeps nothing.
@@ -287,7 +286,7 @@ def _others(run: RunShape) -> float:
 
 
 def _root_bytes(model: ModelShape, run: RunShape) -> float:
-    """Embedding, last norm and head, gathered in float32 once a micro-batch."""
+    """Embedding, last norm and head, gathered in float32."""
     return FLOAT32 * model.root_parameters * _others(run)
 
 

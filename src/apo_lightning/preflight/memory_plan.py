@@ -286,27 +286,30 @@ def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
 def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ...]:
     """Memory of a mini-batch beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
 
-    - The forward is through: activations, and all that autocast has cast.
+    - The forward is through: activations, and all that autocast has cast. Under FSDP2 the gradient of embedding and
+      head that earlier micro-batches have left, whole, here and at the head.
     - The head: activations, what autocast has cast, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the
       head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen. Under
       FSDP2 the gradient of the layer at work on its way to the shards.
-    - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2 once
-      more as input of the reduction. The optimizer's step is fused and takes nothing of its own.
+    - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2
+      twice: whole beside whole, and with the last micro-batch as input of the reduction beside their sum. The
+      optimizer's step is fused and takes nothing of its own.
     """
     activations = Allocation(name="activations", update=activation_bytes(model, run))
     gathered = Allocation(name="gathered by FSDP2", update=gathered_bytes(model, run))
     is_head_trained = model.adapters is None
+    root = FLOAT32 * model.root_parameters * is_head_trained
     new_head = is_head_trained * model.head_parameters
     head = head_logits_bytes(run) + cast_head_bytes(model, run)
     head += FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
-    copies = is_head_trained * (2 if gathered.update else 1)
-    ending = run.microbatch_tokens * layer_activation_bytes(model, run) + copies * FLOAT32 * model.root_parameters
+    ending = run.microbatch_tokens * layer_activation_bytes(model, run) + root * (2 if gathered.update else 1)
     reduced = Allocation(name="a layer's gradient on its way", update=reduced_bytes(model, run))
+    left = Allocation(name="gradient of embedding and head, whole", update=root * bool(gathered.update))
     if not run.is_cuda:
         cast = cast_weight_bytes(model, run, backward=False)
         return activations, _cast(cast), _head(head), gathered, reduced, _ending(ending)
-    forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered
-    backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered, reduced
+    forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered, left
+    backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered, reduced, left
     ends = _ending(ending), gathered
     return max(forward, backward, ends, key=lambda moment: sum(item.update for item in moment))
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.units import whole_root
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap
@@ -68,12 +69,13 @@ class EngineCheck:
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
-        scoring.score_for_check(table, policy, settings, ranks)
-        known = ~table.old_logprobs.isnan()
-        gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
-        num_tokens = int(-ranks.max(-int(known.sum())))
-        if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
-            self.noise = _measured_noise(table, policy, settings, ranks, version)
+        with whole_root(policy):
+            scoring.score_for_check(table, policy, settings, ranks)
+            known = ~table.old_logprobs.isnan()
+            gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
+            num_tokens = int(-ranks.max(-int(known.sum())))
+            if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
+                self.noise = _measured_noise(table, policy, settings, ranks, version)
         tolerance = self._tolerance(num_tokens)
         check_logprob_gap(gap, tolerance, version)
         self.checked_version = version

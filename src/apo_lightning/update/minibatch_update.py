@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from apo_lightning.distributed.units import whole_root
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.step_metrics import UpdateRecord
 from apo_lightning.model.packing import Microbatch
@@ -67,8 +69,12 @@ class MinibatchUpdate:
     is_first: bool
     losses: list[TokenLosses] = field(default_factory=list)
 
-    def scalars(self, policy: Policy, reference: Reference | None, settings: StepSettings) -> Iterator[Tensor]:
-        """The loss of one micro-batch after the other, whose backward is to run before the next is asked for.
+    def scalars(
+        self, policy: Policy, reference: Reference | None, settings: StepSettings
+    ) -> Iterator[tuple[Tensor, bool]]:
+        """The loss of one micro-batch after the other, and whether it is the last.
+
+        Its backward is to run before the next is asked for.
 
         What was run before is forgotten.
 
@@ -78,15 +84,20 @@ class MinibatchUpdate:
             settings: with the budget of a micro-batch as it is now.
         """
         self.losses.clear()
-        budget = settings.tokens_per_microbatch
-        for microbatch in within_budget(self.table, self.minibatch.real_microbatches, budget):
-            yield self._run(microbatch, policy, reference)
-        for microbatch in self.minibatch.empty_microbatches:
-            yield policy.detached_head(policy.hidden_states(microbatch), temperature=1.0).joined()
-
-    def _run(self, microbatch: Microbatch, policy: Policy, reference: Reference | None) -> Tensor:
-        """Σ_t w_t · loss_t of one micro-batch: its gradient has come as far as the hidden states and the head."""
         compared = reference if self.loss.needs.full_kl else None
+        real = within_budget(self.table, self.minibatch.real_microbatches, settings.tokens_per_microbatch)
+        empty = self.minibatch.empty_microbatches
+        num_left = len(real) + len(empty)
+        with nullcontext() if compared is None else whole_root(compared.policy):
+            for microbatch in real:
+                num_left -= 1
+                yield self._run(microbatch, policy, compared), num_left == 0
+            for microbatch in empty:
+                num_left -= 1
+                yield policy.detached_head(policy.hidden_states(microbatch), temperature=1.0).joined(), num_left == 0
+
+    def _run(self, microbatch: Microbatch, policy: Policy, compared: Reference | None) -> Tensor:
+        """Σ_t w_t · loss_t of one micro-batch: its gradient has come as far as the hidden states and the head."""
         ref_hidden = None if compared is None else compared.hidden_states(microbatch)
         ref_weight = None if compared is None else compared.head_weight
         hidden = policy.hidden_states(microbatch)

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.ranks import Ranks, release
+from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.units import whole_root
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
@@ -45,30 +46,30 @@ class Probing:
             probe = self.probes[name]
             if isinstance(probe.anchors, int) and probe.anchors > 0:
                 assert reference is not None
-                self.references[name] = _score_reference(sequences, probe.anchors, reference, settings, ranks)
+                with whole_root(reference.policy):
+                    self.references[name] = _score_reference(sequences, probe.anchors, reference, settings, ranks)
             if probe.before:
-                self.policies_before[name] = _score(sequences, self._anchor_ids(name), policy, settings, ranks)
+                with whole_root(policy):
+                    self.policies_before[name] = _score(sequences, self._anchor_ids(name), policy, settings, ranks)
 
     def ask_after(self, policy: Policy, *, settings: StepSettings, ranks: Ranks) -> dict[str, ProbeStatistics]:
         """What the policy says after the update, with all that was found before it.
 
         Args:
-            policy: as the step leaves it; its shards are released again.
+            policy: as the step leaves it.
             settings: as in `ask_before`.
             ranks: as in `ask_before`.
         """
-        answers = {
-            name: ProbeStatistics(
-                probe=self.probes[name],
-                reference=self.references.get(name),
-                before=self.policies_before.get(name),
-                after=_score(sequences, self._anchor_ids(name), policy, settings, ranks),
-            )
-            for name, sequences in self.sequences.items()
-        }
-        if answers:
-            release(policy)
-        return answers
+        with whole_root(policy):
+            return {
+                name: ProbeStatistics(
+                    probe=self.probes[name],
+                    reference=self.references.get(name),
+                    before=self.policies_before.get(name),
+                    after=_score(sequences, self._anchor_ids(name), policy, settings, ranks),
+                )
+                for name, sequences in self.sequences.items()
+            }
 
     def _anchor_ids(self, name: str) -> Int[Tensor, "tokens anchors"] | None:
         anchors = self.probes[name].anchors
