@@ -1,5 +1,6 @@
 """The plan's figures, derived by hand for a 7B model on eight GPUs, and its arithmetic against real tensors."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from gpu_models import QWEN7B
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.formatting import GIB
+from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -144,10 +146,14 @@ def test_adapters_alone_have_gradients_and_moments_by_hand():
     assert parts["weights cast by autocast"].update == 23_552 + 678_952_960
 
 
-@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "compiled"), [(None, False), (LoRA(rank=2), False), (None, True)], ids=["full", "lora", "compiled"]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size, checkpointing, lora):
+def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(
+    dtype, size, checkpointing, lora, compiled, monkeypatch
+):
     tokenizer = character_tokenizer()
     config = AutoConfig.for_model(
         "llama",
@@ -164,7 +170,11 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size
         lora.attach(model, seed=0)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy = Policy(model, tokenizer, dtype)
+    policy = Policy(model, tokenizer, dtype, compiles_layers=compiled)
+    # Divides a layer in forward and backward as the compiler does, which would take half a minute to build its kernels.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager_decomp_partition"))
+    torch.compiler.reset()
+    compile_layers([policy])
     packed = PackedSequences(prompts=[(1,)], completions=[tuple(range(4, 54))] * 8, owners=[0] * 8)
     (microbatch,) = packed.microbatches(range(8), 1000, torch.device("cpu"))
     kept: dict[int, int] = {}
@@ -180,7 +190,11 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(dtype, size
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprob_sum(policy, microbatch)
     run = replace(
-        PAPER, compute_bytes=size, gradient_checkpointing=checkpointing, microbatch_tokens=len(microbatch.input_ids)
+        PAPER,
+        compute_bytes=size,
+        gradient_checkpointing=checkpointing,
+        microbatch_tokens=len(microbatch.input_ids),
+        compiles_layers=compiled,
     )
     shape = shape_of(config, lora)
     planned = activation_bytes(shape, run)

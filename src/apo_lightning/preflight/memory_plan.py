@@ -210,14 +210,21 @@ def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
     q = heads·head_dim, k = kv_heads·head_dim: attention keeps queries, keys, values and its output, c·(2q + 2k), and
     a float32 log-sum-exp a head; the MLP keeps gate, its activation, up and their product, 4·c·F. The inputs of the
     matrix products: in float32 two, shared by the products that read them, 8·D; under autocast every one of the five
-    casts its own, 5·c·D. With adapters all read the two in float32, and frozen norms keep no normalised input. Verified
-    tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
+    casts its own, 5·c·D. With adapters all read the two in float32, and frozen norms keep no normalised input.
+
+    A compiled layer's backward computes norms and activation again: it keeps the residual stream that comes in, both
+    normalised inputs and what attention adds, (4 + 3·c)·D, and 3·c·F of the MLP. With adapters it is counted as eager,
+    which is more.
+
+    Verified tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
     """
     c, d = run.compute_bytes, model.hidden_size
-    inputs = 5 * c * d if c < FLOAT32 and model.adapters is None else 2 * FLOAT32 * d
-    norms = 4 * FLOAT32 * d if model.adapters is None else 2 * FLOAT32 * d
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = c * 2 * (queries + keys) + FLOAT32 * model.num_heads
+    if run.compiles_layers and model.adapters is None:
+        return (FLOAT32 + 3 * c) * d + attention + 3 * c * model.intermediate_size
+    inputs = 5 * c * d if c < FLOAT32 and model.adapters is None else 2 * FLOAT32 * d
+    norms = 4 * FLOAT32 * d if model.adapters is None else 2 * FLOAT32 * d
     return norms + inputs + attention + 4 * c * model.intermediate_size
 
 

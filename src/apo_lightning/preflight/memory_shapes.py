@@ -104,8 +104,7 @@ class RunShape:
     keeps_layers_gathered: bool = False
     """FSDP2 without `reshard_after_forward`: a layer that was gathered in the forward stays so until its backward."""
     compiles_layers: bool = False
-    """Fewer passes over memory between products. What a compiled layer keeps for its backward, less than an eager one,
-    is not counted otherwise."""
+    """Fewer passes over memory between products, and less kept for the backward."""
     offloads: bool = False
     """FSDP2's shards, their gradients and the optimizer's moments lie in the machine's memory, not in the GPU's."""
 
