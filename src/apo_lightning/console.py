@@ -1,4 +1,4 @@
-"""What reaches the terminal: our own few lines. Everything that libraries say goes to the run's `run.log`."""
+"""What reaches the terminal: our own few lines and warnings. What libraries say goes to the run's `run.log`."""
 
 import contextlib
 import io
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 
 NOISY = (
     "lightning",
@@ -24,8 +25,25 @@ NOISY = (
 )
 
 
+class OwnWarnings(logging.Handler):
+    """Says the first warning of each kind on the terminal; `run.log` has them all."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Errors end the run, and are said where it ends."""
+        if record.levelno == logging.WARNING and record.msg not in self.said:
+            self.said.add(record.msg)
+            say(f"warning: {escape(record.getMessage())} (others like it: run.log)")
+
+
 def quiet_libraries(log_file: Path) -> None:
-    """Send all logging and all warnings to `log_file`, and switch progress bars of libraries off."""
+    """Send all logging and all warnings to `log_file`, and switch progress bars of libraries off.
+
+    Our own warnings reach the terminal as well.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = logging.FileHandler(log_file, delay=True)
@@ -43,6 +61,9 @@ def quiet_libraries(log_file: Path) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    own = logging.getLogger("apo_lightning")
+    own.handlers.clear()
+    own.addHandler(OwnWarnings())
     # The engine silences vLLM's logger where it finds it without a handler.
     logging.getLogger("vllm").addHandler(handler)
     logging.getLogger("vllm").propagate = False
