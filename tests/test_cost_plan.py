@@ -187,6 +187,15 @@ def test_slow_collectives_show_where_products_no_longer_hide_them():
     assert seconds(plan, "reference", name) == 0
     gathered = 10 * 2 * 28 * 233_057_792 * 0.875 / 1e9
     assert seconds(slow, "reference", name) == pytest.approx(gathered - seconds(slow, "reference", "products"))
+    # DDP reduces with the last micro-batch of a mini-batch, of which half as large ones make two
+    for tokens, num_hidden in ((16384, 16), (8192, 8)):
+        ddp = replace(RUN, strategy="ddp", microbatch_tokens=tokens)
+        beside = seconds(plan_cost(MODEL, ddp, WORK, RATES), "update", "products") + seconds(
+            plan_cost(MODEL, ddp, WORK, RATES), "update", "products of layers again (checkpointing)"
+        )
+        moved = 16 * 2 * 4 * 7_615_616_512 * 0.875 / 1e9
+        found = seconds(plan_cost(MODEL, ddp, WORK, replace(RATES, gather_bytes_per_second=1e9)), "update", name)
+        assert found == pytest.approx(moved - beside * num_hidden / 16)
     # the root stays whole through all of them
     root = 4 * 1_089_998_336 * 0.875 / 1e9
     assert seconds(slow, "reference", "embedding and head, gathered") == pytest.approx(root)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from apo_lightning.distributed.sharding import load_model, shard
-from apo_lightning.distributed.units import reduce_root, whole_root
+from apo_lightning.distributed.units import reduced, whole_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -85,8 +85,8 @@ class Probe(pl.LightningModule):
             looks_like_one_process(self.policy, self.reference.policy)
             looks_like_autocast(self.trainer)
             the_reference_lies_as_it_is_gathered(self.trainer)
-            gathers_each_unit_once(self.policy, self.reference)
-            micro_batches_add_up_to_one_gradient(self.policy)
+            gathers_each_unit_once(self.policy, self.reference, self.trainer.strategy)
+            micro_batches_add_up_to_one_gradient(self.policy, self.trainer.strategy)
             a_pass_reads_the_weights_of_now(self.policy)
 
 
@@ -187,26 +187,26 @@ def the_reference_lies_as_it_is_gathered(trainer):
         assert torch.equal(alone(microbatch).logprobs, expected)
 
 
-def gathers_each_unit_once(policy, reference):
+def gathers_each_unit_once(policy, reference, strategy):
     """A unit a layer, for each micro-batch; the root, with embedding and head, for the first of a pass alone."""
     n = len(policy.model.base_model.layers)
     microbatches = [*SEQUENCES.microbatches([0, 1], 100, CPU), *SEQUENCES.microbatches([2, 3], 100, CPU)]
-    for root, run, gathered, reduced in (
+    for root, run, num_gathered, num_reduced in (
         (reference.policy, lambda microbatch, _: reference.score(microbatch, 4, temperature=1.0), n, 0),
         (policy, lambda microbatch, _: policy(microbatch), n, 0),
-        (policy, lambda microbatch, is_last: update(policy, microbatch, is_last), 2 * n, n),
+        (policy, lambda microbatch, is_last: update(policy, strategy, microbatch, is_last), 2 * n, n),
     ):
-        with CountedCollectives() as counted, torch.set_grad_enabled(reduced > 0), whole_root(root):
+        with CountedCollectives() as counted, torch.set_grad_enabled(num_reduced > 0), whole_root(root):
             for i, microbatch in enumerate(microbatches):
                 run(microbatch, i == len(microbatches) - 1)
                 assert not isinstance(root.head_weight, DTensor)
         assert isinstance(root.head_weight, DTensor)
-        assert counted.num_gathered == len(microbatches) * gathered + 1
-        assert counted.num_reduced == len(microbatches) * reduced + (reduced > 0)
+        assert counted.num_gathered == len(microbatches) * num_gathered + 1
+        assert counted.num_reduced == len(microbatches) * num_reduced + (num_reduced > 0)
     policy.zero_grad()
 
 
-def micro_batches_add_up_to_one_gradient(policy):
+def micro_batches_add_up_to_one_gradient(policy, strategy):
     """The root's is added up whole and reduced once. Of micro-batches before an error nothing is left."""
     gradient_of(policy, [0, 1, 2, 3])
     expected = [parameter.grad.full_tensor() for parameter in policy.parameters()]
@@ -215,21 +215,21 @@ def micro_batches_add_up_to_one_gradient(policy):
         policy.zero_grad()
         if fails is not None:
             with pytest.raises(MemoryError):
-                update_and_fail(policy, fails)
+                update_and_fail(policy, strategy, fails)
             policy.zero_grad()
         with whole_root(policy):
-            update(policy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
-            update(policy, *SEQUENCES.microbatches([2, 3], 100, CPU), is_last=True)
+            update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
+            update(policy, strategy, *SEQUENCES.microbatches([2, 3], 100, CPU), is_last=True)
         for parameter, gradient in zip(policy.parameters(), expected, strict=True):
             assert (parameter.grad.full_tensor() - gradient).norm() <= 1e-5 * gradient.norm()
     policy.zero_grad()
 
 
-def update_and_fail(policy, register_hook):
+def update_and_fail(policy, strategy, register_hook):
     with whole_root(policy):
-        update(policy, *SEQUENCES.microbatches([1, 2], 100, CPU), is_last=False)
+        update(policy, strategy, *SEQUENCES.microbatches([1, 2], 100, CPU), is_last=False)
         with register_hook(out_of_memory):
-            update(policy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
+            update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
 
 
 def out_of_memory(*_):
@@ -250,13 +250,13 @@ def a_pass_reads_the_weights_of_now(policy):
             assert torch.equal(policy(microbatch).logprobs, before)
 
 
-def update(policy, microbatch, is_last):
+def update(policy, strategy, microbatch, is_last):
     """As the training loop takes a micro-batch's gradient."""
-    reduce_root(policy, now=is_last)
     head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
     for tokens in head.chunks():
         head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())
-    head.joined().backward()
+    with reduced(policy, strategy, now=is_last):
+        head.joined().backward()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, count_rollout, total_peak_flops, zero_gradient
 from apo_lightning.distributed.sharding import shard
-from apo_lightning.distributed.units import reduce_root, whole_root
+from apo_lightning.distributed.units import reduced, whole_root
 from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.phases import StepTimer, timed
@@ -267,9 +267,9 @@ class RLVRModule(pl.LightningModule):
         self.policy.zero_grad(set_to_none=True)
         with whole_root(self.policy):
             for scalar, is_last in update.scalars(self.policy, self.reference, settings):
-                reduce_root(self.policy, now=is_last)
-                # Strategies average gradients over ranks; the weights already count the tokens of all of them.
-                self.manual_backward(scalar * self.ranks.world_size)
+                with reduced(self.policy, self.trainer.strategy, now=is_last):
+                    # Strategies average gradients over ranks; the weights already count the tokens of all of them.
+                    self.manual_backward(scalar * self.ranks.world_size)
 
     def _optimizer_step(self, update: MinibatchUpdate, record: UpdateRecord) -> None:
         """Clip, step, advance the schedule. No kept token, or a gradient that is not finite: counted and skipped."""

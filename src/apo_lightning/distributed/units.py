@@ -1,4 +1,4 @@
-"""When FSDP2's root unit, embedding and head, is whole, and when its gradient is reduced.
+"""When FSDP2's root unit, embedding and head, is whole, and when gradients are reduced over ranks.
 
 A decoder layer is gathered and resharded by FSDP2 itself. For the root everything waits, so it is gathered for the
 first micro-batch of a pass and stays whole to the last, and its gradient is added up whole and reduced with the last.
@@ -7,8 +7,9 @@ shards and the next forward read the weights from before.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -33,15 +34,22 @@ def whole_root(policy: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
-def reduce_root(policy: nn.Module, *, now: bool) -> None:
-    """Whether the next backward reduces the root's gradient, or adds it to what earlier ones left; layers always do.
+@contextmanager
+def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[None]:
+    """A backward whose gradient is reduced over ranks, or else added to what earlier ones have left on this one.
+
+    FSDP2 reduces its layers' with every backward: left whole, they would take the memory that sharding spares.
 
     Args:
-        policy: sharded or not; nothing is done to one that is not.
+        policy: sharded or not.
+        strategy: the trainer's; DDP waits with everything.
         now: in the last micro-batch of a mini-batch, on all ranks alike.
     """
     if isinstance(policy, FSDPModule):
         policy.set_requires_gradient_sync(now, recurse=False)
+    is_ddp = isinstance(strategy, DDPStrategy)
+    with strategy.block_backward_sync() if is_ddp and not now else nullcontext():
+        yield
 
 
 def _forget_passes(policy: nn.Module) -> None:

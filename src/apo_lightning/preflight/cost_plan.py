@@ -216,8 +216,10 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     yield _Count("update", "logits", "memory", logits)
     parts = work.num_minibatches * _num_microbatches(run, total, work.num_minibatches)
     yield _Count("update", "casts of weights", "memory", parts * (1 + again) * _cast_bytes(model, run))
-    moved = parts * _moved_beside_products(model, run)
-    beyond = _beyond(moved, flops + again * layers, rates)
+    # DDP reduces with the last micro-batch of a mini-batch, beside its products alone.
+    num_beside = work.num_minibatches if run.strategy == "ddp" else parts
+    moved = num_beside * _moved_beside_products(model, run)
+    beyond = _beyond(moved, (flops + again * layers) * num_beside // parts, rates)
     yield _Count("update", "collectives beyond what products hide", "collectives", beyond)
     root = work.num_minibatches * 2 * _root_bytes(model, run)
     yield _Count("update", "embedding and head, gathered and reduced", "collectives", root)
