@@ -10,6 +10,8 @@ from running import finish, read_metrics, run_train, start_train, training_rows
 pytestmark = pytest.mark.slow
 
 SIZES = ("group_size=8", "data.num_validation=8", "optimizer.lr=1e-3")
+# A mini-batch is several micro-batches on each rank, whose gradients are added up before ranks meet.
+PARTS = ("tokens_per_microbatch=256",)
 ENGINE = ("engine=vllm", "kv_cache_gib=0.125")
 if importlib.util.find_spec("vllm") is None:
     ENGINE = ("engine=transformers",)
@@ -56,7 +58,7 @@ WATCHED = (
 )
 def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
     alone, *others = (
-        run_train(tmp_path / trainer, *SIZES, f"trainer={trainer}", "callbacks=rollout_writer", *options)
+        run_train(tmp_path / trainer, *SIZES, *PARTS, f"trainer={trainer}", "callbacks=rollout_writer", *options)
         for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
     )
     assert len(completions(tmp_path / "cpu")) == len(alone)
