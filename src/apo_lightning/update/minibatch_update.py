@@ -72,11 +72,9 @@ class MinibatchUpdate:
     def scalars(
         self, policy: Policy, reference: Reference | None, settings: StepSettings
     ) -> Iterator[tuple[Tensor, bool]]:
-        """The loss of one micro-batch after the other, and whether it is the last.
+        """The loss of one micro-batch after the other, and whether it is the last; what was run before is forgotten.
 
         Its backward is to run before the next is asked for.
-
-        What was run before is forgotten.
 
         Args:
             policy: with a gradient.
