@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.ranks import zero_gradient
 from apo_lightning.distributed.units import reduced, whole_root
+from apo_lightning.rollout.process_guard import environment
 from composing import composed
 
 
@@ -73,7 +74,8 @@ def test_ddp_reduces_the_gradient_of_a_mini_batch_once():
     options = {"devices": 1, "logger": False, "max_epochs": 1, "enable_checkpointing": False}
     trainer = instantiate({**composed("trainer=ddp_cpu2").trainer, **options})
     module = Accumulating()
-    trainer.fit(module, torch.utils.data.DataLoader([0]))
-    torch.distributed.destroy_process_group()
+    with environment():  # Lightning's launcher leaves LOCAL_RANK there
+        trainer.fit(module, torch.utils.data.DataLoader([0]))
+        torch.distributed.destroy_process_group()
     assert module.num_reduced == 1
     assert float(module.linear.weight.grad) == 11.0

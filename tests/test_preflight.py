@@ -58,6 +58,16 @@ def test_a_gpu_trainer_without_a_gpu_says_so():
         prepare(composed(*TINY, "trainer=fsdp8"))
 
 
+def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(monkeypatch):
+    tiny = (*TINY, "data.max_operand=20", "data.num_validation=4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    prepare(composed(*tiny))
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK is 0 .* 2 processes .* MASTER_PORT.*unset LOCAL_RANK"):
+        prepare(composed(*tiny, "trainer=fsdp_cpu2"))
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    prepare(composed(*tiny, "trainer=fsdp_cpu2"))
+
+
 @pytest.mark.slow
 def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
     command = [sys.executable, "train.py", *TINY, "prompts_per_minibatch=5", f"hydra.run.dir={tmp_path}"]

@@ -1,6 +1,9 @@
 """What can be known to be wrong before a single weight is loaded. Every check ends in one line or in silence."""
 
+import os
+
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError
@@ -30,6 +33,24 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
             f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or run it where they are"
         )
     return device, wanted * num_nodes
+
+
+def check_launch(world_size: int) -> None:
+    """Whether somebody starts the other processes of this run: whoever sets `LOCAL_RANK` has said so.
+
+    Args:
+        world_size: devices × nodes.
+
+    Raises:
+        ConfigError: it is set, and where the processes meet is not: this one would wait half an hour for the others.
+    """
+    is_told = "MASTER_PORT" in os.environ or TorchElasticEnvironment.detect() or SLURMEnvironment.detect()
+    if world_size > 1 and "LOCAL_RANK" in os.environ and not is_told:
+        raise ConfigError(
+            f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, so that somebody else starts the "
+            f"{world_size} processes of this run, but MASTER_PORT, where they would meet, is not set: unset "
+            "LOCAL_RANK, or start them by torchrun"
+        )
 
 
 def check_share(settings: StepSettings, world_size: int) -> None:

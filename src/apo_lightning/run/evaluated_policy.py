@@ -20,7 +20,7 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
-from apo_lightning.preflight.checks import check_devices, check_dtype
+from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch
 from apo_lightning.process_group import process_rank
 from apo_lightning.run.stages import FINAL, Stage, stages_of
 from apo_lightning.run.trained import TrainedRun, trained_run
@@ -145,6 +145,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     model = cfg.model if run is None else run.final_model if cfg.checkpoint == FINAL else run.reference
     spec: PolicySpec = instantiate(model, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    check_launch(world_size)
     compute_dtype = spec.dtype(device)
     check_dtype(device, compute_dtype)
     default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name

@@ -28,7 +28,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, reference_of
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
-from apo_lightning.preflight.checks import check_devices, check_dtype, check_model, check_share
+from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
@@ -153,6 +153,7 @@ def prepare(cfg: DictConfig) -> Parts:
     model = instantiate(cfg.model, _convert_="all")
     lora = instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    check_launch(world_size)
     check_share(settings, world_size)
     check_strategy(cfg.trainer.strategy, device, world_size)
     compute_dtype = model.dtype(device)
