@@ -38,6 +38,7 @@ WORK = Workload(
 RATES = Rates(
     name="round numbers",
     matmul_flops_per_second=2e14,
+    attention_flops_per_second=1e14,
     memory_bytes_per_second=1e12,
     gather_bytes_per_second=1e11,
     engine_step_seconds=0.01,
@@ -53,11 +54,13 @@ def test_the_papers_update_by_hand():
     # 38.4 groups, 307.2 completions, whose last tokens are not run: 5,760 + 307.2·799 tokens, 307.2·800 rows;
     # pairs 38.4·11,325 + 307.2·(119,850 + 319,600)
     tokens, pairs, rows = 251_213, 135_433_920, 245_760
-    layers = 2 * 28 * 233_057_792 * tokens + 4 * 28 * 28 * 128 * pairs
+    layers = 2 * 28 * 233_057_792 * tokens
     head = 2 * 152064 * 3584 * rows
     plan = plan_cost(MODEL, RUN, WORK, RATES)
     assert seconds(plan, "update", "products") == pytest.approx(3 * (layers + head) / 2e14)
     assert seconds(plan, "update", "products of layers again (checkpointing)") == pytest.approx(layers / 2e14)
+    # two forwards, for checkpointing, and a backward of five products where a forward has two
+    assert seconds(plan, "update", "attention") == pytest.approx(4.5 * 4 * 28 * 28 * 128 * pairs / 1e14)
     # 16 optimizer steps over an eighth of the parameters
     assert seconds(plan, "update", "optimizer") == pytest.approx(16 * 40 * 951_952_064 / 1e12)
     # for each mini-batch the root comes once and its gradient goes once, 7/8 of it to others
@@ -69,16 +72,30 @@ def test_the_papers_update_by_hand():
 
 def test_the_papers_sampling_by_hand():
     # 512 completions on 256 places: 1,600 full forwards, and a tail of 1,536 − 800
-    assert decoding_steps(RUN, WORK) == 2336
+    assert decoding_steps(RUN, WORK) == (1600, 736)
     plan = plan_cost(MODEL, RUN, WORK, RATES)
     assert seconds(plan, "generate", "launches and scheduling") == pytest.approx(23.36)
+    # products of 256 tokens take longer than to read the weights: 18 ms, not 15
+    flops = 2 * (28 * 233_057_792 * 512 * 799 + 152064 * 3584 * 512 * 800)
+    assert seconds(plan, "generate", "decoding: products") == pytest.approx(flops / 2e14)
+    assert seconds(plan, "generate", "decoding: weights") == 0
+    assert seconds(plan, "generate", "decoding: weights, in the tail") == pytest.approx(736 * 2 * 7_615_616_512 / 1e12)
     # keys and values of a token: 2·28·4·128·2 bytes = 57,344; 550 tokens stand before one in the mean, but the first
-    read = 2336 * 2 * 7_615_616_512 + 512 * 799 * 550 * 57_344
-    assert seconds(plan, "generate", "decoding: weights, keys, values") == pytest.approx(read / 1e12)
+    pairs = 512 * 799 * 550
+    assert seconds(plan, "generate", "decoding: keys and values") == pytest.approx(pairs * 57_344 / 1e12)
     # 4 blocks of 32 tokens once for the group, and the 22 behind them 8 times: 304 tokens for each of 64 prompts
-    assert seconds(plan, "generate", "prompts") == pytest.approx(
-        (2 * 28 * 233_057_792 * 19_456 + 4 * 28 * 28 * 128 * 19_456 * 75) / 2e14
-    )
+    assert seconds(plan, "generate", "prompts") == pytest.approx(2 * 28 * 233_057_792 * 19_456 / 2e14)
+    assert seconds(plan, "generate", "attention over prompts") == pytest.approx(4 * 28 * 28 * 128 * 19_456 * 75 / 1e14)
+
+
+def test_few_places_read_the_weights_more_slowly_than_they_multiply_and_slow_attention_counts():
+    run = replace(RUN, engine=replace(RUN.engine, num_sequences=128))
+    plan = plan_cost(MODEL, run, WORK, replace(RATES, attention_flops_per_second=1e12))
+    assert seconds(plan, "generate", "decoding: weights") == pytest.approx(3200 * 2 * 7_615_616_512 / 1e12)
+    assert seconds(plan, "generate", "decoding: products") == 0
+    attention = 4 * 28 * 28 * 128 * 512 * 799 * 550 / 1e12
+    assert seconds(plan, "generate", "decoding: attention") == pytest.approx(attention)
+    assert seconds(plan, "generate", "decoding: keys and values") == 0
 
 
 def test_what_lies_between_products_by_hand():
@@ -138,8 +155,8 @@ def test_graphs_are_launched_faster():
 
 def test_transformers_begins_a_batch_when_the_last_has_ended():
     run = replace(RUN, engine=replace(RUN.engine, name="transformers"))
-    assert decoding_steps(run, WORK) == 2 * 1536
-    assert decoding_steps(run, replace(WORK, num_prompts=1)) == 1536
+    assert decoding_steps(run, WORK) == (2 * 1536, 0)
+    assert decoding_steps(run, replace(WORK, num_prompts=1)) == (1536, 0)
 
 
 def test_phases_and_items_add_up_and_the_largest_come_first():
@@ -171,7 +188,10 @@ def test_frozen_matrices_spare_a_third_of_their_products():
     assert seconds(full, "update", "products") - seconds(adapted, "update", "products") == pytest.approx(spared)
 
 
-@given(factor=st.floats(1.5, 10), field=st.sampled_from(["matmul_flops_per_second", "memory_bytes_per_second"]))
+@given(
+    factor=st.floats(1.5, 10),
+    field=st.sampled_from(["matmul_flops_per_second", "attention_flops_per_second", "memory_bytes_per_second"]),
+)
 def test_a_faster_device_is_never_slower(factor, field):
     faster = replace(RATES, **{field: factor * getattr(RATES, field)})
     assert plan_cost(MODEL, RUN, WORK, faster).seconds < plan_cost(MODEL, RUN, WORK, RATES).seconds
@@ -283,8 +303,9 @@ def test_a_rate_is_looked_at_for_a_second(monkeypatch):
 
 
 def test_rates_are_measured_here():
-    rates = measured_rates(torch.device("cpu"), torch.float32)
+    rates = measured_rates(torch.device("cpu"), torch.float32, attended=(2, 64, 16))
     assert 1e9 < rates.matmul_flops_per_second < 1e14
+    assert 1e7 < rates.attention_flops_per_second < 1e14
     assert 1e8 < rates.memory_bytes_per_second < 1e13
     assert 1e7 < rates.fresh_bytes_per_second < rates.memory_bytes_per_second
 

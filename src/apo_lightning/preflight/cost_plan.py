@@ -28,6 +28,8 @@ CACHE_LINE = 64
 """Bytes that are read where one is wanted."""
 KEPT_BLOCK = 2**25
 """Larger blocks glibc gives back to the system when they are freed, and takes anew."""
+ATTENTION_BACKWARD = 2.5
+"""Forwards of attention that its backward costs: scores are computed again, and each of its two products has two."""
 SYNC_VISITS = 4
 """A sync visits each layer of vLLM as a forward does, in Python: taken apart, loaded, put together, looked at."""
 
@@ -41,7 +43,7 @@ class CostItem:
     name: str
     seconds: float
     bound: str
-    """The rate that it takes its time from: products, memory, new memory, collectives, engine or
+    """The rate that it takes its time from: products, attention, memory, new memory, collectives, engine or
     launches."""
 
 
@@ -98,6 +100,7 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     )
     speed = {
         "products": rates.matmul_flops_per_second,
+        "attention": rates.attention_flops_per_second,
         "memory": rates.memory_bytes_per_second,
         "new memory": rates.fresh_bytes_per_second,
         "collectives": rates.gather_bytes_per_second,
@@ -124,13 +127,17 @@ def model_size_of(model: ModelShape) -> ModelSize:
 
 
 def forward_flops(size: ModelSize, work: Work) -> int:
-    """2·N·tokens + 4·width·pairs + 2·V·D·rows, a third of what forward and backward take."""
-    layers = 2 * size.layer_weights * work.num_tokens
-    return layers + 4 * size.attention_width * work.num_pairs + 2 * size.head_weights * work.num_rows
+    """2·N·tokens + 2·V·D·rows: products with weights, a third of what forward and backward take."""
+    return 2 * size.layer_weights * work.num_tokens + 2 * size.head_weights * work.num_rows
 
 
-def decoding_steps(run: RunShape, work: Workload) -> float | int:
-    """Forwards of the engine in one step of training.
+def attention_flops(size: ModelSize, work: Work) -> int:
+    """4·width·pairs: products of queries with keys, and of scores with values."""
+    return 4 * size.attention_width * work.num_pairs
+
+
+def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | int]:
+    """Forwards of the engine in one step of training: with all places taken, and of the tail behind them.
 
     n completions of mean length R, at most L, on s places. vLLM gives a free place to the next one: the places are full
     for n·R/s forwards, but for a tail that is L − R long. transformers begins the next batch when the last completion
@@ -138,37 +145,44 @@ def decoding_steps(run: RunShape, work: Workload) -> float | int:
     """
     places = min(run.engine.num_sequences, work.num_completions)
     if run.engine.name != "vllm":
-        return -(-work.num_completions // places) * work.longest_completion
-    return work.num_sampled_tokens / places + work.longest_completion - work.completion_tokens
+        return -(-work.num_completions // places) * work.longest_completion, 0
+    return work.num_sampled_tokens / places, work.longest_completion - work.completion_tokens
 
 
 def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
     """Prompts, then a token a forward for every completion that is still open.
 
     A group shares whole blocks of its prompt; each completion runs what is behind them. A decoding forward multiplies
-    each token with all weights while it reads them, and the keys and values of what went before: the slower of the two
-    counts.
+    each token with all weights while it reads them, then attends while it reads keys and values: of each pair the
+    slower counts. In the tail few tokens share the weights that are read.
     """
-    size, steps = model_size_of(model), decoding_steps(run, work)
+    size, (full, tail) = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens
     shared = length if not block else block * ((length - 1) // block)
     run_tokens = work.num_prompts * (shared + work.group_size * (length - shared))
     prompts = Work(num_tokens=round(run_tokens), num_pairs=round(run_tokens * length / 2), num_rows=0)
     yield _Count("generate", "prompts", "products", forward_flops(size, prompts))
+    yield _Count("generate", "attention over prompts", "attention", attention_flops(size, prompts))
     # The first token of a completion comes from its prompt.
     sampled, tokens = work.num_sampled_tokens, max(0, work.num_sampled_tokens - work.num_completions)
     context = work.prompt_tokens + work.completion_tokens / 2
     decoded = Work(num_tokens=round(tokens), num_pairs=round(tokens * context), num_rows=round(sampled))
+    weights = run.compute_bytes * model.num_parameters
     flops = forward_flops(size, decoded)
-    read = steps * run.compute_bytes * model.num_parameters + tokens * context * kv_token_bytes(model, run)
-    if flops / rates.matmul_flops_per_second > read / rates.memory_bytes_per_second:
-        yield _Count("generate", "decoding", "products", flops)
+    if flops / rates.matmul_flops_per_second > full * weights / rates.memory_bytes_per_second:
+        yield _Count("generate", "decoding: products", "products", flops)
     else:
-        yield _Count("generate", "decoding: weights, keys, values", "memory", read)
+        yield _Count("generate", "decoding: weights", "memory", full * weights)
+    yield _Count("generate", "decoding: weights, in the tail", "memory", tail * weights)
+    flops, read = attention_flops(size, decoded), tokens * context * kv_token_bytes(model, run)
+    if flops / rates.attention_flops_per_second > read / rates.memory_bytes_per_second:
+        yield _Count("generate", "decoding: attention", "attention", flops)
+    else:
+        yield _Count("generate", "decoding: keys and values", "memory", read)
     between = engine_between_bytes(model, run) * (prompts.num_tokens + decoded.num_tokens)
     yield _Count("generate", "between products", "memory", between)
     yield _Count("generate", "drawing tokens", "memory", SAMPLING_PASSES * FLOAT32 * sampled * model.vocab_size)
-    yield _Count("generate", "launches and scheduling", "engine", steps)
+    yield _Count("generate", "launches and scheduling", "engine", full + tail)
 
 
 def _forward(
@@ -182,6 +196,7 @@ def _forward(
         return
     flops = forward_flops(size, work)
     yield _Count(phase, "products", "products", flops)
+    yield _Count(phase, "attention", "attention", attention_flops(size, work))
     between = between_bytes(model, run, forwards=1, backwards=0) * work.num_tokens
     logits = LOGIT_PASSES["forward"] * FLOAT32 * model.vocab_size * work.num_rows
     yield _Count(phase, "between products", "memory", between)
@@ -204,13 +219,16 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     if not total.num_tokens:
         return
     again = int(run.gradient_checkpointing)
-    flops = training_flops(size, total)
-    layers = forward_flops(size, Work(num_tokens=total.num_tokens, num_pairs=total.num_pairs, num_rows=0))
+    attention = attention_flops(size, total)
+    flops = training_flops(size, total) - 3 * attention
+    layers = forward_flops(size, Work(num_tokens=total.num_tokens))
     yield _Count("update", "products", "products", flops)
     yield _Count("update", "products of layers again (checkpointing)", "products", again * layers)
     if work.has_full_kl:
         yield _Count("update", "products of the reference (full KL)", "products", forward_flops(size, total))
-    between = between_bytes(model, run, forwards=1 + again + work.has_full_kl, backwards=1) * total.num_tokens
+    forwards = 1 + again + work.has_full_kl
+    yield _Count("update", "attention", "attention", (forwards + ATTENTION_BACKWARD) * attention)
+    between = between_bytes(model, run, forwards=forwards, backwards=1) * total.num_tokens
     yield _Count("update", "between products", "memory", between)
     logits = sum(LOGIT_PASSES.values()) * FLOAT32 * model.vocab_size * total.num_rows
     yield _Count("update", "logits", "memory", logits)

@@ -1,4 +1,4 @@
-"""How fast a device is at the four things that a step is made of, from a table or measured on the spot."""
+"""How fast a device is at the few things that a step is made of, from a table or measured on the spot."""
 
 import statistics
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from apo_lightning.errors import ConfigError
 
@@ -28,7 +29,9 @@ class Rates:
 
     Attributes:
         name: of the device.
-        matmul_flops_per_second: products of matrices in the compute dtype.
+        matmul_flops_per_second: products with matrices of weights in the compute dtype.
+        attention_flops_per_second: forward of causal attention: the products of queries with keys, and of scores with
+            values, where neither is masked; all else that it does shows in their rate.
         memory_bytes_per_second: bytes read and written.
         gather_bytes_per_second: bytes that arrive at, or leave, one rank in a collective.
         engine_step_seconds: one decoding forward of the engine, beside products and memory: launches, scheduler.
@@ -42,6 +45,7 @@ class Rates:
 
     name: str
     matmul_flops_per_second: float | int
+    attention_flops_per_second: float | int
     memory_bytes_per_second: float | int
     gather_bytes_per_second: float | int
     engine_step_seconds: float | int
@@ -51,6 +55,7 @@ class Rates:
     def __post_init__(self) -> None:
         for name in (
             "matmul_flops_per_second",
+            "attention_flops_per_second",
             "memory_bytes_per_second",
             "gather_bytes_per_second",
             "fresh_bytes_per_second",
@@ -62,27 +67,30 @@ class Rates:
                 raise ConfigError(f"rates.{name} is {getattr(self, name)}: give seconds, at least 0")
 
     def describe(self) -> str:
-        """Two lines; in brackets a forward that is a CUDA graph.
+        """Three lines; in brackets a forward that is a CUDA graph.
 
         Example:
-            >>> print(Rates(name="a card", matmul_flops_per_second=2.4e14, memory_bytes_per_second=1.4e12,
-            ...     gather_bytes_per_second=1e11, engine_step_seconds=0.02, graph_step_seconds=0.004).describe())
+            >>> print(Rates(name="a card", matmul_flops_per_second=2.4e14, attention_flops_per_second=1.2e14,
+            ...     memory_bytes_per_second=1.4e12, gather_bytes_per_second=1e11, engine_step_seconds=0.02,
+            ...     graph_step_seconds=0.004).describe())
             rates (rates=…): a card
-            products 240,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s, a forward of the engine 20 ms (4 ms)
+            products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
+            a forward of the engine 20 ms (4 ms)
         """
         fresh = ""
         if self.fresh_bytes_per_second < float("inf"):
             fresh = f"new memory {self.fresh_bytes_per_second / 1e9:,.1f} GB/s, "
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
+            f"attention {self.attention_flops_per_second / 1e9:,.0f} GFLOP/s, "
             f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {fresh}"
-            f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s, "
+            f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s,\n"
             f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
         )
 
 
-def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Time one product, one copy and on a CPU new memory, on a device that is there; some seconds.
+def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[int, int, int]) -> Rates:
+    """Time one product, one attention, one copy and on a CPU new memory, on a device that is there; some seconds.
 
     Collectives cannot be timed by one process. Between processes of one CPU they are copies; a GPU's are taken as a
     tenth of its memory rate, which is about what NVLink has.
@@ -90,6 +98,7 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     Args:
         device: in whose memory the numbers lie.
         dtype: of the products.
+        attended: heads, tokens of a sequence, and size of a head: short sequences are far from what long ones reach.
     """
     memory = copy_rate(device)
     is_gpu = device.type == "cuda"
@@ -97,6 +106,7 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     return Rates(
         name=f"{name}, {str(dtype).removeprefix('torch.')}, measured now",
         matmul_flops_per_second=product_rate(PRODUCT_SIZES[device.type], dtype, device),
+        attention_flops_per_second=attention_rate(attended, dtype, device),
         memory_bytes_per_second=memory,
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
         engine_step_seconds=ENGINE_STEP_SECONDS,
@@ -117,6 +127,21 @@ def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.
     left, right = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (columns, inner)))
     product = torch.empty(rows, columns, device=device, dtype=dtype)
     return 2 * rows * inner * columns / seconds_of(lambda: torch.mm(left, right.T, out=product), device)
+
+
+def attention_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of causal attention over as many sequences as make a micro-batch: 4 a number of a head and pair.
+
+    Args:
+        sizes: heads, tokens of a sequence, size of a head.
+        dtype: of queries, keys and values.
+        device: in whose memory they lie.
+    """
+    num_heads, length, head_dim = sizes
+    shape = (max(1, PRODUCT_SIZES[device.type][0] // length), num_heads, length, head_dim)
+    query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
+    flops = 4 * head_dim * shape[0] * num_heads * length * (length + 1) // 2
+    return flops / seconds_of(lambda: scaled_dot_product_attention(query, key, value, is_causal=True), device)
 
 
 def copy_rate(device: torch.device) -> float:

@@ -158,7 +158,12 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
                 "no GPU is here whose rates could be measured, so the time of a step is left out: choose rates=a800, "
                 "rates=h100 or rates=h200, or give rates of your own"
             )
-        rates = rates(ranks.device, torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16)
+        length = round(work.prompt_tokens + work.completion_tokens)
+        rates = rates(
+            ranks.device,
+            torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16,
+            attended=(plan.model.num_heads, length, plan.model.head_dim),
+        )
     return plan_cost(plan.model, plan.run, work, rates)
 
 
