@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -363,4 +364,4 @@ class _Failure:
     def of(cls, error: BaseException) -> "_Failure":
         if isinstance(error, CheckpointException) and error.failures:
             error = next(iter(error.failures.values()))[0]  # torch wraps what happened on each rank
-        return cls(" ".join(str(error).split())[:200], isinstance(error, FileNotFoundError))
+        return cls(textwrap.shorten(str(error), 200, placeholder=" …"), isinstance(error, FileNotFoundError))

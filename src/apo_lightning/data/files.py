@@ -1,6 +1,7 @@
 """Where rows are read from: a local file, or a data set of the Hugging Face hub."""
 
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
         records = datasets.load_dataset(hub.hub_id, name=hub.config, split=hub.split)
     except Exception as error:
         # `datasets` raises a dozen unrelated types here; to the user they are all one thing.
-        reason = " ".join(str(error).split())[:200]
+        reason = textwrap.shorten(str(error), 200, placeholder=" …")
         raise ConfigError(
             f"hub data set {hub.hub_id} (config {hub.config}, split {hub.split}) cannot be loaded: "
             f"{type(error).__name__}: {reason} — offline, give a local .jsonl or .parquet as its path"

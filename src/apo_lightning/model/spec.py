@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +146,7 @@ class PolicySpec:
         try:
             return loader.from_pretrained(folder, **kwargs)
         except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = textwrap.shorten(str(error), 200, placeholder=" …")
             raise ConfigError(
                 f"model.path={self.path}: not on this machine and not to be had from the hub ({reason}); "
                 "give a local folder with model.path=/path/to/model"
