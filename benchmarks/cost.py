@@ -38,7 +38,7 @@ def main() -> None:
     for folder in parser.parse_args().runs:
         steps = rows_of(folder)
         plans = plans_of(folder, steps)
-        print(plans[0].rates.describe(), end="\n\n")
+        print(median_rates(plans).describe(), end="\n\n")
         rows += compared(folder.name, plans, steps)
     columns = ["run", "phase", "counted [s]", "measured [s]", "counted/measured", f"within {BAR:.0%}"]
     print_table(columns, rows)
@@ -75,8 +75,15 @@ def rates_beside(path: Path) -> dict[int, Rates]:
     found = {}
     for step, (before, after) in enumerate(itertools.pairwise(lines), start=1):
         numbers = {key: statistics.harmonic_mean([before[key], after[key]]) for key in before if key != "name"}
-        found[step] = Rates(name="this CPU, before and after each step", **numbers)
+        found[step] = Rates(name=before["name"].replace("measured now", "measured around each step"), **numbers)
     return found
+
+
+def median_rates(plans: list[CostPlan]) -> Rates:
+    """Each rate's median over the steps, to be printed."""
+    rates = [asdict(plan.rates) for plan in plans]
+    numbers = {key: statistics.median(of_step[key] for of_step in rates) for key in rates[0] if key != "name"}
+    return Rates(name=rates[0]["name"], **numbers)
 
 
 def as_it_went(cfg: object, step: dict[str, float]) -> DictConfig:

@@ -23,6 +23,10 @@ class RatesBeside(pl.Callback):
     def __init__(self, sequence_tokens: int) -> None:
         self.sequence_tokens = sequence_tokens
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        # Lines of an earlier run in this folder would be taken for those of the first steps.
+        _path(trainer).unlink(missing_ok=True)
+
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._measure(trainer, pl_module)
 
@@ -32,7 +36,12 @@ class RatesBeside(pl.Callback):
     def _measure(self, trainer: pl.Trainer, module: Any) -> None:
         config = module.policy.model.config
         num_heads = config.num_attention_heads
-        attended = (num_heads, self.sequence_tokens, config.hidden_size // num_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        attended = (num_heads, self.sequence_tokens, head_dim)
         found = measured_rates(module.device, module.policy.compute_dtype, attended=attended)
-        with (Path(trainer.default_root_dir) / RATES_FILE).open("a") as file:
+        with _path(trainer).open("a") as file:
             file.write(json.dumps(asdict(found)) + "\n")
+
+
+def _path(trainer: pl.Trainer) -> Path:
+    return Path(trainer.default_root_dir) / RATES_FILE

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.rollout.process_guard import environment
 from apo_lightning.run import prepare, user_message
 from composing import ROOT, composed
 
@@ -64,8 +65,9 @@ def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(mon
     prepare(composed(*tiny))
     with pytest.raises(ConfigError, match=r"LOCAL_RANK is 0 .* 2 processes .* MASTER_PORT.*unset LOCAL_RANK"):
         prepare(composed(*tiny, "trainer=fsdp_cpu2"))
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    prepare(composed(*tiny, "trainer=fsdp_cpu2"))
+    for variables in ({"MASTER_PORT": "29500"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}):
+        with environment(**variables):
+            prepare(composed(*tiny, "trainer=fsdp_cpu2"))
 
 
 @pytest.mark.slow

@@ -1,5 +1,17 @@
 """The project's exceptions: what each says went wrong, and `ConfigError` for what the user can mend."""
 
+import textwrap
+
+
+def in_brief(error: BaseException) -> str:
+    r"""What a library says of its error, as part of one line: at most 200 characters, cut between words.
+
+    Example:
+        >>> in_brief(OSError("no such\n file"))
+        'no such file'
+    """
+    return textwrap.shorten(str(error), 200, placeholder=" …")
+
 
 class ConfigError(ValueError):
     """A setting, a file or an environment that cannot work, found before any expensive work.

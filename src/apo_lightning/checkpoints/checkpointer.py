@@ -2,7 +2,6 @@
 
 import functools
 import shutil
-import textwrap
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -53,7 +52,7 @@ from apo_lightning.checkpoints.writing import Written
 from apo_lightning.console import say
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.errors import ConfigError, Preempted, in_brief
 from apo_lightning.files import publish_folder
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Rollouts
@@ -364,4 +363,4 @@ class _Failure:
     def of(cls, error: BaseException) -> "_Failure":
         if isinstance(error, CheckpointException) and error.failures:
             error = next(iter(error.failures.values()))[0]  # torch wraps what happened on each rank
-        return cls(textwrap.shorten(str(error), 200, placeholder=" …"), isinstance(error, FileNotFoundError))
+        return cls(in_brief(error), isinstance(error, FileNotFoundError))

@@ -1,7 +1,6 @@
 """Where rows are read from: a local file, or a data set of the Hugging Face hub."""
 
 import json
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from apo_lightning.data.rows import RecordLayout, Row, layout_of_file, require_unique_ids, row_from_record
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, in_brief
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,7 @@ def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
         records = datasets.load_dataset(hub.hub_id, name=hub.config, split=hub.split)
     except Exception as error:
         # `datasets` raises a dozen unrelated types here; to the user they are all one thing.
-        reason = textwrap.shorten(str(error), 200, placeholder=" …")
+        reason = in_brief(error)
         raise ConfigError(
             f"hub data set {hub.hub_id} (config {hub.config}, split {hub.split}) cannot be loaded: "
             f"{type(error).__name__}: {reason} — offline, give a local .jsonl or .parquet as its path"

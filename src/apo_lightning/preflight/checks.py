@@ -3,7 +3,7 @@
 import os
 
 import torch
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError
@@ -44,7 +44,7 @@ def check_launch(world_size: int) -> None:
     Raises:
         ConfigError: it is set, and where the processes meet is not: this one would wait half an hour for the others.
     """
-    is_told = "MASTER_PORT" in os.environ or TorchElasticEnvironment.detect() or SLURMEnvironment.detect()
+    is_told = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # of a job's number Lightning makes the port
     if world_size > 1 and "LOCAL_RANK" in os.environ and not is_told:
         raise ConfigError(
             f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, so that somebody else starts the "

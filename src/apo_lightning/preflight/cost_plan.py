@@ -154,7 +154,8 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
 
     A group shares whole blocks of its prompt; each completion runs what is behind them. A decoding forward multiplies
     each token with all weights while it reads them, then attends while it reads keys and values: of each pair the
-    slower counts. In the tail few tokens share the weights that are read.
+    slower counts. In the tail few tokens share the weights that are read: at most so long, since what its tokens
+    multiply stands among the products already.
     """
     size, (full, tail) = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens

@@ -13,7 +13,7 @@ from apo_lightning.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
 from apo_lightning.preflight import environment
 from apo_lightning.preflight.alternatives import alternatives
-from apo_lightning.preflight.checks import check_devices, check_share
+from apo_lightning.preflight.checks import check_devices, check_launch, check_share
 from apo_lightning.preflight.environment import Finding, this_machine
 from apo_lightning.preflight.memory_shapes import FLOAT32
 from apo_lightning.preflight.tables import alternatives_table, cost_table, findings_text, plan_table, run_table
@@ -111,6 +111,8 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
     findings: list[Finding] = []
     with _errors_to(findings):
         check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    with _errors_to(findings):
+        check_launch(ranks.world_size)
     with _errors_to(findings):
         check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
     with _errors_to(findings):
