@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -87,6 +89,20 @@ def test_the_size_of_a_tile_changes_nothing(monkeypatch, shape):
     monkeypatch.setattr(head, "tile_shape", lambda *_: shape)
     for value, reference in zip(run(), expected, strict=True):
         torch.testing.assert_close(value, reference, rtol=1e-12, atol=1e-12)
+
+
+@given(num_tokens=st.integers(0, 20_000), vocab=st.integers(1, 300_000), device=st.sampled_from(["cpu", "cuda"]))
+def test_a_tile_is_a_32nd_of_the_logits_with_all_tokens_that_fit(num_tokens, vocab, device):
+    (most_rows, most_columns), fewest = {
+        "cpu": (head.TILE_CPU, head.FEWEST_LOGITS_CPU),
+        "cuda": (head.TILE, head.FEWEST_LOGITS),
+    }[device]
+    rows, columns = head.tile_shape(num_tokens, vocab, torch.device(device))
+    assert rows == max(1, min(num_tokens, most_rows))
+    assert 1 <= columns <= min(most_columns, vocab)
+    assert rows * columns <= max(num_tokens * vocab / 32, fewest, rows)
+    # and no smaller than that: one more column would be too many, or is not there
+    assert columns in (most_columns, vocab) or rows * (columns + 1) > max(num_tokens * vocab // 32, fewest)
 
 
 @pytest.mark.parametrize("made_again", [False, True])

@@ -18,7 +18,10 @@ TILE_CPU = (512, 2048)
 """Tokens by vocabulary: on a CPU what stays in the caches (4 MiB of logits, and the rows of the head beside them) …"""
 TILE = (4096, 16384)
 """… and elsewhere what keeps matrix products at full speed (256 MiB of logits)."""
-FEWEST_ROWS = 64
+FEWEST_LOGITS_CPU = 2**16
+"""Of smaller tiles the calls would cost more than the arithmetic …"""
+FEWEST_LOGITS = 2**24
+"""… and a GPU would wait for their launches."""
 LOGITS_HELD_CPU = 2**23
 """Logits that may be held between making them and taking their gradient: 32 MiB, twice as many where products run in
 bfloat16, so fast that ∂L/∂W, which is added to once a chunk, would take as long …"""
@@ -113,17 +116,24 @@ class HeadGradient:
 
 
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
-    """Tokens by vocabulary of one tile: from 256 tokens up, no tile holds more than a 32nd of all logits.
+    """Tokens by vocabulary of one tile: no tile holds more than a 32nd of all logits, unless those are few.
+
+    All tokens that fit, and of the vocabulary what is left to them: a product of few tokens reads the head's rows for
+    longer than it multiplies with them.
 
     Example:
         >>> tile_shape(num_tokens=1024, vocab_size=49152, device=torch.device("cpu"))
-        (256, 2048)
+        (512, 2048)
+        >>> tile_shape(num_tokens=256, vocab_size=49152, device=torch.device("cpu"))
+        (256, 1536)
         >>> tile_shape(num_tokens=8, vocab_size=80, device=torch.device("cpu"))
-        (64, 10)
+        (8, 80)
     """
-    # Of fewer tokens the calls would cost more than the arithmetic.
-    rows, columns = TILE_CPU if device.type == "cpu" else TILE
-    return max(1, min(rows, max(FEWEST_ROWS, -(-num_tokens // 4)))), max(1, min(columns, -(-vocab_size // 8)))
+    is_cpu = device.type == "cpu"
+    (rows, columns), fewest = (TILE_CPU, FEWEST_LOGITS_CPU) if is_cpu else (TILE, FEWEST_LOGITS)
+    rows = max(1, min(rows, num_tokens))
+    wanted = max(num_tokens * vocab_size // 32, fewest) // rows
+    return rows, max(1, min(columns, vocab_size, wanted))
 
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:

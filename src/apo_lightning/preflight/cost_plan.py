@@ -43,8 +43,8 @@ class CostItem:
     name: str
     seconds: float
     bound: str
-    """The rate that it takes its time from: products, attention, memory, new memory, collectives, engine or
-    launches."""
+    """The rate that it takes its time from: products, attention, memory, new memory, packing, collectives, engine
+    or launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,7 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
         "attention": rates.attention_flops_per_second,
         "memory": rates.memory_bytes_per_second,
         "new memory": rates.fresh_bytes_per_second,
+        "packing": min(rates.pack_bytes_per_second, rates.memory_bytes_per_second),
         "collectives": rates.gather_bytes_per_second,
         "engine": 1 / engine_seconds if engine_seconds else float("inf"),
         "launches": 1 / rates.engine_step_seconds if rates.engine_step_seconds else float("inf"),
@@ -263,8 +264,9 @@ def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[_Count]:
     is_vllm = run.engine.name == "vllm"
     is_packed = is_vllm and not run.is_cuda
     cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
-    copied = (4 if is_vllm else 2) * sent + 4 * vocabulary * is_packed
+    copied = (4 if is_vllm and not is_packed else 2) * sent + 4 * vocabulary * is_packed
     yield _Count("sync", "weights to the engine", "memory", cast + copied)
+    yield _Count("sync", "weights, packed", "packing", 2 * sent * is_packed)
     yield _Count("sync", "gathered weights", "collectives", c * model.num_parameters * _others(run))
     matrices = [(model.vocab_size, model.hidden_size)] * 2 + _layer_matrices(model) * model.num_layers
     columns = sum(rows * min(c * width, NUM_COLUMNS * CACHE_LINE) for rows, width in matrices)

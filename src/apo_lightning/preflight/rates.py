@@ -38,6 +38,7 @@ class Rates:
         graph_step_seconds: the same where the forward is a CUDA graph.
         fresh_bytes_per_second: bytes of memory that the system gives, when they are first written to; on a GPU torch
             keeps what it has been given once.
+        pack_bytes_per_second: bytes read and written where oneDNN lays a matrix out for its products on a CPU.
 
     Raises:
         ConfigError: a rate that is not positive.
@@ -51,6 +52,7 @@ class Rates:
     engine_step_seconds: float | int
     graph_step_seconds: float | int
     fresh_bytes_per_second: float | int = float("inf")
+    pack_bytes_per_second: float | int = float("inf")
 
     def __post_init__(self) -> None:
         for name in (
@@ -59,6 +61,7 @@ class Rates:
             "memory_bytes_per_second",
             "gather_bytes_per_second",
             "fresh_bytes_per_second",
+            "pack_bytes_per_second",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"rates.{name} is {getattr(self, name)}: give a positive rate")
@@ -77,20 +80,21 @@ class Rates:
             products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
             a forward of the engine 20 ms (4 ms)
         """
-        fresh = ""
-        if self.fresh_bytes_per_second < float("inf"):
-            fresh = f"new memory {self.fresh_bytes_per_second / 1e9:,.1f} GB/s, "
+        on_cpus = {"new memory": self.fresh_bytes_per_second, "packing": self.pack_bytes_per_second}
+        finite = "".join(f"{name} {rate / 1e9:,.1f} GB/s, " for name, rate in on_cpus.items() if rate < float("inf"))
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
             f"attention {self.attention_flops_per_second / 1e9:,.0f} GFLOP/s, "
-            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {fresh}"
+            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {finite}"
             f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s,\n"
             f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
         )
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[int, int, int]) -> Rates:
-    """Time one product, one attention, one copy and on a CPU new memory, on a device that is there; some seconds.
+    """Time one product, one attention, one copy, and on a CPU new memory and packing, on a device that is there.
+
+    It takes some seconds.
 
     Collectives cannot be timed by one process. Between processes of one CPU they are copies; a GPU's are taken as a
     tenth of its memory rate, which is about what NVLink has.
@@ -112,6 +116,7 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
         engine_step_seconds=ENGINE_STEP_SECONDS,
         graph_step_seconds=GRAPH_STEP_SECONDS,
         fresh_bytes_per_second=float("inf") if is_gpu else fresh_rate(),
+        pack_bytes_per_second=float("inf") if is_gpu else pack_rate(dtype),
     )
 
 
@@ -155,6 +160,19 @@ def fresh_rate() -> float:
     """Bytes/s of the machine's memory that are written to for the first time: the system clears each page first."""
     num_bytes = COPY_BYTES["cpu"]
     return num_bytes / seconds_of(lambda: torch.empty(num_bytes // 4).fill_(1.0), torch.device("cpu"))
+
+
+def pack_rate(dtype: torch.dtype) -> float:
+    """Bytes/s of a matrix that oneDNN reads as it stands and writes as its products want it, as vLLM has it do.
+
+    Infinite for a torch without oneDNN, with which vLLM packs nothing.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return float("inf")
+    _, inner, columns = PRODUCT_SIZES["cpu"]
+    matrix = torch.randn(columns, inner).to(dtype)
+    pack = torch.ops.mkldnn._reorder_linear_weight  # what torch's compiler calls; there is no public name
+    return 2 * matrix.nbytes / seconds_of(lambda: pack(matrix, None), torch.device("cpu"))
 
 
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
