@@ -63,6 +63,10 @@ def test_the_papers_update_by_hand():
     assert seconds(plan, "update", "attention") == pytest.approx(4.5 * 4 * 28 * 28 * 128 * pairs / 1e14)
     # 16 optimizer steps over an eighth of the parameters
     assert seconds(plan, "update", "optimizer") == pytest.approx(16 * 40 * 951_952_064 / 1e12)
+    # 16 micro-batches clear two matrices each, and chunks of 2^29 / 152,064 = 3,530 tokens read and write one
+    assert seconds(plan, "update", "gradients of embedding and head") == pytest.approx(
+        4 * 152064 * 3584 * (2 * rows / 3530 + 2 * 16) / 1e12
+    )
     # for each mini-batch the root comes once and its gradient goes once, 7/8 of it to others
     assert seconds(plan, "update", "embedding and head, gathered and reduced") == pytest.approx(
         16 * 2 * 4 * 1_089_998_336 * 0.875 / 1e11
@@ -146,6 +150,16 @@ def test_a_cpu_packs_the_weights_is_asked_for_them_and_takes_new_memory():
     matrices = 2 * head + 28 * ((3584 + 1024) * 3584 + 3584 * 3584 + 3 * 18_944 * 3584)
     assert seconds(plan, "sync", "layers made anew, and packed") == pytest.approx(2 * 4 * matrices / 1e9)
     assert seconds(plan, "update", "gradients, taken anew") == pytest.approx(16 * 4 * 7_615_616_512 / 1e9)
+    # embedding and head, which are not tied, are among them, but for the last norm
+    assert seconds(plan, "update", "gradients of embedding and head, taken anew") == 0
+    tied = plan_cost(replace(MODEL, num_parameters=7_615_616_512 - head), cpu, WORK, rates)
+    assert seconds(tied, "update", "gradients of embedding and head, taken anew") == pytest.approx(
+        16 * 4 * (head - 3584) / 1e9
+    )
+    # chunks of 2^23 / 152,064 = 55 tokens; cleared twice, and summed: two are read and one is written
+    assert seconds(tied, "update", "gradients of embedding and head") == pytest.approx(
+        4 * head * (2 * 245_760 / 55 + 5 * 16) / 1e12
+    )
     small = replace(MODEL, intermediate_size=1024)  # 2·1,024 rows are 28 MiB, and stay
     fewer = 2 * head + 28 * ((3584 + 1024) * 3584 + 3584 * 3584)
     assert seconds(plan_cost(small, cpu, WORK, rates), "sync", "layers made anew, and packed") == pytest.approx(
@@ -349,6 +363,6 @@ def test_proposals_together_fit_the_card():
     run = replace(RUN, gpu_bytes=80 * 10**9)
     found = {other.override: other for other in alternatives(MODEL, run, WORK, RATES, engine_key="engine")}
     assert max(found[TOGETHER].memory.generate, found[TOGETHER].memory.update) <= 0.9 * run.gpu_bytes
-    # 28 layers of 16,384 positions are more than the card, and so are 6,144 at a time
-    assert "model.gradient_checkpointing=false tokens_per_microbatch=5120" in found
+    # 28 layers of 16,384 positions are more than the card, and so are 5,120 at a time
+    assert "model.gradient_checkpointing=false tokens_per_microbatch=4096" in found
     assert alternatives(MODEL, replace(run, gpu_bytes=10**9), WORK, RATES, engine_key="engine")[-1].override != TOGETHER

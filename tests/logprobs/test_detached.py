@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from apo_lightning.logprobs import DetachedHead, softmax, token_statistics, workspace
@@ -98,6 +100,21 @@ def test_every_token_is_asked_for_once_and_in_order():
 
     summed(*problem(), note)
     assert seen == list(range(37))
+
+
+@given(num_tokens=st.integers(1, 2000), most=st.sampled_from([1, 15, 16, 170, 400]))
+def test_chunks_are_nearly_equal_and_hold_no_more_logits_than_there_is_room_for(num_tokens, most):
+    hidden, weight = torch.zeros(num_tokens, 1), torch.zeros(20, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspace, "LOGITS_HELD_CPU", 20 * most)
+        lengths = [chunk.stop - chunk.start for chunk in DetachedHead(hidden, weight).chunks()]
+    assert sum(lengths) == num_tokens
+    assert max(lengths) <= most
+    assert len(set(lengths[:-1])) <= 1
+    assert 0 < lengths[-1] <= lengths[0]
+    # Multiples of 16 where there are so many; half of what there is room for at least.
+    assert lengths[0] % 16 == 0 or lengths[0] <= 16 or len(lengths) == 1
+    assert lengths[0] > min(num_tokens, most, 512) / 2 - 16
 
 
 def test_an_objective_without_a_gradient_gives_zeros():

@@ -1,6 +1,7 @@
 """The tiled head against the naive one: full logits, log_softmax, autograd."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -91,18 +92,34 @@ def test_the_size_of_a_tile_changes_nothing(monkeypatch, shape):
         torch.testing.assert_close(value, reference, rtol=1e-12, atol=1e-12)
 
 
-@given(num_tokens=st.integers(0, 20_000), vocab=st.integers(1, 300_000), device=st.sampled_from(["cpu", "cuda"]))
-def test_a_tile_is_a_32nd_of_the_logits_with_all_tokens_that_fit(num_tokens, vocab, device):
-    (most_rows, most_columns), fewest = {
-        "cpu": (head.TILE_CPU, head.FEWEST_LOGITS_CPU),
-        "cuda": (head.TILE, head.FEWEST_LOGITS),
-    }[device]
-    rows, columns = head.tile_shape(num_tokens, vocab, torch.device(device))
-    assert rows == max(1, min(num_tokens, most_rows))
-    assert 1 <= columns <= min(most_columns, vocab)
-    assert rows * columns <= max(num_tokens * vocab / 32, fewest, rows)
-    # and no smaller than that: one more column would be too many, or is not there
-    assert columns in (most_columns, vocab) or rows * (columns + 1) > max(num_tokens * vocab // 32, fewest)
+@given(num_tokens=st.integers(0, 20_000), vocab=st.integers(1, 300_000))
+def test_a_cpus_tile_has_all_tokens_that_fit_and_a_32nd_of_the_logits(num_tokens, vocab):
+    rows, columns = head.tile_shape(num_tokens, vocab, torch.device("cpu"))
+    assert rows == max(1, math.ceil(num_tokens / max(1, math.ceil(num_tokens / 512))))
+    assert 1 <= columns <= vocab
+    share = max(num_tokens * vocab / 32, head.FEWEST_LOGITS_CPU)
+    assert rows * columns <= max(min(share, 2**20), rows)
+    # and no smaller than that but for the multiple of 128
+    assert columns == vocab or rows * (columns + 128) > min(share, 2**20) - rows
+
+
+@given(num_tokens=st.integers(0, 20_000), vocab=st.integers(1, 300_000))
+def test_a_gpus_tile_stays_in_its_cache_and_has_rows_that_products_like(num_tokens, vocab):
+    rows, columns = head.tile_shape(num_tokens, vocab, torch.device("cuda"))
+    assert rows == max(1, math.ceil(num_tokens / max(1, math.ceil(num_tokens / 4096))))
+    assert 1 <= columns <= vocab
+    assert columns == vocab or (columns % 128 == 0 and 2**23 - 128 * rows < rows * columns <= 2**23)
+
+
+def test_sums_beyond_the_cpu_are_float32_and_made_in_place(monkeypatch):
+    # Tensors without numbers tell whether torch takes the calls, and nothing else; autocast does not know them.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    total, out = (torch.empty(4, 5, device="meta") for _ in range(2))
+    left, right = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in ((4, 3), (3, 5)))
+    head.add_product_(total, left, right)
+    product = head.matmul(left, right, torch.float32, out)
+    assert product.untyped_storage()._cdata == out.untyped_storage()._cdata
+    assert head.matmul(left, right, torch.float32).dtype == product.dtype == torch.float32
 
 
 @pytest.mark.parametrize("made_again", [False, True])

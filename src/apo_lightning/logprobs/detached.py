@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.logprobs.head import ROWS_MULTIPLE, check_temperature, compute_dtype_of, slices, tile_shape
+from apo_lightning.logprobs.head import (
+    ROWS_MULTIPLE,
+    check_temperature,
+    compute_dtype_of,
+    even_share,
+    slices,
+    tile_shape,
+)
 from apo_lightning.logprobs.statistics import token_statistics
 from apo_lightning.logprobs.workspace import HeldLogits, Workspace, num_held
 from apo_lightning.types import TokenStatistics
@@ -68,11 +75,11 @@ class DetachedHead:
     def chunks(self) -> Iterator[slice]:
         """The tokens, as many at a time as have their logits held."""
         num_tokens, vocab_size, device = len(self._hidden), len(self._weight), self._hidden.device
-        size = min(
-            num_held(device, self._workspace.weight.dtype) // vocab_size, tile_shape(num_tokens, vocab_size, device)[0]
-        )
-        size -= size % ROWS_MULTIPLE if size > ROWS_MULTIPLE else 0
-        return slices(num_tokens, max(1, size))
+        most = num_held(device, self._workspace.weight.dtype) // vocab_size
+        most = max(1, min(most, tile_shape(num_tokens, vocab_size, device)[0]))
+        most -= most % ROWS_MULTIPLE if most > ROWS_MULTIPLE else 0
+        rounded_up = -(-even_share(num_tokens, most) // ROWS_MULTIPLE) * ROWS_MULTIPLE
+        return slices(num_tokens, min(most, rounded_up))
 
     def statistics(
         self,

@@ -14,19 +14,25 @@ from apo_lightning.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TILE_CPU = (512, 2048)
-"""Tokens by vocabulary: on a CPU what stays in the caches (4 MiB of logits, and the rows of the head beside them) …"""
-TILE = (4096, 16384)
-"""… and elsewhere what keeps matrix products at full speed (256 MiB of logits)."""
+TILE_ROWS_CPU, TILE_ROWS = 512, 4096
+"""Tokens of one tile at most, on a CPU and elsewhere: a product of few tokens reads the head's rows for longer than it
+multiplies with them."""
+TILE_LOGITS_CPU = 2**20
+"""Logits of one tile at most: on a CPU 4 MiB, which stay in the caches with the rows of the head beside them …"""
+TILE_LOGITS = 2**23
+"""… and elsewhere 32 MiB, which stay in the second-level cache of a large GPU between the kernels that pass over
+them."""
 FEWEST_LOGITS_CPU = 2**16
-"""Of smaller tiles the calls would cost more than the arithmetic …"""
-FEWEST_LOGITS = 2**24
-"""… and a GPU would wait for their launches."""
+"""Of smaller tiles the calls would cost more than the arithmetic; a GPU would wait for the launches of any smaller
+than the largest."""
+COLUMNS_MULTIPLE = 128
+"""A GPU's products are slower where rows of the result do not begin at such places."""
 LOGITS_HELD_CPU = 2**23
 """Logits that may be held between making them and taking their gradient: 32 MiB, twice as many where products run in
-bfloat16, so fast that ∂L/∂W, which is added to once a chunk, would take as long …"""
-LOGITS_HELD = 2**27
-"""… and on a GPU, where fewer tokens at once would leave it idle, 512 MiB."""
+bfloat16, so fast that ∂L/∂W, which is read and written once a chunk, would take as long …"""
+LOGITS_HELD = 2**29
+"""… and on a GPU 2 GiB: of 880 tokens at once, a quarter of that at V = 152,064, it would read and write ∂L/∂W for a
+third as long as it multiplies."""
 ROWS_MULTIPLE = 16
 """Matrix products are slower for other numbers of tokens."""
 
@@ -116,24 +122,30 @@ class HeadGradient:
 
 
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
-    """Tokens by vocabulary of one tile: no tile holds more than a 32nd of all logits, unless those are few.
+    """Tokens by vocabulary of one tile: as many tokens as fit, and of the vocabulary what is left to them.
 
-    All tokens that fit, and of the vocabulary what is left to them: a product of few tokens reads the head's rows for
-    longer than it multiplies with them.
+    On a CPU no tile holds more than a 32nd of all logits, unless those are few.
 
     Example:
         >>> tile_shape(num_tokens=1024, vocab_size=49152, device=torch.device("cpu"))
         (512, 2048)
+        >>> tile_shape(num_tokens=514, vocab_size=49152, device=torch.device("cpu"))
+        (257, 3072)
         >>> tile_shape(num_tokens=256, vocab_size=49152, device=torch.device("cpu"))
         (256, 1536)
         >>> tile_shape(num_tokens=8, vocab_size=80, device=torch.device("cpu"))
         (8, 80)
+        >>> tile_shape(num_tokens=8192, vocab_size=152064, device=torch.device("cuda"))
+        (4096, 2048)
     """
     is_cpu = device.type == "cpu"
-    (rows, columns), fewest = (TILE_CPU, FEWEST_LOGITS_CPU) if is_cpu else (TILE, FEWEST_LOGITS)
-    rows = max(1, min(rows, num_tokens))
-    wanted = max(num_tokens * vocab_size // 32, fewest) // rows
-    return rows, max(1, min(columns, vocab_size, wanted))
+    rows = even_share(num_tokens, TILE_ROWS_CPU if is_cpu else TILE_ROWS)
+    wanted = TILE_LOGITS
+    if is_cpu:
+        wanted = min(TILE_LOGITS_CPU, max(num_tokens * vocab_size // 32, FEWEST_LOGITS_CPU))
+    columns = wanted // rows
+    columns -= columns % COLUMNS_MULTIPLE if columns > COLUMNS_MULTIPLE else 0
+    return rows, max(1, min(columns, vocab_size))
 
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -172,24 +184,37 @@ def matmul(left: Tensor, right: Tensor, dtype: torch.dtype, out: Tensor | None =
     with torch.autocast(left.device.type, enabled=False):
         if left.dtype == dtype:
             return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
-        if left.is_cuda:
-            return torch.mm(left, right, out_dtype=dtype)
-        product = torch.mm(left, right)
-        return product.to(dtype) if out is None else out.copy_(product)
+        if left.device.type == "cpu":
+            product = torch.mm(left, right)
+            return product.to(dtype) if out is None else out.copy_(product)
+        return torch.mm(left, right, out_dtype=dtype, out=out)
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left · right, summed in total's dtype."""
-    if left.dtype == total.dtype:
-        with torch.autocast(left.device.type, enabled=False):
+    with torch.autocast(left.device.type, enabled=False):
+        if left.dtype == total.dtype:
             torch.addmm(total, left, right, out=total)  # addmm_ would be missed by torch's counter of operations
-    else:
-        total.add_(matmul(left, right, total.dtype if left.is_cuda else left.dtype))
+        elif left.device.type == "cpu":
+            total.add_(torch.mm(left, right))
+        else:
+            # A sum apart would read and write the total twice as often.
+            torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
 def part_of(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The beginning of a buffer, in another shape: tiles at the edges are smaller."""
     return buffer.flatten()[: math.prod(shape)].view(shape)
+
+
+def even_share(length: int, most: int) -> int:
+    """The length of few pieces of nearly equal length, at most so long; the last may be shorter, none is empty.
+
+    Example:
+        >>> even_share(514, most=512), even_share(12, most=512), even_share(0, most=512)
+        (257, 12, 1)
+    """
+    return max(1, -(-length // max(1, -(-length // most))))
 
 
 def slices(length: int, step: int) -> Iterator[slice]:

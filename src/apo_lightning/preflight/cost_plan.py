@@ -8,9 +8,10 @@ diagnostics, held-out looks, checkpoints and start-up.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
 from apo_lightning.metrics.throughput import ModelSize, Work, training_flops
 from apo_lightning.preflight.elementwise import between_bytes, engine_between_bytes
-from apo_lightning.preflight.memory_plan import kv_token_bytes
+from apo_lightning.preflight.memory_plan import held_logits, kv_token_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import Workload
@@ -248,6 +249,24 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
     # Every optimizer step ends by giving them back, and on a CPU the backward's thread keeps nothing.
     gradients = FLOAT32 * -(-model.trained_parameters // run.num_shards)
     yield _Count("update", "gradients, taken anew", "new memory", work.num_minibatches * gradients)
+    if model.adapters is None:
+        yield from _root_gradient(model, run, total, parts, work.num_minibatches)
+
+
+def _root_gradient(
+    model: ModelShape, run: RunShape, work: Work, num_microbatches: int, num_minibatches: int
+) -> Iterator[_Count]:
+    """Each micro-batch clears a whole gradient for embedding and head, and sums the two where they are tied.
+
+    The head's is read and written by every chunk of tokens whose logits are held at once.
+    """
+    rows = min(max(1, held_logits(run) // model.vocab_size), TILE_ROWS if run.is_cuda else TILE_ROWS_CPU)
+    chunks = max(num_microbatches, work.num_rows / rows)
+    head = FLOAT32 * model.head_parameters
+    passes = 2 * chunks + (5 if _is_tied(model) else 2) * num_microbatches
+    yield _Count("update", "gradients of embedding and head", "memory", passes * head)
+    anew = 2 * num_microbatches * head - num_minibatches * FLOAT32 * model.root_parameters
+    yield _Count("update", "gradients of embedding and head, taken anew", "new memory", max(0, anew))
 
 
 def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[_Count]:
@@ -259,8 +278,7 @@ def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[_Count]:
     GPUs this is read off vLLM's code and supposed.
     """
     c, vocabulary = run.compute_bytes, run.compute_bytes * model.head_parameters
-    is_tied = model.root_parameters < 2 * model.head_parameters
-    sent = c * model.num_parameters + vocabulary * is_tied
+    sent = c * model.num_parameters + vocabulary * _is_tied(model)
     is_vllm = run.engine.name == "vllm"
     is_packed = is_vllm and not run.is_cuda
     cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
@@ -282,6 +300,11 @@ def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[_Count]:
         yield _Count("sync", "visits of layers", "launches", SYNC_VISITS)
         large = sum(c * rows * width for rows, width in matrices if c * rows * width > KEPT_BLOCK)
         yield _Count("sync", "layers made anew, and packed", "new memory", 2 * large)
+
+
+def _is_tied(model: ModelShape) -> bool:
+    """Whether embedding and head are one matrix."""
+    return model.root_parameters < 2 * model.head_parameters
 
 
 def _layer_matrices(model: ModelShape) -> list[tuple[int, int]]:

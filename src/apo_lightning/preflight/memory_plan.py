@@ -6,7 +6,7 @@ it. What is not is measured, and a constant below says on what. `benchmarks/memo
 
 from dataclasses import dataclass
 
-from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, TILE, TILE_CPU
+from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, TILE_LOGITS, TILE_LOGITS_CPU
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
@@ -278,11 +278,15 @@ def reduced_bytes(model: ModelShape, run: RunShape) -> int:
     return (run.compute_bytes + FLOAT32) * model.layer_parameters
 
 
-def head_logits_bytes(run: RunShape) -> int:
+def head_logits_bytes(model: ModelShape, run: RunShape) -> int:
     """Logits of one tile and their exponentials, and those that are held until their gradient is taken; float32."""
-    rows, columns = TILE if run.is_cuda else TILE_CPU
-    held = LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
-    return FLOAT32 * (2 * rows * columns + held)
+    tile = TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
+    return FLOAT32 * (2 * tile + min(held_logits(run), run.microbatch_tokens * model.vocab_size))
+
+
+def held_logits(run: RunShape) -> int:
+    """Logits that the head may hold between making them and taking their gradient."""
+    return LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
 
 
 def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
@@ -307,7 +311,7 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     is_head_trained = model.adapters is None
     root = FLOAT32 * model.root_parameters * is_head_trained
     new_head = is_head_trained * model.head_parameters
-    head = head_logits_bytes(run) + cast_head_bytes(model, run)
+    head = head_logits_bytes(model, run) + cast_head_bytes(model, run)
     head += FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
     ending = run.microbatch_tokens * layer_activation_bytes(model, run) + root * (2 if gathered.update else 1)
     reduced = Allocation(name="a layer's gradient on its way", update=reduced_bytes(model, run))
