@@ -38,7 +38,8 @@ class Rates:
         graph_step_seconds: the same where the forward is a CUDA graph.
         fresh_bytes_per_second: bytes of memory that the system gives, when they are first written to; on a GPU torch
             keeps what it has been given once.
-        pack_bytes_per_second: bytes read and written where oneDNN lays a matrix out for its products on a CPU.
+        pack_bytes_per_second: bytes read and written where a matrix is laid out anew, as oneDNN does on a CPU for its
+            products.
 
     Raises:
         ConfigError: a rate that is not positive.
@@ -163,16 +164,11 @@ def fresh_rate() -> float:
 
 
 def pack_rate(dtype: torch.dtype) -> float:
-    """Bytes/s of a matrix that oneDNN reads as it stands and writes as its products want it, as vLLM has it do.
-
-    Infinite for a torch without oneDNN, with which vLLM packs nothing.
-    """
-    if not torch.backends.mkldnn.is_available():
-        return float("inf")
+    """Bytes/s of a matrix that is laid out anew, each number read once and written once: of its transposition."""
     _, inner, columns = PRODUCT_SIZES["cpu"]
     matrix = torch.randn(columns, inner).to(dtype)
-    pack = torch.ops.mkldnn._reorder_linear_weight  # what torch's compiler calls; there is no public name
-    return 2 * matrix.nbytes / seconds_of(lambda: pack(matrix, None), torch.device("cpu"))
+    target = torch.empty(inner, columns, dtype=dtype)
+    return 2 * matrix.nbytes / seconds_of(lambda: target.copy_(matrix.T), torch.device("cpu"))
 
 
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
