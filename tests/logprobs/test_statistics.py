@@ -111,12 +111,26 @@ def test_a_gpus_tile_stays_in_its_cache_and_has_rows_that_products_like(num_toke
     assert columns == vocab or (columns % 128 == 0 and 2**23 - 128 * rows < rows * columns <= 2**23)
 
 
+class Calls(TorchDispatchMode):
+    """Which operations are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def test_sums_beyond_the_cpu_are_float32_and_made_in_place(monkeypatch):
     # Tensors without numbers tell whether torch takes the calls, and nothing else; autocast does not know them.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     total, out = (torch.empty(4, 5, device="meta") for _ in range(2))
     left, right = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in ((4, 3), (3, 5)))
-    head.add_product_(total, left, right)
+    with Calls() as calls:
+        head.add_product_(total, left, right)
+    assert calls.names == ["aten.addmm.dtype_out"]
     product = head.matmul(left, right, torch.float32, out)
     assert product.untyped_storage()._cdata == out.untyped_storage()._cdata
     assert head.matmul(left, right, torch.float32).dtype == product.dtype == torch.float32
