@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from apo_lightning.logprobs import softmax
+from apo_lightning.logprobs import head, softmax
+from apo_lightning.model import attention
 from apo_lightning.model.attention import SHARED_PROMPTS, attention_arguments, block_mask
 from apo_lightning.model.packing import Group
 
@@ -94,10 +95,9 @@ def through_flex(attended: Attended, device: torch.device, dtype: torch.dtype) -
 def uncompiled_flex() -> Iterator[None]:
     """Flex attention as it is written, backward included, which torch has for a CPU too and does not let through."""
     inside = importlib.import_module("torch.nn.attention.flex_attention")
-    around = importlib.import_module("transformers.integrations.flex_attention")
     with (
         mock.patch.object(inside, "_validate_device"),
-        mock.patch.object(around, "WrappedFlexAttention", return_value=lambda: inside.flex_attention),
+        mock.patch.object(attention, "compiled_flex", return_value=inside.flex_attention),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -159,12 +159,14 @@ def graph_row(check: str, counts: Sequence[int]) -> Row:
 
 @contextlib.contextmanager
 def compiled_tiles(device: torch.device) -> Iterator[None]:
-    """The element-wise kernels compiled, as they are by themselves on a GPU alone."""
+    """The element-wise kernels as on a GPU, where they are so by themselves: compiled, from memory to memory."""
     with contextlib.ExitStack() as stack:
-        for name, kernel in vars(softmax).copy().items():
-            if device.type != "cuda" and hasattr(kernel, "__wrapped__"):
-                compiled = torch.compile(kernel.__wrapped__, dynamic=True)
-                stack.enter_context(mock.patch.object(softmax, name, compiled))
+        if device.type != "cuda":
+            stack.enter_context(mock.patch.object(head, "overwrites_tiles", return_value=False))
+            for name, kernel in vars(softmax).copy().items():
+                if hasattr(kernel, "__wrapped__"):
+                    compiled = torch.compile(kernel.__wrapped__, dynamic=True)
+                    stack.enter_context(mock.patch.object(softmax, name, compiled))
         yield
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from apo_lightning.logprobs import DetachedHead, softmax, token_statistics, workspace
+from apo_lightning.logprobs import DetachedHead, divergence, softmax, token_statistics, workspace
 
 
 def problem(num_tokens=37, hidden_size=6, vocab=53, anchors=3, dtype=torch.float64):
@@ -102,6 +102,7 @@ def test_every_token_is_asked_for_once_and_in_order():
     assert seen == list(range(37))
 
 
+@example(num_tokens=513, most=400)
 @given(num_tokens=st.integers(1, 2000), most=st.sampled_from([1, 15, 16, 170, 400]))
 def test_chunks_are_nearly_equal_and_hold_no_more_logits_than_there_is_room_for(num_tokens, most):
     hidden, weight = torch.zeros(num_tokens, 1), torch.zeros(20, 1)
@@ -161,17 +162,22 @@ def test_a_loss_that_comes_after_the_next_statistics_is_still_exact():
 
 def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
     """Traced, made functional and decomposed as for a GPU, then run op by op."""
-    logits = torch.randn(8, 33)
-    weights, largest, total, dot = torch.empty(8, 33), torch.randn(8), torch.rand(8) + 1, torch.randn(8)
+    logits, ref_logits, weights = torch.randn(8, 33), torch.randn(8, 33), torch.rand(8, 33)
+    largest, total, dot, distance = torch.randn(8), torch.rand(8) + 1, torch.randn(8), torch.randn(8)
     constant, slope = torch.randn(8, 1), torch.randn(8, 1)
+    places, picked = torch.randint(-20, 60, (8, 3)), torch.randn(8, 3)
+    state, columns = (largest, total, dot, picked), [x.unsqueeze(1) for x in (largest, total, dot, distance)]
     cases = [
-        (softmax._absorb_, (logits, weights, largest, total, dot)),
-        (softmax._from_weights_, (logits.exp(), largest[:, None], constant, slope)),
-        (softmax._from_weights_, (logits.exp(), largest[:, None], constant, None)),
+        (softmax._absorb_anew, (logits, *state, places, True), {}),
+        (softmax._absorb_anew, (logits, *state, places, False), {}),
+        (softmax._from_weights_anew, (weights, largest[:, None], constant, slope, places, picked.bfloat16()), {}),
+        (softmax._from_weights_anew, (weights, largest[:, None], constant, None, places, picked), {}),
+        (divergence._absorb_distance, (weights, logits, largest, largest + 1, distance), {}),
+        (divergence._kl_gradient_anew, (logits, ref_logits, *columns), {"dtype": torch.bfloat16}),
     ]
-    for kernel, arguments in cases:
-        copies = [[None if a is None else a.clone() for a in arguments] for _ in range(2)]
-        eager = kernel.__wrapped__(*copies[0])
-        compiled = torch.compile(kernel.__wrapped__, dynamic=True, backend="aot_eager_decomp_partition")(*copies[1])
-        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(copies[1][0], copies[0][0], rtol=1e-5, atol=1e-5)
+    for kernel, arguments, options in cases:
+        before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+        eager = kernel.__wrapped__(*arguments, **options)
+        compiled = torch.compile(kernel.__wrapped__, dynamic=True, backend="aot_eager_decomp_partition")
+        torch.testing.assert_close(compiled(*arguments, **options), eager, rtol=1e-5, atol=1e-5)
+        assert all(a is b or torch.equal(a, b) for a, b in zip(arguments, before, strict=True)), kernel.__name__

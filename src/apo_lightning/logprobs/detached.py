@@ -15,8 +15,8 @@ from apo_lightning.logprobs.head import (
     check_temperature,
     compute_dtype_of,
     even_share,
+    most_rows,
     slices,
-    tile_shape,
 )
 from apo_lightning.logprobs.statistics import token_statistics
 from apo_lightning.logprobs.workspace import HeldLogits, Workspace, num_held
@@ -74,9 +74,9 @@ class DetachedHead:
 
     def chunks(self) -> Iterator[slice]:
         """The tokens, as many at a time as have their logits held."""
-        num_tokens, vocab_size, device = len(self._hidden), len(self._weight), self._hidden.device
-        most = num_held(device, self._workspace.weight.dtype) // vocab_size
-        most = max(1, min(most, tile_shape(num_tokens, vocab_size, device)[0]))
+        num_tokens, device = len(self._hidden), self._hidden.device
+        most = num_held(device, self._workspace.weight.dtype) // len(self._weight)
+        most = max(1, min(most, most_rows(device)))
         most -= most % ROWS_MULTIPLE if most > ROWS_MULTIPLE else 0
         rounded_up = -(-even_share(num_tokens, most) // ROWS_MULTIPLE) * ROWS_MULTIPLE
         return slices(num_tokens, min(most, rounded_up))

@@ -1,6 +1,7 @@
 """The exact divergence of the policy from the reference, tiled like the statistics."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,19 +73,13 @@ class _FullKL(torch.autograd.Function):
     ) -> Tensor:
         weight = head_weight if workspace is None else workspace.weight
         tiles = _TwoHeads(hidden, weight, ref_hidden, ref_head_weight, temperature, compute_dtype)
-        nothing = hidden.new_empty(len(hidden), 0, dtype=torch.long)
-        policy, reference = (Softmax(nothing, tiles.head.state_dtype) for _ in range(2))
-        weights, differences = tiles.head.buffer(), tiles.head.buffer()
-        distance = torch.zeros_like(policy.total)
+        seen = {rows.start: _Seen.nothing(hidden[rows], tiles.head.state_dtype) for rows in tiles.head.row_tiles()}
+        scratch, differences = tiles.head.scratch(), tiles.head.buffer()
         for rows, columns, _, logits, ref_logits in tiles:
-            before = policy.largest[rows].clone()
-            difference = part_of(differences, logits.shape)
-            torch.sub(logits, ref_logits, out=difference)
-            after = policy.absorb(rows, columns, logits, weights)
-            distance[rows] = _absorb_distance(part_of(weights, logits.shape), difference, before, after, distance[rows])
-            reference.absorb(rows, columns, ref_logits, weights)
-        log_total, ref_log_total = (s.largest + s.total.log() for s in (policy, reference))
-        kl = distance / policy.total - (log_total - ref_log_total)
+            seen[rows.start].absorb(columns, logits, ref_logits, scratch, differences)
+        log_total, ref_log_total, kl = (
+            torch.cat(parts) for parts in zip(*(s.finish() for s in seen.values()), strict=True)
+        )
         ctx.save_for_backward(hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl)
         ctx.temperature, ctx.compute_dtype, ctx.workspace = temperature, compute_dtype, workspace
         return kl
@@ -99,13 +94,46 @@ class _FullKL(torch.autograd.Function):
         tiles = _TwoHeads(hidden, weight, ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
         grad_weight = weight_gradient(head_weight, tiles.head, ctx.workspace, wanted=ctx.needs_input_grad[1])
         gradient = HeadGradient(tiles.head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
+        of_tokens = log_total, ref_log_total, kl, grad_kl / ctx.temperature
         for rows, columns, weight_tile, logits, ref_logits in tiles:
-            grad_logits = _kl_gradient_(
-                logits, ref_logits, *(x[rows].unsqueeze(1) for x in (log_total, ref_log_total, kl, grad_kl))
+            state = (x[rows].unsqueeze(1) for x in of_tokens)
+            grad_logits = (
+                _kl_gradient_(logits, ref_logits, *state)
+                if tiles.head.overwrites_tiles
+                else _kl_gradient_anew(logits, ref_logits, *state, dtype=ctx.compute_dtype)
             )
             gradient.add(rows, columns, weight_tile, grad_logits)
         grad_weight = None if ctx.workspace is not None or grad_weight is None else grad_weight.to(head_weight.dtype)
         return gradient.take_hidden(), grad_weight, None, None, None, None, None
+
+
+@dataclass
+class _Seen:
+    """What a pass over the vocabulary has seen of some tokens: two softmaxes, and Σ exp(u)·(z − z_ref)."""
+
+    policy: Softmax
+    reference: Softmax
+    distance: Float[Tensor, "tokens"]
+
+    @classmethod
+    def nothing(cls, hidden: Tensor, dtype: torch.dtype) -> "_Seen":
+        no_ids = hidden.new_empty(len(hidden), 0, dtype=torch.long)
+        policy, reference = Softmax(no_ids, dtype), Softmax(no_ids, dtype)
+        return cls(policy, reference, torch.zeros_like(policy.total))
+
+    def absorb(
+        self, columns: slice, logits: Tensor, ref_logits: Tensor, scratch: Tensor | None, differences: Tensor
+    ) -> None:
+        before = self.policy.largest
+        difference = torch.sub(logits, ref_logits, out=part_of(differences, logits.shape))
+        weights, after = self.policy.absorb(columns, logits, scratch)
+        self.distance = _absorb_distance(weights, difference, before, after, self.distance)
+        self.reference.absorb(columns, ref_logits, scratch, keeps=False)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(log Σ exp z, the reference's, KL)."""
+        log_total, ref_log_total = self.policy.log_total(), self.reference.log_total()
+        return log_total, ref_log_total, self.distance / self.policy.total - (log_total - ref_log_total)
 
 
 class _TwoHeads:
@@ -146,7 +174,6 @@ def _absorb_distance(weights: Tensor, difference: Tensor, before: Tensor, after:
     return (scale * distance).masked_fill(scale == 0, 0.0) + terms.sum(1)
 
 
-@tile_kernel
 def _kl_gradient_(
     logits: Tensor, ref_logits: Tensor, log_total: Tensor, ref_log_total: Tensor, kl: Tensor, grad_kl: Tensor
 ) -> Tensor:
@@ -155,3 +182,9 @@ def _kl_gradient_(
     probs = logprobs.exp()
     log_ratio = logprobs.sub_(ref_logits.sub_(ref_log_total)).masked_fill_(probs == 0, 0.0)
     return log_ratio.sub_(kl).mul_(probs).mul_(grad_kl)
+
+
+@tile_kernel
+def _kl_gradient_anew(logits: Tensor, ref_logits: Tensor, *state: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same in memory of its own, rounded to a dtype; compiled, the copies are never made."""
+    return _kl_gradient_(logits.clone(), ref_logits.clone(), *state).to(dtype)

@@ -54,10 +54,11 @@ class Head:
         self.state_dtype = torch.promote_types(self.compute_dtype, torch.float32)
         self.rows_operand = self.hidden.to(self.compute_dtype)
         self.tile_shape = tile_shape(len(self.hidden), len(self.weight), self.hidden.device)
+        self.overwrites_tiles = overwrites_tiles(self.hidden.device)
 
     def row_tiles(self) -> Iterator[slice]:
-        """Tokens, a tile's worth at a time."""
-        return slices(len(self.hidden), self.tile_shape[0])
+        """Tokens, a tile's worth at a time; of no tokens one empty tile."""
+        return slices(max(1, len(self.hidden)), self.tile_shape[0])
 
     def column_tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """(columns, the rows of W that make them), a tile's worth of the vocabulary at a time."""
@@ -73,6 +74,10 @@ class Head:
     def buffer(self) -> Tensor:
         """Room for the logits of one tile: fresh memory for each would cost a CPU more than the arithmetic on it."""
         return self.hidden.new_empty(self.tile_shape, dtype=self.state_dtype)
+
+    def scratch(self) -> Tensor | None:
+        """Room for what is made of the logits, where that is not up to the kernels."""
+        return self.buffer() if self.overwrites_tiles else None
 
 
 class HeadGradient:
@@ -92,17 +97,15 @@ class HeadGradient:
         self._weight = weight
 
     def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
-        """Take in ∂L/∂z of a tile.
+        """Take in the gradient of a tile.
 
         Args:
             rows: its tokens; an index where they do not stand in a row.
             columns: its part of the vocabulary.
             weight_tile: the head there, in the compute dtype.
-            grad_logits: ∂L/∂z, the method's to overwrite.
+            grad_logits: ∂L/∂(τ·z).
         """
         head = self._head
-        if head.temperature != 1:
-            grad_logits = grad_logits.div_(head.temperature)
         grad_logits = grad_logits.to(head.compute_dtype)
         if self._hidden is not None:
             if isinstance(rows, slice):
@@ -139,13 +142,23 @@ def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[
         (4096, 2048)
     """
     is_cpu = device.type == "cpu"
-    rows = even_share(num_tokens, TILE_ROWS_CPU if is_cpu else TILE_ROWS)
+    rows = even_share(num_tokens, most_rows(device))
     wanted = TILE_LOGITS
     if is_cpu:
         wanted = min(TILE_LOGITS_CPU, max(num_tokens * vocab_size // 32, FEWEST_LOGITS_CPU))
     columns = wanted // rows
     columns -= columns % COLUMNS_MULTIPLE if columns > COLUMNS_MULTIPLE else 0
     return rows, max(1, min(columns, vocab_size))
+
+
+def most_rows(device: torch.device) -> int:
+    """Tokens of one tile at most."""
+    return TILE_ROWS_CPU if device.type == "cpu" else TILE_ROWS
+
+
+def overwrites_tiles(device: torch.device) -> bool:
+    """Whether element-wise work is done in the tile's own memory: else by compiled kernels, from memory to memory."""
+    return device.type == "cpu"
 
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:

@@ -43,16 +43,19 @@ def reference_statistics(
     if not 0 <= anchor_size <= len(head_weight):
         raise ConfigError(f"anchor_size is {anchor_size}: the vocabulary has {len(head_weight)} tokens to choose from")
     head = Head(hidden, head_weight, temperature, compute_dtype_of(hidden, head_weight))
-    softmax = Softmax(token_ids.unsqueeze(1).long(), head.state_dtype)
+    ids = token_ids.unsqueeze(1).long()
+    row_tiles = list(head.row_tiles())
+    softmaxes = [Softmax(ids[rows], head.state_dtype) for rows in row_tiles]
     top = TopLogits(len(hidden), anchor_size, head.state_dtype, hidden.device)
-    logits, weights = head.buffer(), head.buffer()
+    logits, scratch = head.buffer(), head.scratch()
     for columns, weight_tile in head.column_tiles():
-        for rows in head.row_tiles():
+        for rows, softmax in zip(row_tiles, softmaxes, strict=True):
             tile = head.logits(rows, weight_tile, logits)
             top.absorb(rows, columns, tile)
-            softmax.absorb(rows, columns, tile, weights)
-    logprobs, _, _ = softmax.finish(slice(None))
-    anchor_logprobs = softmax.normalise(top.values)
+            softmax.absorb(columns, tile, scratch, keeps=False)
+    logprobs = torch.cat([softmax.finish()[0] for softmax in softmaxes])
+    tops = [softmax.normalise(top.values[rows]) for rows, softmax in zip(row_tiles, softmaxes, strict=True)]
+    anchor_logprobs = torch.cat(tops)
     return ReferenceStatistics(
         logprobs=logprobs[:, 0],
         anchor_ids=top.ids.masked_fill(anchor_logprobs == -torch.inf, -1) if anchor_size else None,

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.logprobs.head import HeadGradient, check_temperature, compute_dtype_of, part_of
+from apo_lightning.logprobs.head import HeadGradient, check_temperature, compute_dtype_of
 from apo_lightning.logprobs.softmax import LogitGradient, Softmax
 from apo_lightning.logprobs.workspace import HeldLogits, Workspace, head_of, num_held, weight_gradient
 from apo_lightning.types import TokenStatistics
@@ -92,21 +92,23 @@ class _TokenStatistics(torch.autograd.Function):
         workspace: Workspace | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = head_of(hidden, head_weight, temperature, compute_dtype, workspace)
-        softmax = Softmax(ids, head.state_dtype)
         held = workspace.held if workspace is not None else HeldLogits(num_held(hidden.device, compute_dtype))
         turn = held.begin(any(ctx.needs_input_grad))
-        logits, scratch = head.buffer(), head.buffer()
+        logits, scratch = head.buffer(), head.scratch()
+        softmaxes = []
         for rows in head.row_tiles():
+            softmax = Softmax(ids[rows], head.state_dtype)
             for columns, weight_tile in head.column_tiles():
-                room = held.room(head)
-                weights = scratch if room is None else room
-                largest = softmax.absorb(rows, columns, head.logits(rows, weight_tile, logits), weights)
-                if room is not None:
-                    held.tiles[rows.start, columns.start] = part_of(room, (len(largest), len(weight_tile))), largest
+                is_held = held.reserve(head)
+                room = held.room(head) if is_held else scratch
+                tile = softmax.absorb(columns, head.logits(rows, weight_tile, logits), room, keeps=is_held)
+                if is_held:
+                    held.tiles[rows.start, columns.start] = tile
+            softmaxes.append(softmax)
         ctx.save_for_backward(hidden, head_weight)
-        ctx.softmax, ctx.temperature, ctx.compute_dtype = softmax, temperature, compute_dtype
+        ctx.softmaxes, ctx.temperature, ctx.compute_dtype = softmaxes, temperature, compute_dtype
         ctx.workspace, ctx.held, ctx.turn = workspace, held, turn
-        logprobs, entropy, max_prob = softmax.finish(slice(None))
+        logprobs, entropy, max_prob = (torch.cat(parts) for parts in zip(*(s.finish() for s in softmaxes), strict=True))
         ctx.mark_non_differentiable(max_prob)
         ctx.set_materialize_grads(False)  # an entropy nobody reads costs its backward nothing
         return logprobs, entropy, max_prob
@@ -120,25 +122,31 @@ class _TokenStatistics(torch.autograd.Function):
         head = head_of(hidden, head_weight, ctx.temperature, ctx.compute_dtype, ctx.workspace)
         grad_weight = weight_gradient(head_weight, head, ctx.workspace, wanted=ctx.needs_input_grad[1])
         gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
+        arrived = [None if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
         tiles, logits = ctx.held.take(ctx.turn), None
-        for rows in head.row_tiles():
-            grads = tuple(None if grad is None else grad[rows] for grad in (grad_logprobs, grad_entropy))
-            moving = moving_rows(ctx.softmax.ids[rows], *grads)
+        for rows, softmax in zip(head.row_tiles(), ctx.softmaxes, strict=True):
+            grads = [None if grad is None else grad[rows] for grad in arrived]
+            moving = moving_rows(softmax.ids, *grads)
             if len(moving) == 0:
                 continue
-            everything = len(moving) == rows.stop - rows.start
+            everything = len(moving) == len(softmax.ids)
             index = rows if everything else moving + rows.start
             logit_gradient = LogitGradient.of(
-                ctx.softmax, index, *(None if grad is None else grad[moving] for grad in grads)
+                softmax, moving, *(None if grad is None else grad[moving] for grad in grads)
             )
             for columns, weight_tile in head.column_tiles():
                 weights, largest = tiles.pop((rows.start, columns.start), (None, None))
                 if weights is None or largest is None:
                     logits = head.buffer() if logits is None else logits
-                    weights, largest = ctx.softmax.weights_(head.logits(index, weight_tile, logits), index)
+                    weights, largest = softmax.weights_(head.logits(index, weight_tile, logits), moving)
                 elif not everything:
                     weights, largest = weights[moving], largest[moving]
-                gradient.add(index, columns, weight_tile, logit_gradient.from_weights_(columns, weights, largest))
+                grad_logits = (
+                    logit_gradient.from_weights_(columns, weights, largest)
+                    if head.overwrites_tiles
+                    else logit_gradient.from_weights(columns, weights, largest, head.compute_dtype)
+                )
+                gradient.add(index, columns, weight_tile, grad_logits)
         grad_weight = None if ctx.workspace is not None or grad_weight is None else grad_weight.to(head_weight.dtype)
         return gradient.take_hidden(), grad_weight, None, None, None, None
 

@@ -35,13 +35,20 @@ class HeldLogits:
         self._turn += 1
         return self._turn
 
-    def room(self, head: Head) -> Tensor | None:
-        """Room for the next tile; None: there is none left, or nothing to hold it for."""
+    def reserve(self, head: Head) -> bool:
+        """Whether the next tile is to be held: something will come back for it, and there is room."""
         tile = head.tile_shape[0] * head.tile_shape[1]
         if not self._is_open or (self._num_used + 1) * tile > self.capacity:
+            return False
+        self._num_used += 1
+        return True
+
+    def room(self, head: Head) -> Tensor | None:
+        """Memory for the tile that was reserved last; None: its kernels bring it."""
+        if not head.overwrites_tiles:
             return None
-        index, self._num_used = self._num_used, self._num_used + 1
-        if index == len(self._rooms) or self._rooms[index].numel() < tile:
+        index = self._num_used - 1
+        if index == len(self._rooms) or self._rooms[index].numel() < head.tile_shape[0] * head.tile_shape[1]:
             self._rooms[index : index + 1] = [head.buffer()]
         return self._rooms[index]
 

@@ -14,16 +14,16 @@ yields its share of the exact gradient, because softmax probabilities are e^{sco
 Source: Dao et al., *FlashAttention-2* (arXiv 2307.08691), §3.1, for the rescaling and the backward from (o, l).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -222,9 +222,26 @@ def attend_registered(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(layout, BlockMask):
-        return flex_attention_forward(module, query, key, value, layout, scaling=scaling)
+        output = compiled_flex()(
+            query,
+            key,
+            value,
+            block_mask=layout,
+            scale=scaling,
+            # transformers' own call repeats keys and values where the number of heads is no power of two.
+            enable_gqa=True,
+            # Short micro-batches would take a kernel for decoding: another graph, for some numbers of heads refused.
+            kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
+        )
+        return output.transpose(1, 2).contiguous(), None
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend(query, key, value, layout, scale=scaling)[None], None
+
+
+@cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """Flex attention in kernels; as it stands it holds the scores of all pairs of positions."""
+    return torch.compile(flex_attention)
 
 
 AttentionInterface.register(SHARED_PROMPTS, attend_registered)
