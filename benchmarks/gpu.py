@@ -1,6 +1,6 @@
 """Whether all is well on one NVIDIA GPU, in one command: training, kernels, the update, vLLM, the machine's rates.
 
-    python benchmarks/gpu.py [--parts a,b,c,d,rates] [--device cpu] [--output FOLDER] [--minutes 25]
+    python benchmarks/gpu.py [--parts a,b,c,d,e,rates] [--device cpu] [--output FOLDER] [--minutes 25]
 
     a  train.py: bfloat16, recomputation, held-out problems, checkpoints, resume, LoRA, fsdp8 with one device
     b  kernels: flex attention and the tiles of the head, against the CPU in float32; compiled layers; graphs over
@@ -8,6 +8,7 @@
     c  the update of a Llama-3.2-3B- and a Qwen2.5-7B-shaped model: time, share of the peak, memory against the plan,
        dearest kernels; the head alone against the time of its products
     d  vLLM: start, publish, generate, sleep, wake, and again; a second engine in the process
+    e  without a GPU: the kernels compiled for one, and run by Triton's interpreter
     rates  products and copies, as overrides of the cost model
 
 Every section runs in a process of its own with a time limit, so that one that fails, hangs or runs out of memory hides
@@ -42,8 +43,9 @@ PARTS = {
     "b": "b kernels",
     "c": "c update",
     "d": "d engine",
+    "e": "e ahead",
 }
-REASONS = {"cuda": "no GPU", "vllm": "vLLM is not installed"}
+REASONS = {"cuda": "no GPU", "vllm": "vLLM is not installed", "triton": "Triton or a C++ compiler is not installed"}
 LEAST_SECONDS = 20
 """A section that has less time left is not begun: its imports alone take as long."""
 MOST_AT_ONCE = 4
@@ -60,7 +62,7 @@ class Section:
     seconds: int
     """The most that it may take."""
     needs: frozenset[str] = frozenset()
-    """"cuda", "cpu" or "vllm"; what there is on one kind of device alone."""
+    """"cuda" or "cpu", what there is on one kind of device alone; "vllm", "triton"."""
 
     @property
     def label(self) -> str:
@@ -73,7 +75,7 @@ class Section:
         return "_".join([self.part, *self.name.replace(",", " ").split()])
 
 
-GPU, VLLM = frozenset({"cuda"}), frozenset({"vllm"})
+GPU, VLLM, CARDLESS = frozenset({"cuda"}), frozenset({"vllm"}), frozenset({"cpu", "triton"})
 SECTIONS = (
     Section("rates", "gpu_rates", "rates", 120),
     Section("a", "gpu_training", "tiny", 400),
@@ -91,6 +93,9 @@ SECTIONS = (
     *(Section("d", "gpu_engine", f"{how}, {n}", 240, GPU | VLLM) for how in ("eager", "graphs") for n in (256, 512)),
     Section("d", "gpu_engine", "small", 240, VLLM | {"cpu"}),
     Section("d", "gpu_engine", "a second engine", 240, VLLM),
+    Section("e", "gpu_ahead", "compiled", 400, CARDLESS),
+    Section("e", "gpu_ahead", "interpreted", 400, CARDLESS),
+    Section("e", "gpu_steps", "steps", 300, CARDLESS),
 )
 
 
@@ -103,7 +108,7 @@ def parts_of(text: str) -> list[str]:
     """
     asked = [part.strip() for part in text.split(",")]
     if unknown := sorted(set(asked) - (PARTS.keys() - {MACHINE})):
-        raise argparse.ArgumentTypeError(f"no part {', '.join(unknown)}: choose among a,b,c,d,rates")
+        raise argparse.ArgumentTypeError(f"no part {', '.join(unknown)}: choose among a,b,c,d,e,rates")
     return [part for part in PARTS if part in asked]
 
 
@@ -172,6 +177,8 @@ def run_all(given: argparse.Namespace, logs: Path) -> tuple[dict[str, Any], list
     facts = {key: value for row in rows for key, value in row.figures.items()}
     device = facts.get("device", "cpu")
     there = {device, *(["vllm"] if facts.get("vllm") else [])}
+    if facts.get("triton") and facts.get("compiler"):
+        there.add("triton")
     sections, others = divide(given.parts, frozenset(there))
     # A GPU that two sections share would give neither its time nor its memory.
     at_once = 1
@@ -206,7 +213,7 @@ def run_child(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=parts_of, default=parts_of("a,b,c,d,rates"), help="of a,b,c,d,rates")
+    parser.add_argument("--parts", type=parts_of, default=parts_of("a,b,c,d,e,rates"), help="of a,b,c,d,e,rates")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto", help="cpu: leave the GPU out")
     parser.add_argument("--output", type=Path, help="where the table goes; outputs/gpu/<date-time> without it")
     parser.add_argument("--minutes", type=float, default=25, help="the most that all of it may take")

@@ -7,12 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.logprobs.head import COLUMNS_MULTIPLE, part_of, tile_kernel
+from apo_lightning.logprobs.head import part_of, tile_kernel
 
 LOWEST_LOGIT = -1e4
 """Stands in for −∞ below the largest logit: exp of it is 0 too, but 0 · (−∞) would be NaN."""
 NOTHING_SEEN = -1e30
 """The largest logit of no logits; −∞ − (−∞) would be NaN."""
+COLUMNS_BESIDE = 8
+"""Beside a tile, for what is not in it: as many as let rows of bfloat16 begin at 16 bytes, where products want them."""
 
 
 @dataclass
@@ -186,7 +188,7 @@ def _absorb_anew(
     Written over, the logits would be copied back: compiled kernels know no memory that is both.
     """
     weights, largest, total, dot, picked = _absorb_(logits.clone(), largest, total, dot, picked, places, None)
-    return weights if keeps else weights[:0], largest, total, dot, picked
+    return weights if keeps else logits.new_empty(0), largest, total, dot, picked
 
 
 @tile_kernel
@@ -200,5 +202,5 @@ def _from_weights_anew(
     width = weights.shape[1]
     gradient = _from_weights_(weights.clone(), shift, constant, slope).to(at_ids.dtype)
     _, inside = positions(places, width)
-    beside = torch.nn.functional.pad(gradient, (0, COLUMNS_MULTIPLE))
-    return beside.scatter_(1, torch.where(inside, places, width), at_ids)[:, :width]
+    with_beside = torch.nn.functional.pad(gradient, (0, COLUMNS_BESIDE))
+    return with_beside.scatter_(1, torch.where(inside, places, width), at_ids)[:, :width]

@@ -1,0 +1,163 @@
+"""A card whose numbers a CPU has: tensors that say they are on a GPU, and are as strict about it.
+
+Behind `cardless.pretend()`. Every operation is done by the CPU's kernels, where all of its tensors are on one device;
+else it fails, as on a GPU. What makes the host wait for the card is counted.
+"""
+
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.cuda.amp.common
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
+TAKES_BOTH = {"_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
+"""Operations of tensors of two devices: copies, and places that a CPU knows."""
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
+waits: Counter[str] = Counter()
+"""How often each line of ours made the host wait."""
+
+
+class OnCard(Tensor):
+    """A tensor that is said to be on the card; `numbers` are on the CPU."""
+
+    numbers: Tensor
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "OnCard":
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            numbers.size(),
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
+            device=CARD,
+        )
+        tensor.numbers = numbers
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operation, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        _note_wait()
+        return self.numbers.tolist()
+
+
+class Emulation(TorchDispatchMode):
+    """Tensors are made on the card where that is asked for."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(operation, args, kwargs or {})
+
+
+def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = operation.overloadpacket.__name__
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    is_on_card = any(isinstance(tensor, OnCard) for tensor in tensors)
+    if is_on_card and name not in TAKES_BOTH and any(t.dim() > 0 and not isinstance(t, OnCard) for t in tensors):
+        shapes = [(type(tensor).__name__, tuple(tensor.shape)) for tensor in tensors]
+        raise RuntimeError(f"{operation} of tensors of two devices: {shapes}")
+    if is_on_card and (name in WAITS or _takes_a_mask(name, args)):
+        _note_wait()
+    if kwargs.get("device") is not None:
+        goes_to_card = torch.device(kwargs["device"]).type == "cuda"
+        if is_on_card and not goes_to_card:
+            _note_wait()
+        is_on_card, kwargs = goes_to_card, kwargs | {"device": CPU}
+    given, options = tree_map(_numbers, args), tree_map(_numbers, kwargs)
+    found = _product_in_another_dtype(name, given, options) if _names_a_dtype(name, given, options) else None
+    if found is None:
+        found = operation(*given, **options)
+    same = {id(_numbers(tensor)): tensor for tensor in tensors if isinstance(tensor, OnCard)}
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not is_on_card:
+            return value
+        return same.get(id(value)) if id(value) in same else OnCard(value)
+
+    return tree_map(placed, found)
+
+
+def _numbers(value: Any) -> Any:
+    return value.numbers if isinstance(value, OnCard) else value
+
+
+def _takes_a_mask(name: str, args: Any) -> bool:
+    return name == "index" and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1])
+
+
+def _names_a_dtype(name: str, args: Any, options: dict[str, Any]) -> bool:
+    return name in ("mm", "addmm") and any(isinstance(v, torch.dtype) for v in (*args, *options.values()))
+
+
+def _product_in_another_dtype(name: str, args: Any, options: dict[str, Any]) -> Tensor:
+    """Sums in the dtype that is asked for, which a CPU's kernels do not offer."""
+    dtype = next(v for v in (*args, *options.values()) if isinstance(v, torch.dtype))
+    tensors = [value.to(dtype) for value in args if isinstance(value, Tensor)]
+    product = {"mm": torch.mm, "addmm": torch.addmm}[name](*tensors)
+    return product if options.get("out") is None else options["out"].copy_(product)
+
+
+def _note_wait() -> None:
+    ours = [frame for frame in traceback.extract_stack() if "/apo_lightning/" in frame.filename]
+    place = ours[-1] if ours else None
+    waits[f"{place.filename.rpartition('/apo_lightning/')[2]}:{place.lineno}" if place else "elsewhere"] += 1
+
+
+@contextlib.contextmanager
+def emulation() -> Iterator[None]:
+    """A card to run on, without compilers; attention by definition, since flex attention's kernels are compiled."""
+    from apo_lightning.model import attention
+
+    lift = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device=…) would take memory of the card itself
+    try:
+        with (
+            mock.patch.object(torch.cuda, "_lazy_init"),
+            mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+            mock.patch.object(torch, "compile", lambda function, **options: function),
+            mock.patch.object(attention, "compiled_flex", return_value=_attend_by_definition),
+            mock.patch.object(attention, "create_block_mask", _uncompiled(attention.create_block_mask)),
+            Emulation(),
+        ):
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lift)
+
+
+def _uncompiled(make_mask: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: make_mask(*args, **options | {"_compile": False})
+
+
+def _attend_by_definition(
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float, **options: Any
+) -> Tensor:
+    places = torch.arange(query.shape[2], device=query.device)
+    mask = block_mask.mask_mod(None, None, places[:, None], places[None, :])
+    return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+
+
+def move_to_card(module: nn.Module) -> None:
+    """All parameters and buffers; what is tied stays so."""
+    moved: dict[int, Tensor] = {}
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    there = OnCard(tensor.detach().clone())
+                    moved[id(tensor)] = (
+                        nn.Parameter(there, tensor.requires_grad) if tensors is part._parameters else there
+                    )
+                tensors[name] = moved[id(tensor)]
