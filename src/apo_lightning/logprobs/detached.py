@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from apo_lightning.logprobs.divergence import full_kl
 from apo_lightning.logprobs.head import (
     ROWS_MULTIPLE,
+    WeightGradient,
     check_temperature,
     compute_dtype_of,
     even_share,
@@ -65,7 +66,7 @@ class DetachedHead:
         self._hidden, self._weight = hidden, weight
         self._workspace = Workspace(
             weight=weight.detach().to(dtype),
-            gradient=torch.zeros_like(weight, dtype=state_dtype) if weight.requires_grad else None,
+            gradient=WeightGradient(torch.empty_like(weight, dtype=state_dtype)) if weight.requires_grad else None,
             held=HeldLogits(capacity=2 * num_held(hidden.device, dtype)),  # tiles at the edges are counted as whole
         )
         self._grad_hidden = torch.zeros_like(hidden)
@@ -134,7 +135,7 @@ class _Joined(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_total: Tensor
     ) -> tuple[Any, ...]:
-        grad_weight = ctx.workspace.gradient
+        grad_weight = None if ctx.workspace.gradient is None else ctx.workspace.gradient.finish()
         gradients = [ctx.grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype)]
         # Autograd copies a gradient that someone else still holds.
         ctx.grad_hidden = ctx.workspace.gradient = grad_weight = None

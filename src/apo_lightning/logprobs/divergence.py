@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from apo_lightning.logprobs.head import Head, HeadGradient, check_temperature, compute_dtype_of, part_of, tile_kernel
 from apo_lightning.logprobs.softmax import Softmax
-from apo_lightning.logprobs.workspace import Workspace, weight_gradient
+from apo_lightning.logprobs.workspace import Workspace, returned_gradient, weight_gradient
 
 
 def full_kl(
@@ -103,8 +103,8 @@ class _FullKL(torch.autograd.Function):
                 else _kl_gradient_anew(logits, ref_logits, *state, dtype=ctx.compute_dtype)
             )
             gradient.add(rows, columns, weight_tile, grad_logits)
-        grad_weight = None if ctx.workspace is not None or grad_weight is None else grad_weight.to(head_weight.dtype)
-        return gradient.take_hidden(), grad_weight, None, None, None, None, None
+        returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
+        return gradient.take_hidden(), returned, None, None, None, None, None
 
 
 @dataclass

@@ -80,6 +80,30 @@ class Head:
         return self.buffer() if self.overwrites_tiles else None
 
 
+@dataclass
+class WeightGradient:
+    """∂L/∂W, a part of the vocabulary after the other: the first pass writes, so that nothing is cleared before it."""
+
+    total: Tensor
+    """In the state dtype; from `num_written` on its numbers mean nothing."""
+    num_written: int = 0
+
+    def add(self, columns: slice, left: Tensor, right: Tensor) -> None:
+        """Take in the product of a tile; passes go through the vocabulary in order."""
+        part = self.total[columns]
+        if columns.start < self.num_written:
+            add_product_(part, left, right)
+        else:
+            matmul(left, right, part.dtype, part)
+            self.num_written = columns.stop
+
+    def finish(self) -> Tensor:
+        """The whole; 0 where nothing came."""
+        self.total[self.num_written :] = 0
+        self.num_written = len(self.total)
+        return self.total
+
+
 class HeadGradient:
     """∂L/∂h and ∂L/∂W, gathered tile by tile.
 
@@ -88,10 +112,10 @@ class HeadGradient:
     Args:
         head: whose gradient it is.
         hidden: whether ∂L/∂h is wanted.
-        weight: what ∂L/∂W is added to, in the state dtype; None: the head is frozen.
+        weight: what ∂L/∂W is added to; None: the head is frozen.
     """
 
-    def __init__(self, head: Head, *, hidden: bool, weight: Tensor | None) -> None:
+    def __init__(self, head: Head, *, hidden: bool, weight: WeightGradient | None) -> None:
         self._head = head
         self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if hidden else None
         self._weight = weight
@@ -113,7 +137,7 @@ class HeadGradient:
             else:
                 self._hidden.index_add_(0, rows, matmul(grad_logits, weight_tile, head.state_dtype))
         if self._weight is not None:
-            add_product_(self._weight[columns], grad_logits.T, head.rows_operand[rows])
+            self._weight.add(columns, grad_logits.T, head.rows_operand[rows])
 
     def take_hidden(self) -> Tensor | None:
         """∂L/∂h in the dtype of h.

@@ -9,7 +9,14 @@ from torch.autograd.function import once_differentiable
 
 from apo_lightning.logprobs.head import HeadGradient, check_temperature, compute_dtype_of
 from apo_lightning.logprobs.softmax import LogitGradient, Softmax
-from apo_lightning.logprobs.workspace import HeldLogits, Workspace, head_of, num_held, weight_gradient
+from apo_lightning.logprobs.workspace import (
+    HeldLogits,
+    Workspace,
+    head_of,
+    num_held,
+    returned_gradient,
+    weight_gradient,
+)
 from apo_lightning.types import TokenStatistics
 
 
@@ -147,8 +154,8 @@ class _TokenStatistics(torch.autograd.Function):
                     else logit_gradient.from_weights(columns, weights, largest, head.compute_dtype)
                 )
                 gradient.add(index, columns, weight_tile, grad_logits)
-        grad_weight = None if ctx.workspace is not None or grad_weight is None else grad_weight.to(head_weight.dtype)
-        return gradient.take_hidden(), grad_weight, None, None, None, None
+        returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
+        return gradient.take_hidden(), returned, None, None, None, None
 
 
 def moving_rows(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, Head
+from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, Head, WeightGradient
 
 Tiles = dict[tuple[int, int], tuple[Tensor, Tensor]]
 """(first token, first column) → exp(z − m) of a tile, and the m that it was taken against."""
@@ -66,12 +66,12 @@ class Workspace:
 
     Attributes:
         weight: the head in its compute dtype, cast once for all chunks.
-        gradient: ∂L/∂W so far, in the state dtype; None: the head is frozen.
+        gradient: ∂L/∂W so far; None: the head is frozen.
         held: the logits of the chunk at work.
     """
 
     weight: Float[Tensor, "vocab hidden"]
-    gradient: Float[Tensor, "vocab hidden"] | None
+    gradient: WeightGradient | None
     held: HeldLogits
 
 
@@ -99,8 +99,15 @@ def head_of(
 
 def weight_gradient(
     head_weight: Tensor, head: Head, workspace: Workspace | None, *, wanted: bool
-) -> Float[Tensor, "vocab hidden"] | None:
+) -> WeightGradient | None:
     """Where ∂L/∂W is added to: float32 until its end, since bfloat16 would lose most of a long sum."""
     if workspace is not None:
         return workspace.gradient
-    return torch.zeros_like(head_weight, dtype=head.state_dtype) if wanted else None
+    return WeightGradient(torch.empty_like(head_weight, dtype=head.state_dtype)) if wanted else None
+
+
+def returned_gradient(
+    gradient: WeightGradient | None, head_weight: Tensor, workspace: Workspace | None
+) -> Float[Tensor, "vocab hidden"] | None:
+    """What a backward says of the head itself; None: nothing, or it is the workspace's to say."""
+    return None if gradient is None or workspace is not None else gradient.finish().to(head_weight.dtype)

@@ -256,14 +256,14 @@ def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, r
 def _root_gradient(
     model: ModelShape, run: RunShape, work: Work, num_microbatches: int, num_minibatches: int
 ) -> Iterator[_Count]:
-    """Each micro-batch clears a whole gradient for embedding and head, and sums the two where they are tied.
+    """Each micro-batch clears a whole gradient for the embedding, and adds it to the head's where they are tied.
 
-    The head's is read and written by every chunk of tokens whose logits are held at once.
+    The head's is written by the first chunk of tokens whose logits are held at once, and read and written by the next.
     """
     rows = min(max(1, held_logits(run) // model.vocab_size), TILE_ROWS if run.is_cuda else TILE_ROWS_CPU)
     chunks = max(num_microbatches, work.num_rows / rows)
     head = FLOAT32 * model.head_parameters
-    passes = 2 * chunks + (5 if _is_tied(model) else 2) * num_microbatches
+    passes = 2 * chunks + (3 if _is_tied(model) else 0) * num_microbatches
     yield _Count("update", "gradients of embedding and head", "memory", passes * head)
     anew = 2 * num_microbatches * head - num_minibatches * FLOAT32 * model.root_parameters
     yield _Count("update", "gradients of embedding and head, taken anew", "new memory", max(0, anew))
