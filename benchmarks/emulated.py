@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
-TAKES_BOTH = {"_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
+TAKES_BOTH = {"_to_copy", "to", "copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
 """Operations of tensors of two devices: copies, and places that a CPU knows."""
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
 waits: Counter[str] = Counter()
@@ -69,26 +69,33 @@ def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"{operation} of tensors of two devices: {shapes}")
     if is_on_card and (name in WAITS or _takes_a_mask(name, args)):
         _note_wait()
-    if kwargs.get("device") is not None:
-        goes_to_card = torch.device(kwargs["device"]).type == "cuda"
+    asked = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
+    if asked:
+        goes_to_card = asked[0].type == "cuda"
         if is_on_card and not goes_to_card:
             _note_wait()
-        is_on_card, kwargs = goes_to_card, kwargs | {"device": CPU}
+        is_on_card = goes_to_card
     given, options = tree_map(_numbers, args), tree_map(_numbers, kwargs)
     found = _product_in_another_dtype(name, given, options) if _names_a_dtype(name, given, options) else None
     if found is None:
         found = operation(*given, **options)
-    same = {id(_numbers(tensor)): tensor for tensor in tensors if isinstance(tensor, OnCard)}
+    same = {id(_numbers(tensor)): tensor for tensor in tensors}
 
     def placed(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not is_on_card:
+        if not isinstance(value, Tensor):
             return value
-        return same.get(id(value)) if id(value) in same else OnCard(value)
+        there = same.get(id(value))
+        if there is not None and isinstance(there, OnCard) == is_on_card:
+            return there
+        value = value if there is None else value.clone()  # a CPU would not have copied it to itself
+        return OnCard(value) if is_on_card else value
 
     return tree_map(placed, found)
 
 
 def _numbers(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return CPU
     return value.numbers if isinstance(value, OnCard) else value
 
 
@@ -153,7 +160,7 @@ def move_to_card(module: nn.Module) -> None:
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
-                if tensor is None:
+                if tensor is None or isinstance(tensor, OnCard):
                     continue
                 if id(tensor) not in moved:
                     there = OnCard(tensor.detach().clone())
@@ -161,3 +168,29 @@ def move_to_card(module: nn.Module) -> None:
                         nn.Parameter(there, tensor.requires_grad) if tensors is part._parameters else there
                     )
                 tensors[name] = moved[id(tensor)]
+
+
+@contextlib.contextmanager
+def training_on_card() -> Iterator[None]:
+    """Lightning's one CPU process trains on the emulated card: policy, reference and engine lie there."""
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+
+    from apo_lightning.model.reference import Reference
+    from apo_lightning.module import RLVRModule
+
+    def move_reference(self: Reference, device: torch.device) -> None:
+        move_to_card(self.policy)
+        self.policy.round_matrices()
+
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # `.data` cannot become another kind of tensor
+    try:
+        with (
+            emulation(),
+            mock.patch.object(SingleDeviceStrategy, "model_to_device", lambda self: move_to_card(self.model)),
+            mock.patch.object(Reference, "to", move_reference),
+            mock.patch.object(RLVRModule, "device", CARD),
+        ):
+            yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)

@@ -96,6 +96,7 @@ SECTIONS = (
     Section("e", "gpu_ahead", "compiled", 400, CARDLESS),
     Section("e", "gpu_ahead", "interpreted", 400, CARDLESS),
     Section("e", "gpu_steps", "steps", 300, CARDLESS),
+    Section("e", "gpu_runs", "runs", 300, CARDLESS),
 )
 
 

@@ -86,14 +86,13 @@ def tile_rows() -> Iterator[Row]:
             moved = cardless.bytes_moved(function, *given) / (tokens * width)
             kernels = cardless.kernels_of(function, *given)
         binaries = [cardless.binary_of(kernel) for kernel in kernels]
-        said = f"{moved:.2f} bytes a logit; {of_threads(binaries)}"
-        yield judged(f"tile, {name}", moved, said, at_most=MOST_BYTES[name] + SLACK)
+        largest = max(binaries, key=lambda binary: binary.registers)
+        said = f"{moved:.2f}; {len(kernels)} kernel{'s' if len(kernels) > 1 else ''}, {of_a_thread(largest)}"
+        yield judged(f"tile, {name}: bytes a logit", moved, said, at_most=MOST_BYTES[name] + SLACK)
 
 
-def of_threads(binaries: Sequence[cardless.Binary]) -> str:
-    most = max(binaries, key=lambda binary: binary.registers)
-    kernels = f"{len(binaries)} kernel{'s' if len(binaries) > 1 else ''}"
-    return f"{kernels}, {most.registers} registers, {most.spilled_bytes} bytes spilled"
+def of_a_thread(binary: cardless.Binary) -> str:
+    return f"{binary.registers} registers, {binary.spilled_bytes} bytes spilled"
 
 
 def attention_rows() -> Iterator[Row]:
@@ -109,7 +108,7 @@ def attention_rows() -> Iterator[Row]:
                 kernels = cardless.kernels_of(attend, *args, dynamic=None)
             large = [cardless.binary_of(kernel) for kernel in kernels if kernel.name.startswith("triton_tem")]
             ways = zip(("forward", "backward"), large, strict=True)
-            said = "; ".join(f"{way} {one.shared_bytes / 2**10:.0f}, {of_threads([one])}" for way, one in ways)
+            said = "; ".join(f"{way} {one.shared_bytes / 2**10:.0f}, {of_a_thread(one)}" for way, one in ways)
             largest = max(one.shared_bytes for one in large)
             name = f"attention, {heads} heads of {size}, bfloat16: KiB of a block"
             yield judged(name, largest / 2**10, said, at_most=SHARED_BYTES / 2**10)

@@ -148,6 +148,34 @@ def test_fewer_layers_have_the_parameters_that_a_smaller_model_has():
     assert [gpu_update.layers_that_fit(shape(6), run, needed + more) for more in (0, -1)] == [4, 3]
 
 
+ON_AN_EMULATED_CARD = """
+import cardless
+cardless.pretend()
+import torch
+from emulated import emulation
+from gpu_steps import algorithm_rows
+(row,) = algorithm_rows("apo", "float32")
+print(row.verdict)
+with emulation():
+    there = torch.ones(3).to("cuda")
+    print((there + there).tolist())
+    try:
+        there + torch.ones(3)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_on_an_emulated_card_ends_in_a_cpus_weights_and_a_tensor_elsewhere_is_refused():
+    command = [sys.executable, "-c", ON_AN_EMULATED_CARD]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    verdict, doubled, refusal = done.stdout.splitlines()[-3:]
+    assert (verdict, doubled) == ("ok", "[2.0, 2.0, 2.0]")
+    assert refusal.startswith("aten.add.Tensor of tensors of two devices")
+
+
 @pytest.mark.slow
 def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
     options = ("--parts=rates", "--device=cpu", f"--output={tmp_path / 'out'}")
