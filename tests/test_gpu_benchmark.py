@@ -68,8 +68,8 @@ def test_the_table_has_a_line_a_row_and_no_cell_more():
 
 def test_parts_come_in_the_order_of_the_table_and_others_are_refused():
     assert gpu.parts_of("d, rates,a") == ["rates", "a", "d"]
-    with pytest.raises(argparse.ArgumentTypeError, match="no part e"):
-        gpu.parts_of("a,e")
+    with pytest.raises(argparse.ArgumentTypeError, match="no part f"):
+        gpu.parts_of("a,f")
 
 
 def test_what_cannot_run_here_has_a_row_with_its_reason():

@@ -31,8 +31,8 @@ LOGITS_HELD_CPU = 2**23
 """Logits that may be held between making them and taking their gradient: 32 MiB, twice as many where products run in
 bfloat16, so fast that ∂L/∂W, which is read and written once a chunk, would take as long …"""
 LOGITS_HELD = 5 * 2**27
-"""… and on a GPU 2.5 GiB, of as many tokens as a tile has, at V = 152,064: of 880 tokens at once it would read and write
-∂L/∂W for a third as long as it multiplies."""
+"""… and on a GPU 2.5 GiB, of as many tokens as a tile has, at V = 152,064: of 880 tokens at once it would read and
+write ∂L/∂W for a third as long as it multiplies."""
 ROWS_MULTIPLE = 16
 """Matrix products are slower for other numbers of tokens."""
 
