@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
-TAKES_BOTH = {"_to_copy", "to", "copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
-"""Operations of tensors of two devices: copies, and places that a CPU knows."""
+COPIES = {"_to_copy", "to", "copy_"}
+"""Operations of tensors of two devices."""
+TAKES_PLACES = {"index", "index_put", "index_put_", "_index_put_impl_"}
+"""What is on the card may be asked for at places that the CPU knows, but not the other way round."""
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
 waits: Counter[str] = Counter()
 """How often each line of ours made the host wait."""
@@ -64,7 +66,8 @@ def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = operation.overloadpacket.__name__
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     is_on_card = any(isinstance(tensor, OnCard) for tensor in tensors)
-    if is_on_card and name not in TAKES_BOTH and any(t.dim() > 0 and not isinstance(t, OnCard) for t in tensors):
+    together = [args[0], *args[2:3]] if name in TAKES_PLACES and isinstance(args[0], OnCard) else tensors
+    if is_on_card and name not in COPIES and not all(t.dim() == 0 or isinstance(t, OnCard) for t in together):
         shapes = [(type(tensor).__name__, tuple(tensor.shape)) for tensor in tensors]
         raise RuntimeError(f"{operation} of tensors of two devices: {shapes}")
     if is_on_card and (name in WAITS or _takes_a_mask(name, args)):
