@@ -21,12 +21,13 @@ SMALL = (
     "callbacks=none",
 )
 """In float32, so that both runs sample the same tokens; without export, which asks tensors for their memory."""
-DUE = ("monitor", "squeezing_monitor", "reachability", "gradient_geometry", "token_writer")
+DUE = ("monitor", "squeezing_monitor", "reachability", "gradient_geometry", "token_writer", "recovery_tracker")
 WAYS: Mapping[str, Sequence[str]] = {
     "every diagnostic": (
-        "callbacks=[default,diagnostics,gradient_geometry,token_writer]",
+        "callbacks=[default,diagnostics,gradient_geometry,token_writer,recovery_tracker]",
         "callbacks.export=null",
         "callbacks.gradient_geometry.spaces=[logits,head,params]",
+        "callbacks.recovery_tracker.num_prompts=4",
         *(f"callbacks.{name}.every_n_steps=1" for name in DUE),
     ),
     "LoRA": ("policy=lora",),
@@ -48,7 +49,9 @@ def way_rows(name: str, overrides: Sequence[str]) -> Iterator[Row]:
     waits.clear()
     with training_on_card():
         found = trained(overrides)
-    pairs = [(getattr(one, "numbers", one), two) for one, two in zip(found, expected, strict=True)]
+    if not any(place.startswith("logprobs/") for place in waits):
+        raise RuntimeError("the update was not on the card")
+    pairs = list(zip(found, expected, strict=True))  # Lightning leaves them on the CPU
     difference = sum(float((one - two).abs().sum()) for one, two in pairs) / sum(two.numel() for _, two in pairs)
     moved = difference / LEARNING_RATE
     said = f"{moved:.1g} learning rates apart; the host waits {waits.total()} times"
