@@ -88,6 +88,7 @@ class Probe(pl.LightningModule):
             gathers_each_unit_once(self.policy, self.reference, self.trainer.strategy)
             micro_batches_add_up_to_one_gradient(self.policy, self.trainer.strategy)
             a_pass_reads_the_weights_of_now(self.policy)
+            a_pass_that_would_leave_the_root_whole_is_refused(self.policy, self.reference.policy)
 
 
 def on_each_rank(rank):
@@ -143,7 +144,7 @@ def looks_like_autocast(trainer):
     layer.register_forward_hook(lambda module, inputs, output: dtypes.update(stream=output.dtype))
     casts = CountedCasts(alone.model.base_model.layers[1])
     with torch.no_grad():
-        with casts:
+        with casts, whole_root(policy):
             found = policy(microbatch).logprobs
         assert casts.count == 0  # as `memory_plan` counts on: FSDP2 has gathered them in their dtype
         with casts:
@@ -170,9 +171,9 @@ def the_reference_lies_as_it_is_gathered(trainer):
         assert parameter.to_local().dtype == (torch.bfloat16 if ".layers." in name else torch.float32), name
     assert all(parameter.to_local().dtype == torch.float32 for parameter in policy.parameters())
     (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
-    with torch.no_grad():
+    with torch.no_grad(), whole_root(policy), whole_root(reference.policy):
         expected = policy(microbatch).logprobs
-    assert torch.equal(reference.score(microbatch, 0, temperature=1.0).logprobs, expected)
+        assert torch.equal(reference.score(microbatch, 0, temperature=1.0).logprobs, expected)
 
     # Unsharded, a layer's norms are not rounded; with weights that are already, both say the same.
     alone = make_policy(spec, spec.load_model(1))
@@ -248,6 +249,14 @@ def a_pass_reads_the_weights_of_now(policy):
         policy.head_weight.mul_(0.5)
         with whole_root(policy):
             assert torch.equal(policy(microbatch).logprobs, before)
+
+
+def a_pass_that_would_leave_the_root_whole_is_refused(policy, reference):
+    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
+    for run in (policy, policy.hidden_states):
+        with pytest.raises(RuntimeError, match=r"outside of .*whole_root\(policy\)"), whole_root(reference):
+            run(microbatch)
+    assert isinstance(policy.head_weight, DTensor)
 
 
 def update(policy, strategy, microbatch, is_last):

@@ -1,7 +1,9 @@
 import math
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from hydra.utils import instantiate
 
 from apo_lightning.callbacks import GradientGeometry, StepCallback
 from apo_lightning.callbacks.gradient_spaces import Measured, _gradient, _statistics
@@ -9,6 +11,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.losses.terms import term_names
 from apo_lightning.types import Needs
+from composing import composed
 from running import SIGNAL, run, train_tiny
 
 GEOMETRY = (
@@ -90,6 +93,19 @@ def test_it_reads_the_losss_own_anchors_or_the_papers():
     assert callback.needs == Needs(ref_logprobs=True, anchor_size=4)
     callback.prepare(GRPO())
     assert callback.needs == Needs(ref_logprobs=True, anchor_size=8)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "where"), [("ddp_cpu2", "2 processes"), ("fsdp_cpu2", "2 processes"), ("fsdp_cpu2", "a sharded policy")]
+)
+def test_gradients_of_shards_are_refused(trainer, where):
+    """With whole weights in one process alone is the gradient to a parameter what `autograd.grad` says."""
+    is_alone = not where.startswith("2")
+    one = ("trainer.devices=1", "trainer.strategy.data_parallel_size=1") if is_alone else ()
+    configured = instantiate(composed(f"trainer={trainer}", *one).trainer, logger=False)
+    with pytest.raises(ConfigError, match=rf"spaces is \['logits', 'head'\] with {where}: .* spaces=\[logits\]"):
+        GradientGeometry(spaces=["logits", "head"]).setup(configured, pl.LightningModule(), "fit")
+    GradientGeometry(spaces=["logits"]).setup(configured, pl.LightningModule(), "fit")
 
 
 def test_what_cannot_be_measured_is_refused():

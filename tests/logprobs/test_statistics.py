@@ -333,6 +333,43 @@ def test_the_reference_breaks_ties_of_the_head_itself():
         assert row == [first, first + 3, first + 6, first + 9, second, second + 3]
 
 
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_tokens=st.integers(0, 9),
+    vocab=st.integers(1, 30),
+    k=st.integers(1, 8),
+    tile=st.tuples(st.integers(1, 4), st.integers(1, 40)),
+)
+def test_ties_go_to_the_lower_id_whatever_the_tiles(seed, num_tokens, vocab, k, tile):
+    """Logits of 1 to 3 tie everywhere, at the edges of tiles too, and products of whole numbers are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(1, 4, (num_tokens, vocab), generator=generator).float()
+    k = min(k, vocab)
+    expected = [sorted(range(vocab), key=lambda v, row=row: (-row[v], v))[:k] for row in logits.tolist()]
+    token_ids = torch.zeros(num_tokens, dtype=torch.long)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "tile_shape", lambda *_: tile)
+        statistics = reference_statistics(torch.eye(num_tokens, num_tokens), logits.T.contiguous(), token_ids, k)
+    assert statistics.anchor_ids.tolist() == expected
+
+
+class Waits(TorchDispatchMode):
+    """How often the host must have a number of the device's to go on."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func.overloadpacket in (torch.ops.aten.nonzero, torch.ops.aten._local_scalar_dense)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_tile_waits_for_what_it_found():
+    hidden, weight, token_ids, _ = problem(num_tokens=64, vocab=2000, dtype=torch.float32)
+    with Waits() as waits:
+        reference_statistics(hidden, weight, token_ids, 4)
+    assert waits.number == 0
+
+
 def test_tokens_of_probability_zero_are_no_anchors():
     hidden = torch.tensor([[1e30, 1.0]])
     weight = torch.tensor([[-1e30, 0.0], [0.0, 1.0], [0.0, 2.0], [-1e30, 0.0]])

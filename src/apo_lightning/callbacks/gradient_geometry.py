@@ -14,6 +14,7 @@ from apo_lightning.callbacks.distribution_monitor import REF_PROB_BUCKETS
 from apo_lightning.callbacks.drawing import drawn_completions
 from apo_lightning.callbacks.gradient_spaces import SPACES, Measured, logit_geometry, parameter_geometry
 from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.distributed.sharding import ShardedStrategy
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, PolicyLoss
 from apo_lightning.losses.functional import anchor_set
@@ -88,10 +89,12 @@ class GradientGeometry(StepCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse backwards where ranks would have to agree on them."""
         self._module = pl_module
-        if trainer.world_size > 1 and set(self.spaces) - {"logits"}:
+        is_sharded = isinstance(trainer.strategy, ShardedStrategy)
+        if (trainer.world_size > 1 or is_sharded) and set(self.spaces) - {"logits"}:
+            where = f"{trainer.world_size} processes" if trainer.world_size > 1 else "a sharded policy"
             raise ConfigError(
-                f"callbacks.gradient_geometry.spaces is {list(self.spaces)} with {trainer.world_size} processes: head "
-                "and params take gradients in one process; give spaces=[logits]"
+                f"callbacks.gradient_geometry.spaces is {list(self.spaces)} with {where}: head and params take "
+                "gradients in one process, of whole weights; give spaces=[logits]"
             )
 
     def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from apo_lightning.distributed.lightning_private import note_device
+from apo_lightning.distributed.units import refuse_other_passes
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, has_adapters
 from apo_lightning.model.policy import Policy
@@ -159,6 +160,7 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
     # Sharded weights are gathered around `forward` alone, unless another method is named.
     for method in ("hidden_states", "as_reference"):
         register_fsdp_forward_method(policy, method)
+    refuse_other_passes(policy, policy.model.base_model)
 
 
 @torch.no_grad()

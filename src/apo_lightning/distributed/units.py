@@ -14,6 +14,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+_in_passes: list[nn.Module] = []
+"""The policies of the `whole_root`s that are open."""
+
 
 @contextmanager
 def whole_root(policy: nn.Module) -> Iterator[None]:
@@ -24,14 +27,35 @@ def whole_root(policy: nn.Module) -> Iterator[None]:
     Args:
         policy: sharded or not; nothing is done to one that is not.
     """
+    _in_passes.append(policy)
     try:
         yield
     except BaseException:
         _forget_passes(policy)
         raise
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    finally:
+        _in_passes.pop()
+    _bring_shards_back(policy)
+
+
+def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
+    """From now on a forward of the backbone outside of `whole_root(policy)` is an error.
+
+    Args:
+        policy: sharded.
+        backbone: its part that every pass runs through.
+    """
+
+    def check(*_: object) -> None:
+        if not any(one is policy for one in _in_passes):
+            _forget_passes(policy)
+            _bring_shards_back(policy)  # FSDP2 has gathered it already
+            raise RuntimeError(
+                "a forward of a sharded policy outside of `with distributed.units.whole_root(policy):`, which brings "
+                "its shards back: put the pass into it, else the optimizer steps on shards that no later pass reads"
+            )
+
+    backbone.register_forward_pre_hook(check)
 
 
 @contextmanager
@@ -50,6 +74,12 @@ def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[Non
     is_ddp = isinstance(strategy, DDPStrategy)
     with strategy.block_backward_sync() if is_ddp and not now else nullcontext():
         yield
+
+
+def _bring_shards_back(policy: nn.Module) -> None:
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _forget_passes(policy: nn.Module) -> None:

@@ -63,7 +63,11 @@ class Head:
     def column_tiles(self) -> Iterator[tuple[slice, Tensor]]:
         """(columns, the rows of W that make them), a tile's worth of the vocabulary at a time."""
         for columns in slices(len(self.weight), self.tile_shape[1]):
-            yield columns, self.weight[columns].to(self.compute_dtype)
+            yield columns, self.weight_tile(columns)
+
+    def weight_tile(self, columns: slice) -> Tensor:
+        """The rows of W that make these columns, in the compute dtype."""
+        return self.weight[columns].to(self.compute_dtype)
 
     def logits(self, rows: slice | Tensor, weight_tile: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, columns] in the state dtype, the caller's to overwrite; `out` is a buffer of at least that size."""

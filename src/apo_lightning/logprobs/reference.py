@@ -46,13 +46,14 @@ def reference_statistics(
     ids = token_ids.unsqueeze(1).long()
     row_tiles = list(head.row_tiles())
     softmaxes = [Softmax(ids[rows], head.state_dtype) for rows in row_tiles]
-    top = TopLogits(len(hidden), anchor_size, head.state_dtype, hidden.device)
+    top = TopLogits(head, anchor_size)
     logits, scratch = head.buffer(), head.scratch()
     for columns, weight_tile in head.column_tiles():
         for rows, softmax in zip(row_tiles, softmaxes, strict=True):
             tile = head.logits(rows, weight_tile, logits)
             top.absorb(rows, columns, tile)
             softmax.absorb(columns, tile, scratch, keeps=False)
+    top.settle_ties()
     logprobs = torch.cat([softmax.finish()[0] for softmax in softmaxes])
     tops = [softmax.normalise(top.values[rows]) for rows, softmax in zip(row_tiles, softmaxes, strict=True)]
     anchor_logprobs = torch.cat(tops)
@@ -64,22 +65,51 @@ def reference_statistics(
 
 
 class TopLogits:
-    """The k largest logits of each token in descending order, ties to the lower id, of the vocabulary seen so far."""
+    """The k largest logits of each token in descending order, ties to the lower id, of the vocabulary seen so far.
 
-    def __init__(self, num_tokens: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.values = torch.full((num_tokens, k), -torch.inf, dtype=dtype, device=device)
-        self.ids = torch.full((num_tokens, k), -1, device=device)
+    Of logits that tie for the last of a tile's own k places, `torch.topk` takes any. It matters where they tie for the
+    last place of all, and is looked for once, behind the last tile: a look at each would stop a GPU as often.
+    """
+
+    def __init__(self, head: Head, k: int) -> None:
+        self._head, self._k = head, k
+        self.values = head.hidden.new_full((len(head.hidden), k), -torch.inf, dtype=head.state_dtype)
+        self.ids = torch.full((len(head.hidden), k), -1, device=head.hidden.device)
+        self._ties: list[tuple[slice, slice, Tensor]] = []
+        """Of each tile the logit that ties for its last place; NaN, which equals nothing, where none does."""
 
     def absorb(self, rows: slice, columns: slice, logits: Tensor) -> None:
         """See one tile; tiles come in the order of their ids."""
-        k = self.values.shape[1]
+        k = self._k
         if k == 0:
             return
-        ids = top_ids(logits, min(k, logits.shape[1]))
+        values, ids = logits.topk(min(k + 1, logits.shape[1]), dim=1)
+        if values.shape[1] > k:
+            last, first_left = values[:, k - 1], values[:, k]
+            self._ties.append((rows, columns, torch.where(last == first_left, last, torch.nan)))
+        ids = ids[:, :k].sort(dim=1).values
         values = torch.cat([self.values[rows], logits.gather(1, ids)], dim=1)
         # Stable, and lower ids stand first: what is equal stays in order.
         self.values[rows], order = (part[:, :k] for part in values.sort(dim=1, descending=True, stable=True))
         self.ids[rows] = torch.cat([self.ids[rows], ids + columns.start], dim=1).gather(1, order)
+
+    def settle_ties(self) -> None:
+        """Have ties go to the lower id, whichever was taken; behind the last tile."""
+        if not self._ties:
+            return
+        matters = torch.stack([(tie == self.values[rows, -1]).any() for rows, _, tie in self._ties])
+        for (rows, columns, _), is_tied in zip(self._ties, matters.tolist(), strict=True):
+            if is_tied:
+                self._take_lowest(rows, columns)
+
+    def _take_lowest(self, rows: slice, columns: slice) -> None:
+        """However many places a tile has, they are its first ones."""
+        # A product of other rows or columns would round otherwise, and tie elsewhere.
+        logits = self._head.logits(rows, self._head.weight_tile(columns))
+        lowest, ids = top_ids(logits, self._k) + columns.start, self.ids[rows]
+        is_here = (ids >= columns.start) & (ids < columns.stop)
+        places = torch.arange(self._k, device=ids.device)
+        ids.masked_scatter_(is_here, lowest[places < is_here.sum(1, keepdim=True)])
 
 
 def top_ids(scores: Float[Tensor, "tokens vocab"], k: int) -> Int[Tensor, "tokens {k}"]:
