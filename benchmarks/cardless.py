@@ -129,16 +129,11 @@ def kernels_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = 
     """The kernels of a function of tensors without numbers on the card, and of its gradient where it has one."""
     import torch
     from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.compile_fx import compile_fx
 
     found: list[Kernel] = []
 
     def note(_: Any, name: str, source: str, device_str: str = "cuda") -> None:
         found.append(Kernel(name, source))
-
-    def compile_only(graph: Any, inputs: Any) -> Callable[..., Any]:
-        compile_fx(graph, inputs)
-        return graph.forward
 
     torch.compiler.reset()
     AsyncCompile.triton = note
@@ -146,8 +141,21 @@ def kernels_of(function: Callable[..., Any], *args: Any, dynamic: bool | None = 
     return found
 
 
+def compile_only(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """A backend of `torch.compile` whose kernels are written; what runs in their place is the graph as it is."""
+    from torch._inductor.compile_fx import compile_fx
+
+    compile_fx(graph, inputs)
+    return graph.forward
+
+
 def bytes_moved(function: Callable[..., Any], *args: Any) -> int:
     """What the kernels of a function read and write, each tensor once a kernel."""
+    return sum(num_bytes for _, num_bytes in traffic_of(function, *args))
+
+
+def traffic_of(function: Callable[..., Any], *args: Any) -> list[tuple[Any, int]]:
+    """The kernels of a function as scheduled, a library's among them, and what each reads and writes [bytes]."""
     import torch
     from torch._inductor import metrics
 
@@ -155,7 +163,7 @@ def bytes_moved(function: Callable[..., Any], *args: Any) -> int:
     logging.getLogger("torch._inductor").handlers.clear()  # counted where this is said to be logged
     metrics.reset()
     kernels_of(function, *args, dynamic=False)  # bytes of symbolic lengths cannot be added up
-    return sum(BYTES_OF_WORD * words for _, words in metrics.nodes_num_elem)
+    return [(node, BYTES_OF_WORD * words) for node, words in metrics.nodes_num_elem]
 
 
 def binary_of(kernel: Kernel) -> Binary:

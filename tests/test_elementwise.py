@@ -1,7 +1,11 @@
 """The bytes between the products of a layer, held against the kernels that a real one launches."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import gpu_models
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,10 +13,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from apo_lightning.preflight.elementwise import COMPILED, EAGER, between_bytes
+from apo_lightning.preflight.elementwise import COMPILED, EAGER, NORMS_APART, between_bytes
 from apo_lightning.preflight.memory_shapes import shape_of
 from paper_sizes import PAPER, qwen_math7b
 
+BENCHMARKS = Path(gpu_models.__file__).parent
 # Width, inner width and heads of a layer.
 SIZES = {"small": (512, 512, 8), "wide": (1024, 512, 8), "inner": (512, 2048, 8), "heads": (512, 512, 32)}
 NOTHING_MOVED = ("empty", "empty_like", "empty_strided", "detach")
@@ -72,10 +77,11 @@ def test_the_kernels_of_a_layer_move_what_is_counted(sizes, compute_bytes):
         assert traffic.of(model) == pytest.approx((more - fewer) / 64, rel=0.03)
 
 
+@pytest.mark.parametrize("is_cuda", COMPILED)
 @pytest.mark.parametrize("compute_bytes", EAGER)
-def test_compiled_layers_move_less_than_eager_ones_and_no_less_than_what_comes_in_and_goes_out(compute_bytes):
-    run = replace(PAPER, compute_bytes=compute_bytes)
-    for eager, compiled in zip(EAGER[compute_bytes], COMPILED[compute_bytes], strict=True):
+def test_compiled_layers_move_less_than_eager_ones_and_no_less_than_what_comes_in_and_goes_out(compute_bytes, is_cuda):
+    run = replace(PAPER, compute_bytes=compute_bytes, is_cuda=is_cuda)
+    for eager, compiled in zip(EAGER[compute_bytes], COMPILED[is_cuda][compute_bytes], strict=True):
         # The residual stream, always float32, is read and written twice; the MLP's product reads two, writes one.
         assert 2 * (4 + 4) <= compiled.hidden < eager.hidden
         assert 3 * compute_bytes <= compiled.mlp < eager.mlp
@@ -84,3 +90,39 @@ def test_compiled_layers_move_less_than_eager_ones_and_no_less_than_what_comes_i
         between_bytes(qwen_math7b(), r, forwards=1, backwards=1) for r in (replace(run, compiles_layers=True), run)
     )
     assert 0.3 < less / more < 0.6
+
+
+# D = 3584, F = 18944, 28 heads of 128 and 4 of keys, 28 layers; attention reads and writes 4 · 32 · 128 in 2 bytes.
+@pytest.mark.parametrize(
+    ("is_cuda", "microbatch_tokens", "expected"),
+    [
+        # forward 40 D + 6 F + 12 · 32 · 128, backward 42 D + 10 F + 14 · 32 · 128
+        (True, 7168, 28 * (82 * 3584 + 16 * 18944 + (26 + 12) * 32 * 128)),
+        (True, 7167, 28 * (100 * 3584 + 16 * 18944 + (26 + 12) * 32 * 128)),
+        # forward 40 D + 6 F + 18 · 32 · 128, backward 60 D + 10 F + 12 · 32 · 128
+        (False, 7168, 28 * (100 * 3584 + 16 * 18944 + (30 + 12) * 32 * 128)),
+    ],
+)
+def test_compiled_layers_are_those_of_the_device_and_few_positions_have_norms_apart(
+    is_cuda, microbatch_tokens, expected
+):
+    run = replace(PAPER, is_cuda=is_cuda, microbatch_tokens=microbatch_tokens, compiles_layers=True)
+    assert between_bytes(qwen_math7b(), run, forwards=1, backwards=1) == expected
+
+
+FOR_A_GPU = """
+import cardless
+cardless.pretend()
+from compiled_traffic import per_position
+print(per_position((3072, 8192, 24, 8, 128), (512, 1024), "bfloat16", "cuda", with_gradient=True))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_that_are_written_for_a_gpu_move_what_is_counted():
+    command = [sys.executable, "-c", FOR_A_GPU]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    model = shape_of(gpu_models.config_of(gpu_models.LLAMA3B))
+    counted = sum(traffic.of(model) for traffic in COMPILED[True][2]) + NORMS_APART[2] * model.hidden_size
+    assert float(done.stdout) == pytest.approx(counted, rel=0.02)

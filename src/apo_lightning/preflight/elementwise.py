@@ -1,6 +1,6 @@
 """What lies between the matrix products of a layer: bytes that kernels read and write, one after another or fused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 
@@ -32,10 +32,21 @@ A norm of float32 numbers, to take one, squares them (2 passes), averages (1), d
 (2); an addition has 3: two of each are 20 passes of 4 bytes. Held kernel by kernel against a real layer by
 `tests/test_elementwise.py`."""
 COMPILED = {
-    FLOAT32: (Traffic(hidden=36, mlp=12, heads=20), Traffic(hidden=73, mlp=20, heads=8)),
-    2: (Traffic(hidden=40, mlp=6, heads=12), Traffic(hidden=60, mlp=10, heads=6)),
+    False: {
+        FLOAT32: (Traffic(hidden=36, mlp=12, heads=20), Traffic(hidden=72, mlp=20, heads=8)),
+        2: (Traffic(hidden=40, mlp=6, heads=18), Traffic(hidden=60, mlp=10, heads=12)),
+    },
+    True: {
+        FLOAT32: (Traffic(hidden=36, mlp=12, heads=8), Traffic(hidden=47, mlp=20, heads=12)),
+        2: (Traffic(hidden=40, mlp=6, heads=12), Traffic(hidden=42, mlp=10, heads=14)),
+    },
 }
-"""The same with `model.compile_layers`, as torch's compiler counts its kernels (`benchmarks/compiled_traffic.py`)."""
+"""The same with `model.compile_layers`, as torch's compiler counts the kernels that it writes on a CPU and, True, on a
+GPU; by `benchmarks/compiled_traffic.py`, within 1 %. On a GPU the backward's `heads` have the output's gradient, which
+flex attention reads in two kernels, the second time."""
+NORMS_APART = {FLOAT32: 20, 2: 18}
+"""What the backward's `hidden` has more on a GPU in micro-batches of fewer positions than twice D, or than 4,096: the
+gradients of a norm's input and of its weight are two kernels there."""
 ENGINE_PASSES = {True: (8, 3, 2), False: (20, 5, 2)}
 """(hidden, mlp, heads) of vLLM's forward, in passes over numbers of the engine's dtype; True: on a GPU, where addition
 and norm are one kernel, and activation and product another. On a CPU neither is."""
@@ -53,10 +64,18 @@ def between_bytes(model: ModelShape, run: RunShape, *, forwards: int, backwards:
         forwards: how often it goes through the layers.
         backwards: how often a gradient comes back.
     """
-    forward, backward = (COMPILED if run.compiles_layers else EAGER)[run.compute_bytes]
+    forward, backward = _compiled(model, run) if run.compiles_layers else EAGER[run.compute_bytes]
     kernels = forwards * forward.of(model) + backwards * backward.of(model)
     attention = forwards * ATTENTION_PASSES["forward"] + backwards * ATTENTION_PASSES["backward"]
     return model.num_layers * (kernels + attention * _attended_bytes(model, run))
+
+
+def _compiled(model: ModelShape, run: RunShape) -> tuple[Traffic, Traffic]:
+    """(forward, backward) of what torch's compiler writes for the run's device and micro-batches."""
+    forward, backward = COMPILED[run.is_cuda][run.compute_bytes]
+    if run.is_cuda and run.microbatch_tokens < max(2 * model.hidden_size, 4096):
+        backward = replace(backward, hidden=backward.hidden + NORMS_APART[run.compute_bytes])
+    return forward, backward
 
 
 def engine_between_bytes(model: ModelShape, run: RunShape) -> int:
