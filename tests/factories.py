@@ -121,3 +121,14 @@ def sampling_settings(**changes) -> SamplingSettings:
         "reward": "numeric",
     }
     return SamplingSettings(**{**settings, **changes})
+
+
+def head_problem(num_tokens=11, hidden_size=6, vocab=17, anchors=3, dtype=torch.float64, scale=1.0, seed=0):
+    """Hidden states, a head, token ids, and anchor ids of which every third row has a slot less."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (scale * torch.randn(num_tokens, hidden_size, generator=generator)).to(dtype)
+    weight = torch.randn(vocab, hidden_size, generator=generator).to(dtype)
+    token_ids = torch.randint(vocab, (num_tokens,), generator=generator)
+    anchor_ids = torch.stack([torch.randperm(vocab, generator=generator)[:anchors] for _ in range(num_tokens)])
+    anchor_ids[::3, -1] = -1
+    return hidden.requires_grad_(), weight.requires_grad_(), token_ids, anchor_ids

@@ -1,5 +1,7 @@
 """The gradient taken chunk by chunk against the one of all tokens at once."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -7,16 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from apo_lightning.logprobs import DetachedHead, divergence, softmax, token_statistics, workspace
+from factories import head_problem
 
-
-def problem(num_tokens=37, hidden_size=6, vocab=53, anchors=3, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(num_tokens, hidden_size, generator=generator).to(dtype)
-    weight = torch.randn(vocab, hidden_size, generator=generator).to(dtype)
-    token_ids = torch.randint(vocab, (num_tokens,), generator=generator)
-    anchor_ids = torch.stack([torch.randperm(vocab, generator=generator)[:anchors] for _ in range(num_tokens)])
-    anchor_ids[::3, -1] = -1
-    return hidden.requires_grad_(), weight.requires_grad_(), token_ids, anchor_ids
+problem = partial(head_problem, num_tokens=37, vocab=53)
 
 
 def anchored(statistics, rows):
