@@ -34,7 +34,7 @@ def whole_root(policy: nn.Module) -> Iterator[None]:
         _forget_passes(policy)
         raise
     finally:
-        _in_passes.pop()
+        _in_passes.remove(policy)  # after an error an inner one, in a generator, may end behind an outer one
     _bring_shards_back(policy)
 
 
