@@ -13,7 +13,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from apo_lightning.model.spec import PolicySpec, refuse_unsupported_head
+from apo_lightning.model.spec import PolicySpec, cpu_multiplies_bfloat16, refuse_unsupported_head
 from apo_lightning.model.tokenizer import character_tokenizer
 from composing import composed
 
@@ -143,6 +143,22 @@ def test_in_bfloat16_both_ways_are_off_by_rounding_alone():
     found, others = packed_together(policy, packed(), CHOICES, 100)
     torch.testing.assert_close(found, exact, atol=0.03, rtol=0)
     assert largest_difference(others, gradients) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "takes"),
+    [
+        ("AMD EPYC", [], False),
+        ("AMD EPYC", ["avx512_bf16"], True),
+        ("AMD EPYC", ["avx512_bf16", "avx512_fp16"], True),
+        ("Intel Xeon", ["avx512_bf16", "avx512_fp16", "amx_bf16"], True),
+        ("Intel Xeon", ["avx512_bf16"], True),
+        ("Intel Xeon", ["avx512_bf16", "avx512_fp16"], False),
+    ],
+)
+def test_a_cpu_computes_in_bfloat16_where_that_is_faster(name, has, takes):
+    # The last is a virtual machine that hides AMX; what it shows multiplies at half the rate of float32.
+    assert cpu_multiplies_bfloat16({"cpu_name": name, **dict.fromkeys(has, True)}) == takes
 
 
 def test_the_backbone_sees_each_position_once_and_every_layer_runs_once(policy):

@@ -40,7 +40,7 @@ class PolicySpec:
             `{problem}` in it. None: the tokenizer's own chat template.
         stop_tokens: further tokens that end a completion, beside the model's own end-of-sequence (a base model that
             was shown chat data ends its turn with a token that its config does not name).
-        compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it natively). Weights
+        compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it faster). Weights
             and optimizer state are float32 in any case: at learning rates of 1e-6 bfloat16 weights lose most updates.
         gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
         compile_layers: what stands between matrix products runs in few passes over memory; see `model.compiling`.
@@ -189,11 +189,30 @@ def inside_package(path: str, what: str) -> str:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """True where bfloat16 matrix products run in hardware: recent GPUs, and CPUs with AMX or AVX512-bf16."""
+    """True where bfloat16 matrix products run in hardware, faster than float32's: recent GPUs, and some CPUs."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+    return cpu_multiplies_bfloat16(torch.cpu.get_capabilities())
+
+
+def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
+    """True for CPUs with AMX, and for those with AVX512-bf16 but Intel's that a virtual machine shows without their AMX.
+
+    Intel's CPUs with AVX512-fp16 have AMX, and beside it an AVX512-bf16 of half the rate of float32.
+
+    Args:
+        capabilities: what `torch.cpu.get_capabilities` says of a CPU.
+
+    Example:
+        >>> cpu_multiplies_bfloat16({"cpu_name": "AMD EPYC", "avx512_bf16": True})
+        True
+        >>> cpu_multiplies_bfloat16({"cpu_name": "Intel Xeon", "avx512_bf16": True, "avx512_fp16": True})
+        False
+    """
+    if capabilities.get("amx_bf16"):
+        return True
+    hides_amx = capabilities.get("avx512_fp16") and "Intel" in capabilities.get("cpu_name", "")
+    return bool(capabilities.get("avx512_bf16") and not hides_amx)
 
 
 def _forget_quantization(model: Any) -> None:
@@ -233,6 +252,6 @@ def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: b
     """
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     dtype = str(compute_dtype).removeprefix("torch.")
-    why = f" ({'native here' if compute_dtype == torch.bfloat16 else 'no native bfloat16 here'})" if automatic else ""
+    why = f" ({'native here' if compute_dtype == torch.bfloat16 else 'no faster bfloat16 here'})" if automatic else ""
     parts = [f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}{why}"]
     return ", ".join([*parts, *filter(None, [describe_adapters(model)])])
