@@ -139,9 +139,10 @@ class _SharedPrompts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
+        saved = query, key, value
+        query, key, value = (_widened(tensor) for tensor in saved)
         output = torch.empty_like(query)
-        accumulated = torch.promote_types(query.dtype, torch.float32)
-        lse = torch.empty(query.shape[:2], dtype=accumulated)
+        lse = torch.empty(query.shape[:2], dtype=query.dtype)
         for index in layout.segments:
             own, own_lse = _attention(*_heads_first(query[index], key[index], value[index]), 0.0, True, scale=scale)
             output[index], lse[index] = _heads_first(own, own_lse)
@@ -155,7 +156,8 @@ class _SharedPrompts(torch.autograd.Function):
             own_weight, shared_weight = (lse[here] - total).exp(), (shared_lse - total).exp()
             output[here] = own_weight[..., None] * output[here] + shared_weight[..., None] * shared
             lse[here] = total
-        ctx.save_for_backward(query, key, value, output, lse)
+        output = output.to(saved[0].dtype)
+        ctx.save_for_backward(*saved, output, lse)
         ctx.layout, ctx.scale = layout, scale
         return output
 
@@ -164,8 +166,8 @@ class _SharedPrompts(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        (grad_output,) = grad_outputs
-        query, key, value, output, lse = ctx.saved_tensors
+        dtype = grad_outputs[0].dtype
+        grad_output, query, key, value, output, lse = map(_widened, (*grad_outputs, *ctx.saved_tensors))
         grads = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
         of_query = (grad_output, query, output, lse)
         for index in ctx.layout.segments:
@@ -180,7 +182,16 @@ class _SharedPrompts(torch.autograd.Function):
             parts = _backward(whole, key[None, prompt], value[None, prompt], causal=False, scale=ctx.scale)
             for grad, part, place in zip(grads, parts, (here, prompt, prompt), strict=True):
                 grad[place] += part[0]
-        return *grads, None, None
+        return *(grad.to(dtype) for grad in grads), None, None
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """In float32 at least.
+
+    In bfloat16 the kernels ask the library of products for each block of scores anew, which takes longer than to
+    multiply in float32, and without AMX several times as long.
+    """
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _heads_first(*tensors: Tensor) -> list[Tensor]:

@@ -196,7 +196,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
-    """True for CPUs with AMX, and for those with AVX512-bf16 but Intel's that a virtual machine shows without their AMX.
+    """True with AMX or AVX512-bf16, but not on an Intel CPU that a virtual machine shows without its AMX.
 
     Intel's CPUs with AVX512-fp16 have AMX, and beside it an AVX512-bf16 of half the rate of float32.
 

@@ -140,10 +140,12 @@ def attention_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torc
 
     Args:
         sizes: heads, tokens of a sequence, size of a head.
-        dtype: of queries, keys and values.
+        dtype: of queries, keys and values; on a CPU they are multiplied in float32 at least, as the policy does.
         device: in whose memory they lie.
     """
     num_heads, length, head_dim = sizes
+    if device.type == "cpu":
+        dtype = torch.promote_types(dtype, torch.float32)
     shape = (max(1, PRODUCT_SIZES[device.type][0] // length), num_heads, length, head_dim)
     query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
     flops = 4 * head_dim * shape[0] * num_heads * length * (length + 1) // 2
