@@ -125,7 +125,6 @@ def setup(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )
 
@@ -195,7 +194,6 @@ def resolve(tmp_path: Path, dev: str, **environment: str) -> subprocess.Complete
         env={**os.environ, "PYTHON": sys.executable, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
