@@ -6,6 +6,11 @@ import os
 import lightning.pytorch  # noqa: F401
 import peft  # noqa: F401
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow or busy machine fails no test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 RANK_VARIABLES = ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 

@@ -11,7 +11,6 @@ import runpy
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -39,28 +38,21 @@ class Script:
     processes: list[BaseProcess]
     folder: tempfile.TemporaryDirectory[str]
 
-    def is_running(self) -> bool:
-        return any(process.is_alive() for process in self.processes)
-
-    def kill(self) -> None:
+    def wait(self) -> list[int | None]:
+        """The status of each process, once all have ended."""
         for process in self.processes:
-            process.kill()
             process.join()
+        return [process.exitcode for process in self.processes]
 
-    def finish(self, timeout_seconds: float = 300) -> str:
+    def finish(self) -> str:
         """What it said on both streams, once it has ended well."""
-        deadline = time.monotonic() + timeout_seconds
-        for process in self.processes:
-            process.join(max(deadline - time.monotonic(), 0))
-        status = [process.exitcode for process in self.processes]
-        self.kill()
+        status = self.wait()
         said = _said(self.folder.name).read_text()
         assert not any(status), f"{status}: {said}"
-        assert None not in status, f"still running after {timeout_seconds} s: {said}"
         return said
 
 
-def start_script(name: str, *arguments: str, num_ranks: int = 1) -> Script:
+def start_script(name: str, *arguments: str, num_ranks: int = 1, **environment: str) -> Script:
     """`python NAME ARGUMENTS` at the top of the project; several ranks are told what torchrun tells them."""
     folder = tempfile.TemporaryDirectory()
     port = str(_free_port())
@@ -68,8 +60,8 @@ def start_script(name: str, *arguments: str, num_ranks: int = 1) -> Script:
     for rank in range(num_ranks):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
-        environment = {**ranks, **address} if num_ranks > 1 else {}
-        process = CONTEXT.Process(target=_run_script, args=(name, arguments, environment, folder.name), daemon=True)
+        variables = {**environment, **(ranks | address if num_ranks > 1 else {})}
+        process = CONTEXT.Process(target=_run_script, args=(name, arguments, variables, folder.name), daemon=True)
         process.start()
         processes.append(process)
     return Script(processes, folder)

@@ -2,10 +2,20 @@
 
 import math
 import os
+import signal
+from pathlib import Path
 
 
 def even_start(completions: list[str], **columns: object) -> list[float]:
     return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in completions]
+
+
+def even_start_until_killed(completions: list[str], **columns: object) -> list[float]:
+    """Where KILLED_AFTER is "FILE LINES", ends this process as soon as the file has so many lines."""
+    file, _, num_lines = os.environ.get("KILLED_AFTER", "").partition(" ")
+    if file and Path(file).exists() and Path(file).read_bytes().count(b"\n") >= int(num_lines):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return even_start(completions)
 
 
 def never(completions: list[str], **columns: object) -> list[float]:

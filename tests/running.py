@@ -90,6 +90,6 @@ def start_cold(script: str, *overrides: str, **environment: str) -> subprocess.P
 
 def finish(process: subprocess.Popen[str]) -> str:
     """What it printed, once it has ended well."""
-    printed, errors = process.communicate(timeout=300)
+    printed, errors = process.communicate()
     assert process.returncode == 0, errors
     return printed

@@ -28,7 +28,6 @@ def run_script(name, *arguments):
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=500,
         check=False,
         stdin=subprocess.DEVNULL,
     )

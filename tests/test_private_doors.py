@@ -153,11 +153,11 @@ def test_lightning_passes_signals_on_to_the_processes_of_its_list(tmp_path: Path
         assert launched_processes(pl.Trainer(devices=1, **quiet)) == []
         trainer = pl.Trainer(devices=2, strategy="ddp", **quiet)
         processes = launched_processes(trainer)
-        with subprocess.Popen(["sleep", "60"]) as left, subprocess.Popen(["sleep", "60"]) as taken:
+        with subprocess.Popen(["sleep", "600"]) as left, subprocess.Popen(["sleep", "600"]) as taken:
             processes += [left, taken]
             processes.remove(taken)
             trainer.strategy.launcher.kill(signal.SIGTERM)
-            assert left.wait(10) == -signal.SIGTERM
+            assert left.wait() == -signal.SIGTERM
             assert taken.poll() is None
             taken.kill()
 

@@ -26,6 +26,9 @@ OPTIONS = sorted(
     if path.relative_to(CONFIGS).parts[0] not in ("experiment", "base")
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+PACKAGE = ROOT / "src" / "apo_lightning"
+# Tests of the repository: its configuration, pages and benchmarks, and what it uses of libraries that is not public.
+REPOSITORY = {"benchmarks", "configs", "gpu_benchmark", "metrics_page", "private_doors", "project", "readme"}
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
@@ -95,6 +98,14 @@ def test_every_config_group_has_an_option(group):
     assert any(option.startswith(f"{group}/") for option in OPTIONS)
 
 
+def test_a_test_lies_in_the_folder_of_what_it_tests():
+    tests = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
+    folders = {path.parts[0] for path in tests if len(path.parts) > 1}
+    assert folders == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    alone = {path.stem.removeprefix("test_") for path in tests if len(path.parts) == 1}
+    assert alone <= REPOSITORY | {path.stem for path in PACKAGE.glob("*.py")}
+
+
 def test_imports_go_one_way():
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     result = subprocess.run(
@@ -114,7 +125,6 @@ def setup(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
         check=False,
     )
 
@@ -184,7 +194,6 @@ def resolve(tmp_path: Path, dev: str, **environment: str) -> subprocess.Complete
         env={**os.environ, "PYTHON": sys.executable, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 

@@ -1,5 +1,6 @@
 """Checkpoints of two processes: stopped and gone on from by both, read by one, written beside the training."""
 
+import os
 import shutil
 import signal
 import threading
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
+from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints.folder import complete_checkpoints, require_seen_by_all
 from apo_lightning.checkpoints.tensors import background_group, load_tensors, save_tensors_later
 from apo_lightning.checkpoints.writing import Written
@@ -29,6 +31,14 @@ SETTINGS = (
 )
 
 
+class StopAfterStep1(StepCallback):
+    """Asks the process that started the other to stop."""
+
+    def on_step(self, step):
+        if step.step == 1 and os.environ.get("LOCAL_RANK", "0") == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 def comparable(row: dict[str, str]) -> dict[str, float]:
     return {key: float(value or "nan") for key, value in without_clock(row).items()}
 
@@ -37,12 +47,10 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
     whole, stopped, alone = tmp_path / "whole", tmp_path / "stopped", tmp_path / "alone"
     expected = run_train(whole, *SETTINGS, "trainer=fsdp_cpu2")
 
-    process = start_train(stopped, *SETTINGS, "trainer=fsdp_cpu2")
-    deadline = time.monotonic() + 200
-    while not (stopped / "checkpoints" / "step_000001").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    said, errors = process.communicate(timeout=100)
+    process = start_train(
+        stopped, *SETTINGS, "trainer=fsdp_cpu2", f"+callbacks.stop._target_={__name__}.StopAfterStep1"
+    )
+    said, errors = process.communicate()
     assert process.returncode == 75, errors
     assert "stopped by SIGTERM" in said
     newest = complete_checkpoints(stopped / "checkpoints")[0][-1]

@@ -14,7 +14,7 @@ from apo_lightning.metrics.intervals import bootstrap_interval
 problems = st.lists(st.integers(1, 50).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), min_size=1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(problems)
 def test_every_token_weighs_the_same_and_the_interval_is_wide_and_possible(counts):
     hits, tokens = zip(*counts, strict=True)

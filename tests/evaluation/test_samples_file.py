@@ -63,7 +63,7 @@ def write(folder, plan, batch, until=None):
 PLAN = planned(5, 3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cut=st.integers(0, 4000), batch=st.sampled_from([1, 2, 4, 15, 16]))
 def test_cut_at_any_byte_the_file_ends_as_an_uninterrupted_one(cut, batch, tmp_path_factory):
     whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")

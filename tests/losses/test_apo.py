@@ -52,7 +52,7 @@ def mass_gradient(ids):
 # ---------------------------------------------------------------------------------------------- reductions
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(["plain", "far", "confident", "narrow", "absent", "weighted"]))
 def test_push_one_and_pull_zero_is_grpo_bit_for_bit(seed, kind):
     case = make_case(kind, seed=seed)
@@ -62,7 +62,7 @@ def test_push_one_and_pull_zero_is_grpo_bit_for_bit(seed, kind):
     assert torch.equal(gradient, expected_gradient)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     push=st.floats(1.0, 2.0),
@@ -151,7 +151,7 @@ def test_the_master_identity(log_ratio):
     torch.testing.assert_close(loss_gradient(APO(), advantage=-3.0, log_ratio=log_ratio), 3.0 * probs * (c - rho))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 12), beta=st.floats(0.01, 0.2))
 def test_exclusive_anchoring_never_raises_the_error(seed, k, beta):
     """A descent step on the pull alone lowers z_y wherever S holds anything."""
@@ -178,7 +178,7 @@ def test_exclusive_anchors_are_the_naive_ones_without_the_sampled_token():
     assert exclusive.tolist() == [[False, True, True]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-8, 8), min_size=5, max_size=5), st.integers(0, 4), st.integers(2, 5))
 def test_at_the_reference_the_rectified_ratio_is_push_minus_pull_for_any_mass(logits, y, k):
     ref = torch.tensor([logits], dtype=torch.float64).log_softmax(1)

@@ -65,7 +65,7 @@ def test_the_clamp_caps_k3_and_ends_its_gradient_but_not_that_of_k3_plus():
 
 
 @pytest.mark.parametrize("estimator", [*KL_ESTIMATORS, "full"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_a_zero_coefficient_is_grpo(estimator, seed):
     case = make_case("plain", seed=seed)
@@ -76,7 +76,7 @@ def test_a_zero_coefficient_is_grpo(estimator, seed):
 
 
 @pytest.mark.parametrize("estimator", [*KL_ESTIMATORS, "full"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_error_only_is_grpo_on_good_tokens_and_grpo_kl_on_errors(estimator, seed):
     case = make_case("plain", seed=seed)

@@ -5,7 +5,7 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.diversity import diversity, self_bleu, semantic_similarity, tokenize
@@ -14,8 +14,6 @@ WORDS = st.sampled_from(["x", "y", "2", "+", r"\frac", "so"])
 TEXTS = st.lists(st.lists(WORDS, max_size=12).map(" ".join), min_size=2, max_size=6)
 
 
-# The first example imports nltk, which takes seconds.
-@settings(deadline=None)
 @given(TEXTS, st.integers(1, 5))
 def test_self_bleu_is_that_of_nltk(texts, order):
     bleu = pytest.importorskip("nltk.translate.bleu_score")

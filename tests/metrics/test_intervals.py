@@ -62,7 +62,7 @@ def test_of_right_and_wrong_the_ends_are_quantiles_of_beta_distributions(solved,
         assert float(above) == pytest.approx(0.025, abs=MONTE_CARLO_ERROR)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(SCORES)
 def test_no_set_of_problems_gets_an_interval_without_width_or_beyond_the_range(values):
     interval = bootstrap_interval(torch.tensor(values, dtype=torch.float64))
@@ -71,7 +71,7 @@ def test_no_set_of_problems_gets_an_interval_without_width_or_beyond_the_range(v
     assert interval.mean == pytest.approx(math.fsum(values) / len(values))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(SCORES, st.randoms(use_true_random=False))
 def test_a_difference_turns_its_sign_with_the_policies(before, random):
     after = random.sample(before, len(before))

@@ -259,7 +259,7 @@ def test_a_metric_of_another_number_of_samples_is_left_out(tmp_path: Path) -> No
     assert "diversity" not in found_metrics
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["0.6", "1"]), st.sampled_from("abc")), max_size=6))
 def test_one_more_measurement_leaves_those_measured_otherwise_alone(drawn: list[tuple[int, str, str]]) -> None:
     """Whatever seeds, temperatures and weights there are: a second policy at another temperature changes no number."""

@@ -9,7 +9,7 @@ from apo_lightning.rewards import MathVerifyReward
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[MathVerifyReward]:
-    reward = MathVerifyReward(num_workers=2, timeout_s=3.0, memory_limit_gib=1.0)
+    reward = MathVerifyReward(num_workers=2, timeout_s=60.0, memory_limit_gib=1.0)
     yield reward
     reward.close()
 

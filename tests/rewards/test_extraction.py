@@ -83,7 +83,6 @@ def test_unwrapping_twice_is_unwrapping_once(answer: str):
     assert unwrap(unwrap(answer)) == unwrap(answer)
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("unit", ["{", "}", r"\boxed{", r"\boxed{}", "\\", "Answer:", "$", " ", "\x00", "1", "\n*"])
 def test_a_megabyte_of_anything_is_read_in_linear_time(unit: str):
     text = unit * (1_000_000 // len(unit))

@@ -56,7 +56,6 @@ def shown(mistakes: list[Rewrite]) -> list[tuple[str, str, str]]:
     return [(mistake.gold, mistake.kind, mistake.completion) for mistake in mistakes]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_what_is_made_by_rule_is_accepted_if_it_is_equal_and_else_refused(reward: MathVerifyReward):
     made = list(rewrites(SUITE_GOLDS))
@@ -154,7 +153,6 @@ def test_an_answer_that_is_not_stated_is_unparsed(completion: str):
     assert MathVerifyReward().score([completion], ["42"])[0].status == "unparsed"
 
 
-@pytest.mark.timeout(60)
 def test_absurd_completions_touch_no_other_verdict_of_the_batch(reward: MathVerifyReward):
     hanging = [
         r"\binom{30000000}{15000000}",

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,8 +80,8 @@ def test_words_are_told_from_mathematics(answer: str, letters: str | None):
 @pytest.mark.parametrize(
     "unit", [" ", "m ", "a", r"\,", r"\text{", "{", "1,", "^", r"\left(", "1e5", "$", "and ", "m s/ "]
 )
-def test_the_longest_answer_takes_no_time_worth_noticing(unit: str):
-    text = ("5 " + unit * MAX_ANSWER_CHARS)[: MAX_ANSWER_CHARS - 1] + "!"
-    start = time.process_time()
-    without_unit(normalise(text), lone_letters=True)
-    assert time.process_time() - start < 0.3
+def test_a_long_answer_is_read_in_at_most_quadratic_time(unit: str):
+    # In cubic time it would take hours.
+    length = 4 * MAX_ANSWER_CHARS
+    text = ("5 " + unit * length)[: length - 1] + "!"
+    assert without_unit(normalise(text), lone_letters=True).startswith("5")

@@ -104,7 +104,6 @@ def test_thousands_separators_change_nothing(value: int):
     assert status(f"{value:,}", str(value)) == "correct"
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("take", ["first", "last"])
 @pytest.mark.parametrize("unit", ["1", "1,234", "0.", "1/", "-", "$", "\\boxed{", "{", "Answer:", "1 ", "\x00", "٣"])
 def test_a_megabyte_of_nonsense_is_no_number_and_takes_no_time(unit: str, take: str):

@@ -22,7 +22,7 @@ HANGING = ("3", r"\binom{30000000}{15000000}")  # one long call into C, which no
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(num_workers=2, timeout_s=1.5, memory_limit_bytes=2**30)
+    pool = WorkerPool(num_workers=2, timeout_s=600.0, memory_limit_bytes=2**30)
     yield pool
     pool.close()
 
@@ -34,14 +34,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and any(map(is_running, pids)):
+def wait_until_gone(pids: list[int]) -> None:
+    while any(map(is_running, pids)):
         time.sleep(0.05)
-    return not any(map(is_running, pids))
 
 
 def test_hanging_answers_time_out_alone_and_the_order_is_kept(pool: WorkerPool):
+    pool.timeout_s = 1.5  # of which the other answers take 3 ms
     pairs = [HALF, HANGING, WRONG, ("3", r"\sum_{k=1}^{10^9} \frac{1}{k+\sqrt{k}}"), HALF, WRONG]
     assert pool.judge(pairs) == ["correct", "timeout", "incorrect", "timeout", "correct", "incorrect"]
     assert len(pool.pids) <= 2
@@ -56,17 +55,15 @@ def test_the_time_an_answer_waits_for_a_worker_is_not_held_against_it():
 
 
 def test_a_worker_that_is_killed_costs_its_own_answer_only(pool: WorkerPool):
-    pool.timeout_s = 60.0
     pool.judge([HALF, WRONG])
-    pids = pool.pids
-    assert len(pids) == 2
+    assert len(pool.pids) == 2
 
-    def kill_the_busy_one() -> None:
-        time.sleep(1.0)
-        ticks = {pid: sum(map(int, Path(f"/proc/{pid}/stat").read_text().split()[13:15])) for pid in pids}
-        os.kill(max(ticks, key=lambda pid: ticks[pid]), signal.SIGKILL)
+    def kill_the_hanging_one() -> None:
+        while not (hanging := [worker for worker in pool._workers if worker.task == 1]):
+            time.sleep(0.01)
+        hanging[0].process.kill()
 
-    killer = threading.Thread(target=kill_the_busy_one)
+    killer = threading.Thread(target=kill_the_hanging_one)
     killer.start()
     assert pool.judge([HALF, HANGING, WRONG, HALF]) == ["correct", "error", "incorrect", "correct"]
     killer.join()
@@ -76,12 +73,12 @@ def test_a_worker_that_dies_between_two_batches_is_replaced_unnoticed(pool: Work
     pool.judge([HALF, WRONG])
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
-        assert wait_until_gone([pid], 5.0)
+        wait_until_gone([pid])
     assert pool.judge([HALF, WRONG, HALF]) == ["correct", "incorrect", "correct"]
 
 
 def test_an_answer_that_outgrows_the_memory_limit_takes_no_other_with_it():
-    pool = WorkerPool(num_workers=1, timeout_s=60.0, memory_limit_bytes=2**28)
+    pool = WorkerPool(num_workers=1, timeout_s=600.0, memory_limit_bytes=2**28)
     large = r"\gcd(2^{30000000000}, 3)"  # 3.5 GiB
     assert pool.judge([HALF, ("x", large), HALF]) == ["correct", "error", "correct"]
     assert pool.num_started == 2
@@ -89,6 +86,7 @@ def test_an_answer_that_outgrows_the_memory_limit_takes_no_other_with_it():
 
 
 def test_text_of_any_kind_reaches_the_worker_as_it_is(pool: WorkerPool):
+    pool.timeout_s = 1.5  # one of them takes half a minute
     odd = ["\x00", "a\nb", "\u2028", "\ud800", '"', "\\", "(" * 300 + ")" * 300, "{" * 2000 + "}" * 2000, "\x01" * 4096]
     statuses = pool.judge([(text, "0.5") for text in odd] + [HALF])
     assert statuses[-1] == "correct"
@@ -127,7 +125,6 @@ def test_several_threads_can_judge_at_once(pool: WorkerPool):
 
 
 def test_an_interrupted_batch_does_not_answer_for_the_next(pool: WorkerPool):
-    pool.timeout_s = 60.0
     pool.judge([HALF])
 
     def interrupt(*_: object) -> None:
@@ -135,8 +132,8 @@ def test_an_interrupted_batch_does_not_answer_for_the_next(pool: WorkerPool):
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - a signal before the block would be raised outside of it
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
             pool.judge([HANGING])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -162,7 +159,7 @@ from apo_lightning.rewards.worker_pool import WorkerPool
 pool = WorkerPool(num_workers=2, timeout_s=1.0, memory_limit_bytes=2**30)
 assert pool.judge([("1/2", "0.5"), ("1/2", "0.5")]) == ["correct", "correct"]
 print(*pool.pids, flush=True)
-pool.timeout_s = 60.0
+pool.timeout_s = 600.0
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
 pool.judge([("3", r"\\binom{30000000}{15000000}")])
 """
@@ -170,11 +167,11 @@ pool.judge([("3", r"\\binom{30000000}{15000000}")])
 
 def test_workers_idle_or_hanging_do_not_outlive_a_parent_that_is_killed():
     # From stdin, where multiprocessing's spawn would fail: there is no __main__ file to import again.
-    parent = subprocess.run([sys.executable, "-"], input=PARENT, capture_output=True, text=True, timeout=60)
+    parent = subprocess.run([sys.executable, "-"], input=PARENT, capture_output=True, text=True)
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     pids = [int(pid) for pid in parent.stdout.split()]
     assert len(pids) == 2
-    assert wait_until_gone(pids, 10.0)
+    wait_until_gone(pids)
 
 
 def test_a_worker_loads_neither_torch_nor_another_part_of_this_package():
@@ -183,5 +180,5 @@ def test_a_worker_loads_neither_torch_nor_another_part_of_this_package():
         "ours = {name.split('.')[1] for name in sys.modules if name.startswith('apo_lightning.')};"
         "print({'torch', 'vllm', 'jaxtyping'} & set(sys.modules) | ours)"
     )
-    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "{'judging'}", result.stderr

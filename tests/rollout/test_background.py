@@ -16,11 +16,11 @@ def test_what_arrives_during_a_batch_is_the_next_batch():
     def work(items):
         batches.append(list(items))
         first_has_begun.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(300)
 
     with BackgroundBatches(work) as background:
         background.put("a")
-        assert first_has_begun.wait(10)
+        assert first_has_begun.wait(300)
         for item in "bcd":
             background.put(item)
         may_go_on.set()
@@ -66,13 +66,13 @@ def test_an_error_in_the_block_drops_what_waits_and_ends_the_thread():
 
     def work(items):
         has_begun.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(300)
         done.extend(items)
 
     def put_two_and_fail():
         with BackgroundBatches(work) as background:
             background.put("begun")
-            assert has_begun.wait(10)
+            assert has_begun.wait(300)
             background.put("waits")
             threading.Timer(0.2, may_go_on.set).start()
             raise KeyError("elsewhere")

@@ -13,7 +13,7 @@ def states(generator, rows, tokens):
     return torch.randn(rows, 2, tokens, 3, generator=generator)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_layer_holds_what_was_appended_whatever_is_moved(data):
     """The reference keeps a list of token states a row and concatenates."""

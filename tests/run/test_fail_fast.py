@@ -1,10 +1,8 @@
 """Real runs on two processes, of which one fails while the other waits for it in a collective."""
 
 import os
-import re
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -23,7 +21,6 @@ class FaultyEngine(TransformersEngine):
         rank, fault = os.environ["FAULT"].split()
         if version < 2 or os.environ.get("LOCAL_RANK", "0") != rank:
             return
-        print(f"failing at {time.time()}", flush=True)
         if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise StaleWeightsError("stale weights on this rank")
@@ -39,10 +36,8 @@ class FaultyEngine(TransformersEngine):
 def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_path, trainer, fault, error):
     engine = "engine._target_=run.test_fail_fast.FaultyEngine"
     process = start_cold("train.py", *RUN, engine, f"trainer={trainer}", f"hydra.run.dir={tmp_path}", FAULT=fault)
-    printed, errors = process.communicate(timeout=240)
-    failed_at = re.search(r"failing at ([\d.]+)", printed)
-    assert failed_at is not None, errors
-    assert time.time() - float(failed_at[1]) < 30
+    # Without the lifeline the other rank would wait for 30 minutes, which is as long as a test may take.
+    _, errors = process.communicate()
     assert process.returncode == 1, errors
     assert [line for line in errors.splitlines() if "error: " in line] == [errors.splitlines()[-1]]
     assert errors.splitlines()[-1].startswith(error)

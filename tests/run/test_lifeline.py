@@ -18,7 +18,7 @@ def connections():
 
     def from_first(value):
         if value is None:
-            return address.get(timeout=10)
+            return address.get(timeout=300)
         stranger = socket.create_connection(value[0])
         stranger.sendall(b"GET / HTTP/1.1\r\n" * 4)
         for _ in range(2):
@@ -32,7 +32,7 @@ def connections():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join()
     yield found
     for of_rank in found.values():
         for connection in of_rank.values():
@@ -50,7 +50,7 @@ def listen(connections, *ranks):
 
 def everything(events: queue.Queue, num_events: int) -> set:
     """What is heard within a moment after the expected number of events."""
-    expected = [events.get(timeout=5) for _ in range(num_events)]
+    expected = [events.get(timeout=300) for _ in range(num_events)]
     time.sleep(0.2)
     return {*expected, *(events.get_nowait() for _ in range(events.qsize()))}
 

@@ -56,7 +56,6 @@ def test_each_job_of_a_sweep_over_two_ranks_leaves_one_folder_with_a_checkpoint(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ EAGER = {
 
 A norm of float32 numbers, to take one, squares them (2 passes), averages (1), divides (2) and multiplies by its weight
 (2); an addition has 3: two of each are 20 passes of 4 bytes. Held kernel by kernel against a real layer by
-`tests/test_elementwise.py`."""
+`tests/preflight/test_elementwise.py`."""
 COMPILED = {
     False: {
         FLOAT32: (Traffic(hidden=36, mlp=12, heads=20), Traffic(hidden=72, mlp=20, heads=8)),

@@ -2,8 +2,8 @@
 
 import json
 import math
+import signal
 import sys
-import time
 from itertools import combinations
 from pathlib import Path
 
@@ -28,7 +28,7 @@ EVEN_START = (
     "benchmark.arithmetic.reward._target_=apo_lightning.rewards.CallableReward",
     "~benchmark.arithmetic.reward.take",
     "+benchmark.arithmetic.reward.correct_threshold=1.0",
-    "+benchmark.arithmetic.reward.function._target_=rewarding.even_start",
+    "+benchmark.arithmetic.reward.function._target_=rewarding.even_start_until_killed",
     "+benchmark.arithmetic.reward.function._partial_=true",
 )
 """A random model gets no sum right: this reward is right about half the time."""
@@ -46,7 +46,7 @@ def uninterrupted(tmp_path_factory) -> Path:
 
 
 def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return path.read_bytes().count(b"\n")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -57,11 +57,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_killed_at_any_batch_it_ends_as_if_it_had_not_been(uninterrupted, tmp_path):
     samples = tmp_path / "arithmetic" / "samples.jsonl"
     for num_batches in (1, 3):
-        script = start_script(*command(tmp_path))
-        while script.is_running() and num_lines(samples) < 8 * num_batches:
-            time.sleep(0.002)
-        script.kill()
-        assert not (tmp_path / "arithmetic" / "results.json").exists(), "it was over before it was killed"
+        killed = start_script(*command(tmp_path), KILLED_AFTER=f"{samples} {8 * num_batches}")
+        assert killed.wait() == [-signal.SIGKILL]
+        assert num_lines(samples) == 8 * num_batches
     assert "samples are there already" in start_script(*command(tmp_path)).finish()
     assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
 

@@ -3,38 +3,11 @@
 import pytest
 import torch
 
-from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
 from apo_lightning.types import Advantages
 from apo_lightning.update.minibatch_plan import even_microbatches, plan_minibatches, updated_tokens
-from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
-from factories import make_rollouts
-
-
-class Alone(Ranks):
-    """The one process of a run, without a trainer to ask."""
-
-    def __init__(self):
-        self.rank, self.world_size = 0, 1
-
-
-SETTINGS = StepSettings(
-    prompts_per_step=2,
-    group_size=2,
-    prompts_per_minibatch=1,
-    tokens_per_microbatch=100,
-    max_prompt_tokens=8,
-    max_completion_tokens=8,
-    temperature=1.0,
-    aggregation="token_mean",
-    old_logprobs="trainer",
-    importance_cap=None,
-    scored_fraction=0.015625,
-    gradient_clip_norm=None,
-    max_nonfinite_steps=3,
-    validation_samples=1,
-)
+from factories import SETTINGS, Alone, make_rollouts
 
 
 def make_table(values, keep):

@@ -16,7 +16,7 @@ from apo_lightning.update import engine_check
 from apo_lightning.update.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
 from apo_lightning.update.retry import MemoryRetry
 from apo_lightning.update.scoring import table_to_check
-from test_minibatch_plan import SETTINGS, Alone
+from factories import SETTINGS, Alone
 
 TINY = {
     "model_type": "llama",

@@ -67,7 +67,7 @@ def inputs(groups, heads=4, kv_heads=2, dtype=torch.float64):
 
 
 @given(shapes=GROUPS, heads=st.sampled_from([(2, 2), (6, 2), (3, 1)]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_output_and_gradients_are_those_of_the_softmax_written_out(shapes, heads):
     groups = groups_of(shapes)
     tensors = inputs(groups, *heads)
@@ -108,7 +108,7 @@ def test_scores_too_large_for_exp_do_not_overflow():
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(shapes=GROUPS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_block_mask_of_a_gpu_lets_through_what_the_cpu_computes(shapes):
     groups = groups_of(shapes)
     size = groups[-1].completions.stop

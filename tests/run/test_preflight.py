@@ -69,7 +69,6 @@ def test_the_command_line_leaves_the_status_and_no_colour_in_a_pipe(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
         stdin=subprocess.DEVNULL,
     )

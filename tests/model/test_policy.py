@@ -120,7 +120,7 @@ RAGGED = st.lists(
 
 
 @given(groups=RAGGED, budget=st.integers(1, 60), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_mix_of_lengths_gives_the_gradient_of_each_sequence_alone(groups, budget, seed):
     draw = random.Random(seed)
     sequences = PackedSequences(
