@@ -49,7 +49,6 @@ def test_the_number_of_bins_is_within_a_fiftieth_of_the_fewest():
     assert len(pack_evenly([60, 40] * 100, capacity=100)) <= 102
 
 
-
 def test_a_prompt_stands_once_and_predicts_the_first_token_of_each_of_its_completions():
     packed = PackedSequences(prompts=[(7, 8), (9,)], completions=[(1, 2), (3,), (4, 5, 6)], owners=[0, 0, 1])
     (microbatch,) = packed.microbatches([0, 1, 2], 100, CPU)

@@ -51,10 +51,10 @@ def balanced(ranks: Sequence[RankCosts], num_minibatches: int) -> Balance:
     """Assign the running groups of every mini-batch to ranks; what does not run stays on its rank.
 
     The groups of a mini-batch, largest first, go to the rank with the fewest tokens so far. Where fewer than
-    `PARTS_PER_RANK` groups run per rank, they are divided into so many parts that there are enough, if that lowers the
-    maximum; each part runs the prompt again. Ranks meet at the end of every mini-batch, so each is balanced by itself.
-    The reference runs once for the whole step: of the equal loads that a mini-batch gives, the one with the most
-    reference tokens goes to the rank that has the fewest of them.
+    `PARTS_PER_RANK` groups run per rank, they are divided, into at most as many parts as give each rank that number, if
+    it lowers the maximum; each part runs the prompt again. Ranks meet at the end of every mini-batch, so each is
+    balanced by itself. The reference runs once for the whole step: of the equal loads that a mini-batch gives, the one
+    with the most reference tokens goes to the rank that has the fewest of them.
 
     Share of the ranks' time that is work, simulated for 8 ranks, G = 8, 60 % of groups running, lognormal lengths:
 
@@ -130,13 +130,13 @@ def _divided(group: Part, costs: RankCosts, num_parts: int) -> Iterator[Part]:
 
 
 def _even_bins(groups: Sequence[Part], ranks: Sequence[RankCosts]) -> list[list[Part]]:
-    """At most one bin a rank, with whole groups or with divided ones, whichever leaves the fullest bin less."""
-    whole = _packed(groups, len(ranks))
-    num_parts = -(-PARTS_PER_RANK * len(ranks) // max(1, len(groups)))
-    if num_parts == 1 or not groups:
-        return whole
-    parts = [part for group in groups for part in _divided(group, ranks[group.rank], num_parts)]
-    return min(whole, _packed(parts, len(ranks)), key=lambda bins: max(map(_tokens, bins)))
+    """At most one bin a rank; groups are divided into the fewest parts that leave the fullest bin least."""
+    most_parts = -(-PARTS_PER_RANK * len(ranks) // max(1, len(groups)))
+    candidates = [_packed(groups, len(ranks))]
+    for num_parts in range(2, most_parts + 1) if groups else ():
+        parts = [part for group in groups for part in _divided(group, ranks[group.rank], num_parts)]
+        candidates.append(_packed(parts, len(ranks)))
+    return min(candidates, key=lambda bins: max(map(_tokens, bins), default=0))
 
 
 def _packed(parts: Sequence[Part], num_bins: int) -> list[list[Part]]:
