@@ -63,3 +63,15 @@ def test_writing_in_the_background_without_gloo_is_refused(monkeypatch):
     CheckpointSettings(asynchronous=False, **options)
     with pytest.raises(ConfigError, match=r"checkpoint\.asynchronous=false"):
         CheckpointSettings(asynchronous=True, **options)
+
+
+def test_the_thread_that_writes_leaves_the_gpu_alone(monkeypatch, tmp_path):
+    def opened():
+        raise AssertionError("a new thread's device is GPU 0")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", opened)
+    saved, read = made(), made(7.0)
+    save_tensors_later(saved, tmp_path / "tensors", Written(tmp_path), background_group()).result()
+    load_tensors(read, tmp_path / "tensors")
+    assert all(torch.equal(read[name], saved[name]) for name in SIZES)

@@ -161,6 +161,9 @@ class VLLMEngine(SyncedEngine):
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
         _open.add(self._llm)
+        # Two starts with other keys compile twice, and leave two entries in the cache.
+        key = self._llm.llm_engine.vllm_config.compute_hash()
+        LOGGER.info("started from %s; configuration's part of the compile cache's key: %s", context.model_dir, key)
         if self.tensor_parallel_size > 1:
             from vllm.distributed import get_tp_group
 
