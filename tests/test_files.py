@@ -19,10 +19,14 @@ def test_two_that_write_once_at_the_same_time_both_succeed(monkeypatch, tmp_path
     assert list(path.parent.iterdir()) == [path]
 
 
+def stop(partial, final):
+    raise KeyboardInterrupt
+
+
 def test_one_that_is_stopped_leaves_nothing_under_the_name(monkeypatch, tmp_path):
     path = tmp_path / "config.json"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", lambda partial, final: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
         write_once(path, b"content")
     assert not path.exists()
 
