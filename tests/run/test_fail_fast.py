@@ -1,5 +1,6 @@
 """Real runs on two processes, of which one fails while the other waits for it in a collective."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import subprocess
 import pytest
 
 from apo_lightning.errors import StaleWeightsError
+from apo_lightning.rollout.process_guard import stderr_to_log
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from running import RUN, start_cold
 
@@ -14,7 +16,17 @@ pytestmark = pytest.mark.slow
 
 
 class FaultyEngine(TransformersEngine):
-    """Fails on one rank at the second sync, when the first optimizer step is done."""
+    """Fails on one rank while the other starts its engine, or at the second sync, after the first optimizer step."""
+
+    def setup(self, context):
+        if os.environ["FAULT"] == "1 starting":
+            with stderr_to_log(logging.getLogger("vllm")):
+                if context.global_rank == 0:
+                    time.sleep(60)
+            print(f"failing at {time.time()}", flush=True)
+            time.sleep(1)  # the other is inside by then
+            raise StaleWeightsError("no weights on this rank")
+        super().setup(context)
 
     def sync_weights(self, named_weights, version):
         super().sync_weights(named_weights, version)
@@ -31,6 +43,7 @@ class FaultyEngine(TransformersEngine):
     [
         ("ddp_cpu2", "1 killed", "error: rank 1: was ended by SIGKILL; if nobody did"),
         ("fsdp_cpu2", "1 stale", "error: rank 1: stale weights on this rank"),
+        ("ddp_cpu2", "1 starting", "error: rank 1: no weights on this rank"),
     ],
 )
 def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_path, trainer, fault, error):
