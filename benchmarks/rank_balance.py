@@ -28,8 +28,8 @@ from apo_lightning.update import assignment
 from apo_lightning.update.balance import Balance, RankCosts
 
 SIZES = (
-    *("model=tiny", "model.config.hidden_size=256", "model.config.intermediate_size=1024"),
-    *("model.config.num_hidden_layers=4", "model.config.num_attention_heads=8", "model.config.num_key_value_heads=8"),
+    *("model=tiny", "model.config.hidden_size=128", "model.config.intermediate_size=512"),
+    *("model.config.num_hidden_layers=4", "model.config.num_attention_heads=4", "model.config.num_key_value_heads=4"),
     *(
         "engine=transformers",
         "callbacks=rollout_writer",
@@ -37,8 +37,8 @@ SIZES = (
         "data.validation=null",
         "data.num_validation=0",
     ),
-    *("data.max_completion_tokens=256", "prompts_per_step=32", "prompts_per_minibatch=16", "group_size=8"),
-    *("tokens_per_microbatch=2048", "trainer.max_steps=3", "scored_fraction=0", "seed=2"),
+    *("data.max_completion_tokens=128", "prompts_per_step=32", "prompts_per_minibatch=16", "group_size=8"),
+    *("tokens_per_microbatch=2048", "trainer.max_steps=2", "scored_fraction=0", "seed=2"),
     *("reward=callable", "reward.function._target_=rank_balance.three_fifths"),
 )
 
