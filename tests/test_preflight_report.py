@@ -21,9 +21,12 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     cfg = composed("model=tiny", "engine=transformers", "callbacks=none", "prompts_per_minibatch=4")
     assert preflight(cfg, tmp_path) == 0
     printed = capsys.readouterr().out
-    generate, update, sync = map(float, row(printed, "together"))
-    assert 0.6 < generate <= update < 1.2
+    generate, check, update, sync = map(float, row(printed, "together"))
+    assert 0.6 < generate <= check <= update < 1.2
     assert sync <= update
+    # A terminal of 80 columns shows the table whole.
+    table = printed[: printed.index("in the machine's memory")].splitlines()[2:]
+    assert max(len(line.rstrip()) for line in table) <= 80
     # 20 rollouts of 16 prompts, four mini-batches each, 8 completions of at most 8 tokens a prompt
     assert row(printed, "optimizer steps") == ["80"]
     assert row(printed, "completions sampled") == ["2,560"]
@@ -45,8 +48,8 @@ def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tm
     assert preflight(cfg, tmp_path) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "7,615.6M parameters, computing in bfloat16" in printed
-    assert "weights 3.55 3.55 3.55" in printed  # 4·7,615,616,512/8 bytes
-    assert "gradients · 3.55 ·" in printed
+    assert "weights 3.55 3.55 3.55 3.55" in printed  # 4·7,615,616,512/8 bytes
+    assert "gradients · · 3.55 ·" in printed
     assert "loading: 29.04 GiB the first process, 2.70 GiB each other; from then on 0.87 GiB a process" in printed
     assert "validation passes" in printed
     assert "error: the trainer asks for 8 GPUs" in printed

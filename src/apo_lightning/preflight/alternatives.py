@@ -8,10 +8,9 @@ from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import NOTHING, Workload
+from apo_lightning.rollout.kv_cache import FILLED
 
 TOGETHER = "together, those with room"
-FILLED = 0.9
-"""The part of a GPU's memory that a plan may fill."""
 MICROBATCH_STEP = 1024
 """Positions by which a micro-batch is made smaller. Where all are whole, fewer of them gather embedding and head less
 often."""

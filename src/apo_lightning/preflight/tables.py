@@ -15,17 +15,19 @@ from apo_lightning.preflight.memory_plan import MemoryPlan
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.update.settings import StepSettings
 
+PHASES = ("generate", "check", "update", "sync")
+"""Columns of the memory plan, by their names there."""
 LARGEST_ITEMS = 10
 """Items of the cost plan that are listed under their phases."""
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
     """The allocations by phase, their sums, and what they are to be held against."""
-    table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", "generate", "update", "sync")
+    table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", *PHASES)
     for item in plan.allocations:
-        table.add_row(Text(item.name), *(_gib(size) for size in (item.generate, item.update, item.sync)))
+        table.add_row(Text(item.name), *(_gib(getattr(item, phase)) for phase in PHASES))
     table.add_section()
-    totals = (plan.generate, plan.update, plan.sync)
+    totals = [getattr(plan, phase) for phase in PHASES]
     table.add_row(
         Text("together", style="bold"), *(Text(_gib(t), style="bold" if t == plan.peak else "") for t in totals)
     )

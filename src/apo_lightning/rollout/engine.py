@@ -30,6 +30,8 @@ class EngineContext:
     """The run's seed. Samples depend on the seeds of their requests alone."""
     global_rank: int = 0
     local_rank: int = 0
+    trainer_bytes: int = 0
+    """Memory of the device that the trainer claims after the engine has started, while it is awake [bytes]."""
     world_size: int = 1
     """Ranks that each run an engine of their own; above 1 torch.distributed must be initialised."""
 
