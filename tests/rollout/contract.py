@@ -67,6 +67,18 @@ def more_prompt_tokens_than_one_forward_takes_are_served(bench: Bench):
     assert gap(bench, requests, bench.engine.generate(requests)) < ATOL
 
 
+def sequences_that_do_not_fit_together_are_counted_and_come_out_the_same(bench: Bench):
+    # 64 that grow to 128 tokens, in a cache of 6,400 where the engine has one; half of them fit.
+    requests = [request(range(3, 33), seed=i, max_new_tokens=98) for i in range(64)]
+    crowded = bench.engine.generate(requests)
+    assert (bench.engine.num_preempted > 0) is (bench.engine.name == "vllm")
+    roomy = [*bench.engine.generate(requests[:32]), *bench.engine.generate(requests[32:])]
+    assert bench.engine.num_preempted == 0
+    assert [c.token_ids for c in crowded] == [c.token_ids for c in roomy]
+    for one, other in zip(crowded, roomy, strict=True):
+        torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=ATOL, rtol=0)
+
+
 def the_models_own_end_of_sequence_token_does_not_stop(bench: Bench):
     publish(bench.always(bench.model.config.eos_token_id), bench.engine, version=1)
     [completion] = bench.engine.generate([request(max_new_tokens=4)])
@@ -408,6 +420,7 @@ CONTRACTS = [
     results_keep_order_and_lengths,
     the_stop_token_ends_a_completion_and_belongs_to_it,
     more_prompt_tokens_than_one_forward_takes_are_served,
+    sequences_that_do_not_fit_together_are_counted_and_come_out_the_same,
     the_models_own_end_of_sequence_token_does_not_stop,
     one_token_is_a_completion,
     logprobs_are_those_of_the_tempered_softmax,

@@ -90,9 +90,10 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     Upper bounds: a micro-batch as full as allowed, completions as long as allowed.
 
     On a GPU what is freed can be used for anything, so a phase is as high as its worst moment; and the engine is asleep
-    during the update, without weights and cache. A validation pass checks it while it is awake with both. On a CPU nothing is given back: vLLM keeps both, and glibc keeps freed
-    blocks below 32 MiB, in an arena a thread and in pieces that the next phase does not fit into. A process therefore
-    grows to the sum of what its phases need.
+    during the update, without weights and cache. A validation pass checks it while it is awake with both.
+
+    On a CPU nothing is given back: vLLM keeps both, and glibc keeps freed blocks below 32 MiB, in an arena a thread and
+    in pieces that the next phase does not fit into. A process therefore grows to the sum of what its phases need.
     """
     is_kept = not run.is_cuda
     on_device = not run.offloads

@@ -75,7 +75,7 @@ class EngineSize:
     kv_cache_bytes: int
     """Bytes reserved at the start; 0: no size is given."""
     fills_gpu: bool = False
-    """Without a given size: what is left of a GPU is reserved at the start; False: the cache grows with the sequences."""
+    """Without a size: what is left of a GPU is reserved at the start; False: the cache grows with the sequences."""
     block_tokens: int = 0
     """Completions of a group share whole blocks of so many tokens of their prompt; 0: all of it."""
     has_graphs: bool = False

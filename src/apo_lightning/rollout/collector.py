@@ -90,6 +90,7 @@ class Collector:
             verdicts=tuple(verdicts),
             group_size=group_size,
             policy_version=completions[0].policy_version,
+            num_preempted=self.engine.num_preempted,
         )
 
     def _generate_and_score(

@@ -62,6 +62,14 @@ class RolloutEngine(Protocol):
         """The dtype in which it takes its weights; known after `setup`."""
         ...
 
+    @property
+    def num_preempted(self) -> int:
+        """How often the last `generate` took keys and values from a sequence for want of memory, and recomputed them.
+
+        The completions stay the same, and take longer. Ranks that share an engine count it once.
+        """
+        ...
+
     def check(self, device: torch.device) -> None:
         """Raise `ConfigError` when this engine cannot run here; loads nothing."""
         ...

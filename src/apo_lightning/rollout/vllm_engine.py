@@ -29,6 +29,7 @@ from apo_lightning.rollout.vllm_private import (
     gloo_between_slices,
     layers_left_out,
     layers_with_parameters,
+    queued_requests,
     ranks_left_out,
 )
 from apo_lightning.rollout.vllm_weights import held_parts
@@ -132,7 +133,10 @@ class VLLMEngine(SyncedEngine):
         if self._group is None:
             return super().generate(requests, on_finished)
         shared = SharedRequests.gather(requests, self._group)
-        return shared.take(super().generate(shared.everyone, shared.listener(on_finished, self._group)))
+        completions = super().generate(shared.everyone, shared.listener(on_finished, self._group))
+        if torch.distributed.get_rank(self._group) > 0:
+            self.num_preempted = 0  # the slices of one engine preempt together: counted by the first alone
+        return shared.take(completions)
 
     def _start(self, context: EngineContext) -> None:
         is_distributed = torch.distributed.is_initialized()
@@ -243,7 +247,9 @@ class VLLMEngine(SyncedEngine):
             running = self._llm.enqueue(prompts, [_parameters(request) for request in requests], use_tqdm=False)
             # Requests that stay behind after an error would be sampled by the next call, with its weights.
             stack.callback(self._llm.llm_engine.abort_request, running, internal=True)
+            records = queued_requests(self._llm)
             self._run(running, finished)
+        self.num_preempted = sum(record.num_preemptions for record in records)
 
     def _run(self, request_ids: Sequence[str], finished: FinishedListener) -> None:
         """Step the engine until nothing is left. Its own loop would hand completions over at the end only."""
