@@ -230,6 +230,7 @@ def test_hydra_tells_overrides_from_options():
         ("distributed/device_communicators/cpu_communicator.py", "class _CPUSHMDistributed:"),
         ("distributed/device_communicators/cpu_communicator.py", "name = _CPUSHMDistributed.make_group_name(self)"),
         ("distributed/device_communicators/cpu_communicator.py", "return len(set(names)) == 1"),
+        ("device_allocator/cumem.py", "set_alloc_conf(with_conf_flag(prev_conf, EXPANDABLE_SEGMENTS, False))"),
         ("v1/core/sched/scheduler.py", "self.requests: dict[str, Request] = {}"),
         ("v1/core/sched/scheduler.py", "request.num_preemptions += 1"),
         ("v1/engine/core_client.py", "self.engine_core = EngineCore("),
