@@ -39,6 +39,9 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     # one mini-batch's work in four: what is scored before the update is three quarters of it
     assert float(row(printed, "a step")[0]) > 0
     assert "scored before 75%" in printed
+    # What the engine's log-probs are worth is for a run to say.
+    assert "old_logprobs=rollout" in printed
+    assert "sync/logprob_gap" in printed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

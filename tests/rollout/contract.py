@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import os
 import random
 import re
@@ -70,8 +71,13 @@ def more_prompt_tokens_than_one_forward_takes_are_served(bench: Bench):
 def sequences_that_do_not_fit_together_are_counted_and_come_out_the_same(bench: Bench):
     # 64 that grow to 128 tokens, in a cache of 6,400 where the engine has one; half of them fit.
     requests = [request(range(3, 33), seed=i, max_new_tokens=98) for i in range(64)]
-    crowded = bench.engine.generate(requests)
-    assert (bench.engine.num_preempted > 0) is (bench.engine.name == "vllm")
+    with own_warnings() as warnings:
+        crowded = bench.engine.generate(requests)
+    num_preempted = bench.engine.num_preempted
+    assert (num_preempted > 0) is (bench.engine.name == "vllm")
+    assert [text.split()[0] for text in warnings if "kv_cache_gib" in text] == [str(num_preempted)] * bool(
+        num_preempted
+    )
     roomy = [*bench.engine.generate(requests[:32]), *bench.engine.generate(requests[32:])]
     assert bench.engine.num_preempted == 0
     assert [c.token_ids for c in crowded] == [c.token_ids for c in roomy]
@@ -407,6 +413,17 @@ def process_state():
 
 def changes(before, after):
     return [key for key in before if before[key] != after[key]]
+
+
+@contextlib.contextmanager
+def own_warnings():
+    found = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger = logging.getLogger("apo_lightning")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
 
 
 @contextlib.contextmanager
