@@ -78,6 +78,8 @@ def sequences_that_do_not_fit_together_are_counted_and_come_out_the_same(bench: 
     assert [text.split()[0] for text in warnings if "kv_cache_gib" in text] == [str(num_preempted)] * bool(
         num_preempted
     )
+    bench.engine.generate([])
+    assert bench.engine.num_preempted == 0
     roomy = [*bench.engine.generate(requests[:32]), *bench.engine.generate(requests[32:])]
     assert bench.engine.num_preempted == 0
     assert [c.token_ids for c in crowded] == [c.token_ids for c in roomy]
