@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = ("algo=apo", "trainer=fsdp8", "data=dapo17k")
 ON_A_CPU = (
     *("trainer.accelerator=cpu", "trainer.strategy.process_group_backend=gloo", "engine=transformers", "model=tiny"),
+    "model.compile_layers=false",
     *("reward=callable", "reward.function._target_=experiments.even_start", "callbacks=quiet"),
     *("data.validation=null", "data.num_validation=0", "data.max_completion_tokens=12", "optimizer.lr=1e-3"),
     *("prompts_per_step=32", "prompts_per_minibatch=16", "trainer.max_steps=3", "checkpoint.save_every=1"),

@@ -39,6 +39,41 @@ def test_every_option_of_the_other_groups_composes(group):
             OmegaConf.to_container(composed(f"{group}={option}").get(group), resolve=False)
 
 
+def update_sizes(*overrides):
+    cfg = composed(*overrides)
+    return cfg.tokens_per_microbatch, cfg.model.compile_layers, cfg.model.gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "sizes"),
+    [
+        ("gpu", "smollm2_135m", (16384, True, False)),
+        ("gpu", "qwen7b", (16384, True, True)),
+        *((trainer, "llama3b", (16384, True, False)) for trainer in ("fsdp8", "fsdp8x2")),
+        *((trainer, "qwen7b", (6144, True, False)) for trainer in ("fsdp8", "fsdp8x2")),
+        ("fsdp8", "qwen_math7b", (6144, True, False)),
+        *((trainer, "qwen7b", (2048, False, True)) for trainer in ("cpu", "default", "ddp_cpu2", "fsdp_cpu2")),
+    ],
+)
+def test_gpus_bring_their_sizes_of_the_update_by_model_and_cpus_none(trainer, model, sizes):
+    assert update_sizes(f"trainer={trainer}", f"model={model}") == sizes
+
+
+def test_a_typed_size_of_the_update_and_an_experiments_win_over_the_trainers():
+    typed = ("tokens_per_microbatch=77", "model.compile_layers=false", "model.gradient_checkpointing=true")
+    assert update_sizes("trainer=fsdp8", "model=llama3b", *typed) == (77, False, True)
+    # The paper's runs choose a trainer and a model, and get what belongs to the two.
+    assert update_sizes("experiment=paper/qwen7b_apo") == (6144, True, False)
+    assert update_sizes("experiment=paper/llama3b_apo", "trainer=cpu") == (2048, False, True)
+
+
+@pytest.mark.parametrize("program", ["evaluate", "pretrain"])
+def test_programs_that_update_nothing_so_take_the_devices_alone(program):
+    plain = composed(config_name=program)
+    of_gpus = composed("trainer=fsdp8", config_name=program)
+    assert {**of_gpus, "trainer": None} == {**plain, "trainer": None}
+
+
 @pytest.mark.parametrize("program", ["train", "evaluate"])
 def test_kv_cache_gib_is_typed_alike_under_every_engine(program):
     for option in names("engine"):

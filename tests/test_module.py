@@ -189,6 +189,20 @@ def test_a_stale_tensor_in_the_engine_stops_the_run(tmp_path, options):
         run(tmp_path, f"engine._target_={__name__}.StaleEngine", *options)
 
 
+class CrowdedEngine(TransformersEngine):
+    """Says of every call that three sequences were computed again."""
+
+    def _sample(self, requests, finished):
+        super()._sample(requests, finished)
+        self.num_preempted = 3
+
+
+def test_sequences_that_were_computed_again_are_logged_with_their_step(tmp_path):
+    for engine, expected in (("CrowdedEngine", "3.0"), ("TransformersEngine", "0.0")):
+        _, rows = run(tmp_path / engine, f"engine._target_={__name__}.{engine}")
+        assert {row["perf/num_preempted"] for row in rows} == {expected}
+
+
 class DeafEngine(TransformersEngine):
     """Hears of the first sync alone, and never sleeps."""
 

@@ -1,8 +1,10 @@
 """What the records say of themselves."""
 
+from dataclasses import replace
 from typing import get_args
 
-from apo_lightning.types import VerdictStatus, count_statuses
+from apo_lightning.checkpoints.rollouts import from_plain, to_plain
+from apo_lightning.types import VerdictStatus, concatenate, count_statuses
 from factories import make_rollouts
 
 
@@ -17,3 +19,9 @@ def test_every_status_is_counted_even_where_there_is_none():
 def test_rollouts_count_the_verdicts_of_all_groups():
     rollouts = make_rollouts(["correct", "timeout", "correct", "error"], 2)
     assert rollouts.verdict_counts == {"correct": 2, "incorrect": 0, "unparsed": 0, "timeout": 1, "error": 1}
+
+
+def test_rollouts_of_several_calls_and_of_a_stopped_run_keep_the_number_of_preemptions():
+    one, two = (replace(make_rollouts(["correct"], 1), num_preempted=count) for count in (2, 3))
+    assert concatenate([one, two]).num_preempted == 5
+    assert from_plain(to_plain(two)) == two

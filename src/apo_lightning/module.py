@@ -71,6 +71,7 @@ class RLVRModule(pl.LightningModule):
         scheduler: (optimizer=…) → learning-rate schedule, advanced with every planned optimizer step.
         validation_names: the held-out sets, in the order of the data module's loaders.
         seed: the run's.
+        trainer_bytes: of a GPU, claimed after the engine has started and while it is awake.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class RLVRModule(pl.LightningModule):
         scheduler: Callable[..., LRScheduler],
         validation_names: Sequence[str],
         seed: int,
+        trainer_bytes: int = 0,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -105,6 +107,7 @@ class RLVRModule(pl.LightningModule):
         self.make_scheduler = scheduler
         self.held_out = HeldOut(validation_names)
         self.seed = seed
+        self.trainer_bytes = trainer_bytes
         self.step_metrics = StepMetrics()
         self.policy_version = 0
         self.engine_check = EngineCheck()
@@ -159,6 +162,7 @@ class RLVRModule(pl.LightningModule):
             device=self.device,
             seed=self.seed,
             process=self.trainer,
+            trainer_bytes=self.trainer_bytes,
         )
         self._publish()
 

@@ -109,6 +109,8 @@ class Rollouts:
     """[P·G]"""
     group_size: int
     policy_version: int
+    num_preempted: int = 0
+    """How often the engine took keys and values from a sequence for want of memory, and computed them again."""
 
     @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
@@ -140,6 +142,7 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         completions=tuple(completion for part in parts for completion in part.completions),
         texts=tuple(text for part in parts for text in part.texts),
         verdicts=tuple(verdict for part in parts for verdict in part.verdicts),
+        num_preempted=sum(part.num_preempted for part in parts),
     )
 
 

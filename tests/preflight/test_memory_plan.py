@@ -19,6 +19,7 @@ from apo_lightning.preflight.memory_plan import (
     activation_bytes,
     layer_activation_bytes,
     plan_memory,
+    trainer_bytes,
 )
 from apo_lightning.preflight.memory_shapes import shape_of
 from factories import logprob_sum
@@ -207,9 +208,50 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(
     assert sum(kept.values()) == pytest.approx(planned, rel=0.03)
 
 
-def test_a_cache_without_a_size_is_a_share_of_what_is_free_when_the_engine_starts():
-    engine = replace(PAPER.engine, kv_cache_bytes=0, kv_cache_share=0.4)
-    plan = plan_memory(qwen_math7b(), replace(PAPER, engine=engine, gpu_bytes=80 * GIB))
+FILLING = replace(PAPER, engine=replace(PAPER.engine, kv_cache_bytes=0, fills_gpu=True), gpu_bytes=80 * GIB)
+
+
+def test_a_cache_without_a_size_is_what_is_left_of_the_gpu_by_hand():
+    plan = plan_memory(qwen_math7b(), FILLING)
     parts = {part.name: part for part in plan.allocations}
-    # 80 GiB but for 1 GiB of context and NCCL, an eighth of the policy and an eighth of the reference
-    assert parts["keys and values"].generate == int(0.4 * (80 * GIB - GIB - 3_807_808_256 - 2_176_403_712))
+    # There when vLLM starts: 1 GiB of context and NCCL, an eighth of the policy and of the reference.
+    there = GIB + 3_807_808_256 + 2_176_403_712
+    # The engine's own: 2·N, and of 8192 tokens 2·3·(3584 + 18944) each, of 256 sequences (2 + 8)·152064.
+    engine = 15_231_233_024 + 8192 * 135_168 + 256 * 1_520_640
+    # The trainer's: moments, embedding and head and two layers gathered, and the check.
+    trainer = 7_615_616_512 + 5_292_224_512 + parts["engine check: one micro-batch"].check
+    assert parts["keys and values"].generate == 72 * GIB - there - engine - trainer
+    # So that a validation pass fills nine tenths of the GPU, and no other phase more.
+    assert plan.check == plan.peak == 72 * GIB
+
+
+def test_the_engine_check_is_a_phase_without_gradients_beside_an_engine_that_is_awake():
+    plan = plan_memory(qwen_math7b(), PAPER)
+    parts = {part.name: part for part in plan.allocations}
+    # Of a layer 261,232 bytes a token as its backward would keep them, and 3·4·3584 behind the last: 304,240 · 16384.
+    # The head in bfloat16, 2·152064·3584, and two tiles of 2^23 logits in float32.
+    assert parts["engine check: one micro-batch"].check == 304_240 * 16384 + 1_089_994_752 + 2**26
+    for name in ("engine weights", "keys and values", "engine workspace", "optimizer moments"):
+        assert parts[name].check == parts[name].generate > 0
+    assert parts["gathered by FSDP2"].check == parts["gathered by FSDP2"].update
+    assert parts["gradients"].check == parts["activations"].check == 0
+    assert plan.check == plan.generate + 304_240 * 16384 + 1_089_994_752 + 2**26 + 5_292_224_512
+
+
+def test_the_trainers_part_beside_the_engine_is_small_where_nothing_or_little_has_moments():
+    full, check = qwen_math7b(), {"engine check: one micro-batch", "gathered by FSDP2"}
+    lora = shape_of(AutoConfig.for_model(**QWEN7B), LoRA(rank=16))
+    for model, run, moments in (
+        (full, FILLING, 7_615_616_512),
+        (lora, FILLING, 2 * 20_185_088),
+        (full, replace(FILLING, offloads=True), 0),
+    ):
+        parts = plan_memory(model, run).allocations
+        assert trainer_bytes(model, run) == moments + sum(part.check for part in parts if part.name in check)
+
+
+def test_a_gpu_without_room_for_one_sequence_shows_in_the_plan():
+    plan = plan_memory(qwen_math7b(), replace(FILLING, gpu_bytes=40 * GIB))
+    parts = {part.name: part for part in plan.allocations}
+    assert parts["keys and values"].generate == 2048 * 57_344  # 2·28·4·128·2 bytes a token
+    assert plan.check > 0.9 * 40 * GIB

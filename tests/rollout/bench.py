@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from apo_lightning.formatting import GIB
 from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
@@ -20,7 +21,8 @@ VOCAB = 128
 def make_engine(name):
     if name == "transformers":
         return TransformersEngine(sequences_per_batch=16)
-    return VLLMEngine(kv_cache_gib=0.0625, max_num_seqs=64, max_num_batched_tokens=1024, enforce_eager=True)
+    # Keys and values of 6,400 tokens in float32: of 2 layers 2·32 numbers of 4 bytes each.
+    return VLLMEngine(kv_cache_gib=6400 * 512 / GIB, max_num_seqs=64, max_num_batched_tokens=1024, enforce_eager=True)
 
 
 def tiny_llama(tied):

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import os
 import random
 import re
@@ -65,6 +66,25 @@ def more_prompt_tokens_than_one_forward_takes_are_served(bench: Bench):
     prompts = [tuple(3 + (i * 7 + j * j) % 120 for j in range(100)) for i in range(30)]
     requests = [request(prompt, seed=i, max_new_tokens=2) for i, prompt in enumerate(prompts)]
     assert gap(bench, requests, bench.engine.generate(requests)) < ATOL
+
+
+def sequences_that_do_not_fit_together_are_counted_and_come_out_the_same(bench: Bench):
+    # 64 that grow to 128 tokens, in a cache of 6,400 where the engine has one; half of them fit.
+    requests = [request(range(3, 33), seed=i, max_new_tokens=98) for i in range(64)]
+    with own_warnings() as warnings:
+        crowded = bench.engine.generate(requests)
+    num_preempted = bench.engine.num_preempted
+    assert (num_preempted > 0) is (bench.engine.name == "vllm")
+    assert [text.split()[0] for text in warnings if "kv_cache_gib" in text] == [str(num_preempted)] * bool(
+        num_preempted
+    )
+    bench.engine.generate([])
+    assert bench.engine.num_preempted == 0
+    roomy = [*bench.engine.generate(requests[:32]), *bench.engine.generate(requests[32:])]
+    assert bench.engine.num_preempted == 0
+    assert [c.token_ids for c in crowded] == [c.token_ids for c in roomy]
+    for one, other in zip(crowded, roomy, strict=True):
+        torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=ATOL, rtol=0)
 
 
 def the_models_own_end_of_sequence_token_does_not_stop(bench: Bench):
@@ -398,6 +418,17 @@ def changes(before, after):
 
 
 @contextlib.contextmanager
+def own_warnings():
+    found = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger = logging.getLogger("apo_lightning")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
 def recording_changes(found):
     before = process_state()
     yield
@@ -408,6 +439,7 @@ CONTRACTS = [
     results_keep_order_and_lengths,
     the_stop_token_ends_a_completion_and_belongs_to_it,
     more_prompt_tokens_than_one_forward_takes_are_served,
+    sequences_that_do_not_fit_together_are_counted_and_come_out_the_same,
     the_models_own_end_of_sequence_token_does_not_stop,
     one_token_is_a_completion,
     logprobs_are_those_of_the_tempered_softmax,

@@ -57,6 +57,9 @@ def work(rank, engine_name, folder):
         with pytest.raises(OSError, match="rank 1 has enough"):
             engine.generate(requests, lambda *_: stop_on_the_second_rank(rank))
         assert engine.generate(requests) == completions
+        # 64 sequences of 123 tokens, in a cache of 6,400; the engine is one, and counted once.
+        engine.generate([request((3, 4, 5), seed=1000 * rank + i, max_new_tokens=120) for i in range(32)])
+        assert (engine.num_preempted > 0) is (rank == 0)
     plant_stale_tensors(engine, policy)
     engine.close()
     total = torch.tensor([rank + 1.0])

@@ -12,6 +12,7 @@ from apo_lightning.rollout.auto import auto_engine
 from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
+from apo_lightning.rollout.weight_audit import parameter_shapes
 from processes import start_script
 from rollout.bench import context, make_engine, tiny_llama
 
@@ -146,13 +147,40 @@ def test_a_gpu_gets_a_float32_head_and_graphs(device, head, eager, tmp_path):
     assert (arguments["hf_overrides"], arguments["enforce_eager"]) == (head, eager)
 
 
-@pytest.mark.parametrize(("given", "on_cpu", "on_gpu"), [(0.5, 0.5, 0.5), (None, 1.0, 4.0)])
-def test_without_a_size_the_cache_takes_a_share_of_a_gpu(given, on_cpu, on_gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
-    engine = VLLMEngine(kv_cache_gib=given, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=False)
-    for device, expected in ((CPU, on_cpu), (CUDA, on_gpu)):
-        context = EngineContext(model_dir=tmp_path, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1)
-        assert engine._arguments(context)["kv_cache_memory_bytes"] == expected * GIB
+def cache_bytes(engine, device, folder, trainer_bytes=0):
+    """What vLLM is asked to reserve for a tiny model with a tied head."""
+    tiny_llama(tied=True).config.save_pretrained(folder)
+    engine._shapes = parameter_shapes(folder)
+    context = EngineContext(
+        model_dir=folder, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1, trainer_bytes=trainer_bytes
+    )
+    return engine._arguments(context)["kv_cache_memory_bytes"]
+
+
+def engine_with(kv_cache_gib, slices=1):
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "enforce_eager": False, "tensor_parallel_size": slices}
+    return VLLMEngine(kv_cache_gib=kv_cache_gib, **sizes)
+
+
+def test_without_a_size_the_cache_takes_what_is_left_of_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+    assert cache_bytes(engine_with(0.5), CPU, tmp_path) == cache_bytes(engine_with(0.5), CUDA, tmp_path) == GIB // 2
+    assert cache_bytes(engine_with(None), CPU, tmp_path) == GIB
+    # 72 may be filled, 10 are taken, 6 the trainer's. Of the model: embedding 128·64; two layers of q and o 2·64·64,
+    # k and v 2·64·32, MLP 3·64·96, norms 2·64; a norm. Of the engine 64 tokens of 2·3·(64 + 96), 4 of 128·(2 + 8).
+    num_parameters = 128 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64
+    workspace = 64 * 960 + 4 * 1280
+    left = cache_bytes(engine_with(None), CUDA, tmp_path, 6 * GIB)
+    assert left == 56 * GIB - 2 * num_parameters - workspace
+    # Of two that hold the engine together each has half of the weights.
+    assert cache_bytes(engine_with(None, slices=2), CUDA, tmp_path, 6 * GIB) - left == num_parameters
+
+
+def test_a_gpu_without_room_for_one_sequence_is_refused_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+    words = r"80\.0 GiB 70\.0 are free.*still claims \(62\.0\).*one sequence of 64 tokens.*tokens_per_microbatch"
+    with pytest.raises(ConfigError, match=words):
+        cache_bytes(engine_with(None), CUDA, tmp_path, 62 * GIB)
 
 
 def test_a_second_engine_beside_an_open_one_is_refused(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """What the command line refuses, in one line and before anything large is imported; and what it takes."""
 
+import ast
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from hydra.utils import instantiate
 from apo_lightning import run
 from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
+from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import ROOT, composed, names
 from test_configs import PAPER
 
@@ -31,6 +33,28 @@ def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
     refusal, large = done.stderr.splitlines()
     assert refusal.startswith("error: Could not override 'bad'")
     assert large == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        *(({name: "max_split_size_mb:64"},) * 2 for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")),
+    ],
+)
+def test_a_rank_knows_its_allocators_settings_before_it_imports_torch_and_the_users_own_win(own, expected, monkeypatch):
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as launched by Lightning, which has each rank run the same command
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    done = imported(
+        "import os, runpy; sys.argv[1:] = ['bad=override']\n"
+        "atexit.register(lambda: print({k: v for k, v in os.environ.items() if 'ALLOC_CONF' in k}))\n"
+        "runpy.run_path('train.py', run_name='__main__')"
+    )
+    assert ast.literal_eval(done.stdout) == expected
+    assert done.stderr.splitlines()[-1] == ""  # nothing large, torch among it
 
 
 def test_help_lists_the_options_without_anything_large():

@@ -22,4 +22,5 @@ def from_plain(plain: Mapping[str, Any]) -> Rollouts:
         verdicts=tuple(Verdict(**verdict) for verdict in plain["verdicts"]),
         group_size=plain["group_size"],
         policy_version=plain["policy_version"],
+        num_preempted=plain.get("num_preempted", 0),  # absent from checkpoints that are older than the count
     )

@@ -135,6 +135,7 @@ class StepMetrics(nn.Module):
         means["train/grad_norm"] = torch.tensor(record.grad_norms)
         sums = {f"reward/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
         sums["train/loss"] = record.mean_loss
+        sums["perf/num_preempted"] = float(rollouts.num_preempted)
 
         result: dict[str, Any] = {name: self._sum(name, value, device) for name, value in sums.items()}
         num_infinite = 0

@@ -8,10 +8,10 @@ from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import NOTHING, Workload
+from apo_lightning.rollout.kv_cache import FILLED
 
 TOGETHER = "together, those with room"
-FILLED = 0.9
-"""The part of a GPU's memory that a plan may fill."""
+OLD_LOGPROBS = "old_logprobs=rollout"
 MICROBATCH_STEP = 1024
 """Positions by which a micro-batch is made smaller. Where all are whole, fewer of them gather embedding and head less
 often."""
@@ -64,7 +64,7 @@ def _changes(model: ModelShape, run: RunShape, work: Workload, engine_key: str) 
         more = min(2 * engine.num_sequences, round(work.num_completions))
         yield f"{engine_key}.max_num_seqs={more}", _with_engine(num_sequences=more)
     if work.later != NOTHING:
-        yield "old_logprobs=rollout", lambda run, work: (run, replace(work, later=NOTHING))
+        yield OLD_LOGPROBS, lambda run, work: (run, replace(work, later=NOTHING))
     if run.is_cuda and not run.compiles_layers:
         yield "model.compile_layers=true", _with_run(compiles_layers=True)
     if run.gradient_checkpointing:

@@ -4,10 +4,11 @@ Every allocation is a product of sizes of the model and the run, derived in the 
 it. What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, TILE_LOGITS, TILE_LOGITS_CPU
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
+from apo_lightning.rollout import kv_cache
 
 MIB = 2**20
 LIBRARIES_BYTES = 690 * MIB
@@ -28,6 +29,7 @@ class Allocation:
 
     name: str
     generate: int = 0
+    check: int = 0
     update: int = 0
     sync: int = 0
     is_first_only: bool = False
@@ -36,7 +38,7 @@ class Allocation:
     @property
     def is_any(self) -> bool:
         """True where it takes memory in some phase."""
-        return self.generate > 0 or self.update > 0 or self.sync > 0
+        return any((self.generate, self.check, self.update, self.sync))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,11 @@ class MemoryPlan:
         return sum(item.generate for item in self.allocations)
 
     @property
+    def check(self) -> int:
+        """Memory while the engine is checked against the policy in a validation pass, before it sleeps."""
+        return sum(item.check for item in self.allocations)
+
+    @property
     def update(self) -> int:
         """Memory at the worst moment of forward, backward and optimizer step."""
         return sum(item.update for item in self.allocations)
@@ -69,7 +76,7 @@ class MemoryPlan:
     @property
     def peak(self) -> int:
         """Memory in the worst phase of a step."""
-        return max(self.generate, self.update, self.sync)
+        return max(self.generate, self.check, self.update, self.sync)
 
     @property
     def peak_others(self) -> int:
@@ -83,28 +90,27 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     Upper bounds: a micro-batch as full as allowed, completions as long as allowed.
 
     On a GPU what is freed can be used for anything, so a phase is as high as its worst moment; and the engine is asleep
-    during the update, without weights and cache. On a CPU nothing is given back: vLLM keeps both, and glibc keeps freed
-    blocks below 32 MiB, in an arena a thread and in pieces that the next phase does not fit into. A process therefore
-    grows to the sum of what its phases need.
+    during the update, without weights and cache. A validation pass checks it while it is awake with both.
+
+    On a CPU nothing is given back: vLLM keeps both, and glibc keeps freed blocks below 32 MiB, in an arena a thread and
+    in pieces that the next phase does not fit into. A process therefore grows to the sum of what its phases need.
     """
     is_kept = not run.is_cuda
     on_device = not run.offloads
     trained = shard_bytes(model.trained_parameters, run) * on_device
     gradients = trained * (2 if run.strategy == "ddp" else 1)
-    engine_weights = run.compute_bytes * model.num_parameters
-    workspace = engine_workspace_bytes(model, run)
+    engine_weights = engine_weight_bytes(model, run)
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
         _allocation("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
         _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
-        _allocation("optimizer moments", 2 * trained, stays=True),
+        _allocation("optimizer moments", moment_bytes(model, run), stays=True),
         _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
-        Allocation(name="gradients", generate=gradients * is_kept, update=gradients, sync=gradients * is_kept),
-        Allocation(
-            name="engine weights", generate=engine_weights, update=engine_weights * is_kept, sync=engine_weights
-        ),
+        replace(_allocation("gradients", gradients * is_kept, stays=True), update=gradients),
+        replace(_allocation("engine weights", engine_weights, stays=is_kept), sync=engine_weights),
         _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
-        _allocation("engine workspace", workspace, stays=is_kept),
+        _allocation("engine workspace", engine_workspace_bytes(model, run), stays=is_kept),
+        Allocation(name="engine check: one micro-batch", check=check_bytes(model, run)),
         *update_allocations(model, run),
         Allocation(name="whole tensors on their way", sync=sync_bytes(model, run)),
     )
@@ -185,22 +191,52 @@ def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
     return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * whole_parameters(model)
 
 
-def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of the engine: all that vLLM reserves, else those of as many sequences as run at once.
+def moment_bytes(model: ModelShape, run: RunShape) -> int:
+    """The two moments of Adam on the device, 8·N/shards of what is trained: there from the first optimizer step on."""
+    return 2 * shard_bytes(model.trained_parameters, run) * (not run.offloads)
 
-    What is free when vLLM starts is all but the context, the weights and the reference: moments come with the first
-    optimizer step.
+
+def trainer_bytes(model: ModelShape, run: RunShape) -> int:
+    """What training claims on a GPU after the engine has started, while it is awake.
+
+    The moments, and the passes of the engine check in a validation. Syncs take less than the check, and gradients are
+    never there beside an engine with a cache.
+    """
+    return moment_bytes(model, run) + check_bytes(model, run) + gathered_bytes(model, run)
+
+
+def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
+    """The engine's own weights, whole in every process, in the compute dtype."""
+    return run.compute_bytes * model.num_parameters
+
+
+def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
+    """Keys and values of the engine: the size that is given, what is left of a GPU, or those of all that runs at once.
+
+    When vLLM starts, the context, the weights and the reference have taken of a GPU what they need. Never less than
+    one sequence takes: where not even that is left, the plan is higher than the GPU, and the engine does not start.
     """
     engine = run.engine
-    if engine.kv_cache_share:
-        taken = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
-        return int(engine.kv_cache_share * max(0, run.gpu_bytes - taken))
+    if engine.fills_gpu:
+        there = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
+        left = kv_cache.left_for_kv_cache(
+            free=run.gpu_bytes - there,
+            total=run.gpu_bytes,
+            engine=engine_weight_bytes(model, run) + engine_workspace_bytes(model, run),
+            trainer=trainer_bytes(model, run),
+        )
+        return max(left, run.max_model_len * kv_token_bytes(model, run))
     return engine.kv_cache_bytes or engine.num_sequences * run.max_model_len * kv_token_bytes(model, run)
 
 
 def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of one token: 2·layers·kv_heads·head_dim numbers in the compute dtype."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * run.compute_bytes
+    """Keys and values of one token, in the compute dtype."""
+    return kv_cache.kv_token_bytes(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype_bytes=run.compute_bytes,
+    )
 
 
 def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
@@ -307,7 +343,7 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
       optimizer's step is fused and takes nothing of its own.
     """
     activations = Allocation(name="activations", update=activation_bytes(model, run))
-    gathered = Allocation(name="gathered by FSDP2", update=gathered_bytes(model, run))
+    gathered = Allocation(name="gathered by FSDP2", check=gathered_bytes(model, run), update=gathered_bytes(model, run))
     is_head_trained = model.adapters is None
     root = FLOAT32 * model.root_parameters * is_head_trained
     new_head = is_head_trained * model.head_parameters
@@ -337,15 +373,28 @@ def _ending(size: int) -> Allocation:
     return Allocation(name="end of backward: new gradients", update=size)
 
 
-def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
-    """One forward of the engine and its sampling.
+def check_bytes(model: ModelShape, run: RunShape) -> int:
+    """One micro-batch without a gradient, as a validation pass runs it to check the engine; beside what is gathered.
 
-    A forward has no graph: at its widest it holds the residual twice, the input and output of the MLP's two halves,
-    c·(3·D + 3·F) a token. Sampling holds the logits of every sequence in the compute dtype and in float32.
+    Of a layer at most what its backward would keep, and behind the last one as many copies; all that autocast casts;
+    two tiles of logits and the head in the compute dtype.
     """
-    c, engine = run.compute_bytes, run.engine
-    forward = engine.num_forward_tokens * c * 3 * (model.hidden_size + model.intermediate_size)
-    return forward + engine.num_sequences * model.vocab_size * (c + 2 * FLOAT32)
+    d, tile = model.hidden_size, TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
+    activations = run.microbatch_tokens * (layer_activation_bytes(model, run) + 3 * FLOAT32 * d)
+    cast = cast_weight_bytes(model, run, backward=False) + cast_head_bytes(model, run)
+    return activations + cast + FLOAT32 * 2 * tile
+
+
+def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
+    """One forward of the engine and its sampling."""
+    return kv_cache.workspace_bytes(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_size,
+        dtype_bytes=run.compute_bytes,
+        num_forward_tokens=run.engine.num_forward_tokens,
+        num_sequences=run.engine.num_sequences,
+    )
 
 
 def sync_bytes(model: ModelShape, run: RunShape) -> int:
@@ -354,4 +403,5 @@ def sync_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
-    return Allocation(name=name, generate=size, update=size * stays, sync=size * stays, is_first_only=is_first_only)
+    later = size * stays
+    return Allocation(name=name, generate=size, check=size, update=later, sync=later, is_first_only=is_first_only)

@@ -73,9 +73,9 @@ class EngineSize:
     num_forward_tokens: int
     """The largest number of tokens in one forward."""
     kv_cache_bytes: int
-    """Bytes reserved at the start; 0: a share of what is free then, or the cache grows with the sequences."""
-    kv_cache_share: float = 0.0
-    """The part of a GPU's free memory that is reserved at the start; 0: none."""
+    """Bytes reserved at the start; 0: no size is given."""
+    fills_gpu: bool = False
+    """Without a size: what is left of a GPU is reserved at the start; False: the cache grows with the sequences."""
     block_tokens: int = 0
     """Completions of a group share whole blocks of so many tokens of their prompt; 0: all of it."""
     has_graphs: bool = False

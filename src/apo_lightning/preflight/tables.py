@@ -8,24 +8,31 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.formatting import GIB
-from apo_lightning.preflight.alternatives import Alternative
+from apo_lightning.preflight.alternatives import OLD_LOGPROBS, Alternative
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.environment import Finding
 from apo_lightning.preflight.memory_plan import MemoryPlan
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.update.settings import StepSettings
 
+PHASES = ("generate", "check", "update", "sync")
+"""Columns of the memory plan, by their names there."""
+GAP_NOTE = (
+    f"{OLD_LOGPROBS} takes the engine's log-probs for the trainer's: no plan knows how far\n"
+    "they are apart, a run logs it as sync/logprob_gap and its summary shows it"
+)
+"""Beside the proposal of it."""
 LARGEST_ITEMS = 10
 """Items of the cost plan that are listed under their phases."""
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
     """The allocations by phase, their sums, and what they are to be held against."""
-    table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", "generate", "update", "sync")
+    table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", *PHASES)
     for item in plan.allocations:
-        table.add_row(Text(item.name), *(_gib(size) for size in (item.generate, item.update, item.sync)))
+        table.add_row(Text(item.name), *(_gib(getattr(item, phase)) for phase in PHASES))
     table.add_section()
-    totals = (plan.generate, plan.update, plan.sync)
+    totals = [getattr(plan, phase) for phase in PHASES]
     table.add_row(
         Text("together", style="bold"), *(Text(_gib(t), style="bold" if t == plan.peak else "") for t in totals)
     )
@@ -118,7 +125,8 @@ def alternatives_table(found: Sequence[Alternative], cost: CostPlan, memory: Mem
     table.add_row(Text("as it is set", style="dim"), f"{cost.seconds:,.2f}", _gib(memory.peak))
     for other in found:
         table.add_row(Text(other.override), f"{other.cost.seconds:,.2f}", _gib(other.memory.peak))
-    return Group(table, Text())
+    is_engines_word = any(other.override == OLD_LOGPROBS for other in found)
+    return Group(table, Text(f"\n{GAP_NOTE}\n" if is_engines_word else "", style="dim"))
 
 
 def _share(seconds: float, cost: CostPlan) -> tuple[str, str]:

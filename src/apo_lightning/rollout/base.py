@@ -40,6 +40,7 @@ class SyncedEngine(ABC):
         self._state = _State.NEW
         self._version = -1
         self._has_synced = False
+        self.num_preempted = 0
         self._shapes: dict[str, torch.Size] = {}
         self._vocab_size = 0
         self._dtype = torch.float32
@@ -106,6 +107,7 @@ class SyncedEngine(ABC):
         self._require(_State.READY)
         for request in requests:
             check_request(request, self.context.max_model_len, self._vocab_size)
+        self.num_preempted = 0
         if not requests:
             return []
         completions: dict[int, Completion] = {}
@@ -116,6 +118,12 @@ class SyncedEngine(ABC):
                 on_finished(index, completion)
 
         self._sample(requests, finished)
+        if self.num_preempted:
+            _logger.warning(
+                "%d times a sequence lost its keys and values to others and was computed again: give more "
+                "kv_cache_gib, or a smaller max_num_seqs",
+                self.num_preempted,
+            )
         return [completions[index] for index in range(len(requests))]
 
     def sleep(self) -> None:

@@ -91,6 +91,7 @@ class Collector:
             verdicts=tuple(verdicts),
             group_size=group_size,
             policy_version=completions[0].policy_version,
+            num_preempted=self.engine.num_preempted,
         )
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -30,6 +30,8 @@ class EngineContext:
     """The run's seed. Samples depend on the seeds of their requests alone."""
     global_rank: int = 0
     local_rank: int = 0
+    trainer_bytes: int = 0
+    """Memory of the device that the trainer claims after the engine has started, while it is awake [bytes]."""
     world_size: int = 1
     """Ranks that each run an engine of their own; above 1 torch.distributed must be initialised."""
 
@@ -58,6 +60,14 @@ class RolloutEngine(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which it takes its weights; known after `setup`."""
+        ...
+
+    @property
+    def num_preempted(self) -> int:
+        """How often the last `generate` took keys and values from a sequence for want of memory, and recomputed them.
+
+        The completions stay the same, and take longer. Ranks that share an engine count it once.
+        """
         ...
 
     def check(self, device: torch.device) -> None:

@@ -36,6 +36,7 @@ def start_engine(
     device: torch.device,
     seed: int,
     process: Process | None = None,
+    trainer_bytes: int = 0,
 ) -> None:
     """`engine.setup` for this policy. Its weights come by `weight_sync.publish`.
 
@@ -46,6 +47,7 @@ def start_engine(
         device: of this process.
         seed: the run's.
         process: this one; None: the only one.
+        trainer_bytes: of the device, claimed later beside an engine that is awake.
 
     Raises:
         ConfigError: see `Policy.architecture_folder` and `RolloutEngine.check`.
@@ -57,6 +59,7 @@ def start_engine(
             max_model_len=max_model_len,
             device=device,
             seed=seed,
+            trainer_bytes=trainer_bytes,
             global_rank=0 if process is None else process.global_rank,
             local_rank=0 if process is None else process.local_rank,
             world_size=1 if process is None else process.world_size,

@@ -1,5 +1,6 @@
 """vLLM inside the trainer's process; only this file and `vllm_private` import it."""
 
+import gc
 import importlib.metadata
 import importlib.util
 import logging
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.formatting import GIB
 from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
+from apo_lightning.rollout.kv_cache import EngineMemory
 from apo_lightning.rollout.process_guard import (
     default_process_group_kept,
     environment,
@@ -27,6 +29,7 @@ from apo_lightning.rollout.vllm_private import (
     gloo_between_slices,
     layers_left_out,
     layers_with_parameters,
+    queued_requests,
     ranks_left_out,
 )
 from apo_lightning.rollout.vllm_weights import held_parts
@@ -44,8 +47,7 @@ SLEEP_LEVEL = 2
 LOGGER = logging.getLogger("vllm")
 
 CPU_CACHE_GIB = 1.0
-FREE_SHARE = 0.4
-"""Memory for keys and values where none is given."""
+"""Memory for keys and values on a CPU where none is given."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in another process, weights could not be handed over by reference
@@ -63,8 +65,8 @@ class VLLMEngine(SyncedEngine):
     The completions of a group share the prefill of their prompt through the prefix cache, in blocks of 32 tokens.
 
     Args:
-        kv_cache_gib: Memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, on a GPU `FREE_SHARE` of what
-            is free when the engine starts; its weights and the optimizer's moments, which come later, have the rest.
+        kv_cache_gib: Memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, on a GPU what is left of it
+            (`kv_cache.left_for_kv_cache`).
         max_num_seqs: The most completions decoded at once.
         max_num_batched_tokens: The most tokens of one forward; at least `max_model_len` is used where a prompt must
             not be split (CPU).
@@ -135,7 +137,10 @@ class VLLMEngine(SyncedEngine):
         if self._group is None:
             return super().generate(requests, on_finished)
         shared = SharedRequests.gather(requests, self._group)
-        return shared.take(super().generate(shared.everyone, shared.listener(on_finished, self._group)))
+        completions = super().generate(shared.everyone, shared.listener(on_finished, self._group))
+        if torch.distributed.get_rank(self._group) > 0:
+            self.num_preempted = 0  # the slices of one engine preempt together: counted by the first alone
+        return shared.take(completions)
 
     def _start(self, context: EngineContext) -> None:
         is_distributed = torch.distributed.is_initialized()
@@ -192,7 +197,7 @@ class VLLMEngine(SyncedEngine):
             "seed": context.seed,
             "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
-            "kv_cache_memory_bytes": self._kv_cache_bytes(context.device),
+            "kv_cache_memory_bytes": self._kv_cache_bytes(context),
             # Only checked against the memory that is free at the start, which kv_cache_memory_bytes makes pointless.
             "gpu_memory_utilization": 0.01,
             "max_num_seqs": self.max_num_seqs,
@@ -208,11 +213,23 @@ class VLLMEngine(SyncedEngine):
             "disable_log_stats": True,
         }
 
-    def _kv_cache_bytes(self, device: torch.device) -> int:
-        if self.kv_cache_gib is None and device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            return int(FREE_SHARE * free)
-        return int((self.kv_cache_gib or CPU_CACHE_GIB) * GIB)
+    def _kv_cache_bytes(self, context: EngineContext) -> int:
+        if self.kv_cache_gib is not None or context.device.type == "cpu":
+            return int((self.kv_cache_gib or CPU_CACHE_GIB) * GIB)
+        gc.collect()
+        torch.cuda.empty_cache()  # what the trainer's allocator keeps of freed memory would count as used
+        free, total = torch.cuda.mem_get_info(context.device)
+        memory = EngineMemory.of(
+            AutoConfig.from_pretrained(context.model_dir),
+            self._shapes,
+            context.dtype,
+            num_forward_tokens=max(self.max_num_batched_tokens, context.max_model_len),
+            num_sequences=self.max_num_seqs,
+            num_slices=self.tensor_parallel_size,
+        )
+        return memory.kv_cache_bytes(
+            free=free, total=total, trainer=context.trainer_bytes, max_model_len=context.max_model_len
+        )
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:
@@ -241,7 +258,9 @@ class VLLMEngine(SyncedEngine):
             running = self._llm.enqueue(prompts, [_parameters(request) for request in requests], use_tqdm=False)
             # Requests that stay behind after an error would be sampled by the next call, with its weights.
             stack.callback(self._llm.llm_engine.abort_request, running, internal=True)
+            records = queued_requests(self._llm)
             self._run(running, finished)
+        self.num_preempted = sum(record.num_preemptions for record in records)
 
     def _run(self, request_ids: Sequence[str], finished: FinishedListener) -> None:
         """Step the engine until nothing is left. Its own loop would hand completions over at the end only."""

@@ -1,4 +1,4 @@
-"""What of vLLM is replaced for a while, or read from its log: held by `tests/test_private_doors.py`.
+"""What of vLLM is replaced for a while, or read from its log and its scheduler: held by `tests/test_private_doors.py`.
 
 `vllm_weights` beside it reads the attributes of vLLM's layers.
 """
@@ -31,6 +31,14 @@ def layers_left_out() -> Iterator[list[str]]:
         yield messages
     finally:
         logger.removeFilter(note)
+
+
+def queued_requests(llm: Any) -> list[Any]:
+    """The scheduler's records of what waits or runs; each counts its preemptions, and does so until it ends.
+
+    vLLM's statistics have the same count, and would keep a record of every token for it.
+    """
+    return list(llm.llm_engine.engine_core.engine_core.scheduler.requests.values())
 
 
 def layers_with_parameters(worker: Any) -> set[str]:

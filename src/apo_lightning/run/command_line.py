@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from apo_lightning.console import say
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.run.choices import CONFIG_DIR, expand_glob, missing_choice, refuse_null
-from apo_lightning.run.launching import register_launch_time
+from apo_lightning.run.launching import register_launch_time, use_expandable_segments
 from apo_lightning.run.user_message import user_message
 
 # On import: a process of submitit reads its configuration without `_main`. It imports this file for the functions that
@@ -102,6 +102,7 @@ def _pretrain(cfg: DictConfig) -> None:
 def _main(config_name: str, work: Callable[[DictConfig], object]) -> None:
     # Hydra would print several lines of its own and hide where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    use_expandable_segments()
 
     def job(cfg: DictConfig) -> None:
         from apo_lightning.run.sweeping import each_job_a_run

@@ -108,6 +108,8 @@ def _measure_stages(
         (policy, sha256), weights = evaluated.load(fabric.device), {}
     else:
         (policy, weights), sha256 = evaluated.load_stages(fabric.device), None
+    # Before the engine, which takes what is left of a GPU.
+    reference = evaluated.load_reference(fabric.device) if cfg.support_anchor_size is not None else None
     start_engine(
         engine,
         policy,
@@ -119,7 +121,7 @@ def _measure_stages(
     sampler = Sampler(
         engine=engine,
         policy=policy,
-        reference=evaluated.load_reference(fabric.device) if cfg.support_anchor_size is not None else None,
+        reference=reference,
         anchor_size=cfg.support_anchor_size or 0,
         temperature=cfg.temperature,
         top_p=cfg.top_p,

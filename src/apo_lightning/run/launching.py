@@ -4,6 +4,7 @@ Every command imports this file, to read its configuration; torch and Lightning 
 """
 
 import functools
+import os
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,21 @@ def launch_time() -> datetime:
     if rank == 0:
         store.set("apo_lightning/launch_time", now.isoformat())
     return datetime.fromisoformat(store.get("apo_lightning/launch_time").decode())
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""What torch reads the settings of a GPU's allocator from; the first that is set counts, whole."""
+
+
+def use_expandable_segments() -> None:
+    """Let torch's allocator on a GPU grow its segments, unless the user has settings for it; on a CPU without effect.
+
+    Micro-batches differ in length and moments come after the first backward: blocks of fixed segments would leave
+    holes that no later tensor fits into. To be called before torch is imported. Launched ranks inherit it. vLLM's
+    sleeping memory is no part of it: vLLM switches it off while it allocates that.
+    """
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
 
 
 def register_launch_time() -> None:

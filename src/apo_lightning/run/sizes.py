@@ -17,13 +17,13 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.preflight.checks import requested_devices
 from apo_lightning.preflight.cost_plan import CostPlan, plan_cost
-from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory
+from apo_lightning.preflight.memory_plan import MemoryPlan, plan_memory, trainer_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, GPU_BYTES, EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import expected_workload
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.rollout.vllm_engine import BLOCK_SIZE, CPU_CACHE_GIB, FREE_SHARE, VLLMEngine
+from apo_lightning.rollout.vllm_engine import BLOCK_SIZE, CPU_CACHE_GIB, VLLMEngine
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
@@ -71,7 +71,7 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
             num_sequences=engine.max_num_seqs,
             num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
             kv_cache_bytes=int(GIB * (engine.kv_cache_gib or (0 if is_cuda else CPU_CACHE_GIB))),
-            kv_cache_share=FREE_SHARE if is_cuda and engine.kv_cache_gib is None else 0.0,
+            fills_gpu=is_cuda and engine.kv_cache_gib is None,
             block_tokens=BLOCK_SIZE,
             has_graphs=is_cuda and not engine.enforce_eager,
         )
@@ -146,6 +146,22 @@ def plan_run(cfg: DictConfig) -> Plan:
     model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
     run = run_shape(cfg, settings, ranks, spec)
     return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
+
+
+def bytes_beside_engine(cfg: DictConfig) -> int:
+    """What training will claim on a GPU after its engine has started; 0 where nothing depends on it.
+
+    Args:
+        cfg: composed from `configs/train.yaml`.
+
+    Raises:
+        ConfigError: as `plan_run`.
+    """
+    engine = instantiate(cfg.engine)
+    if rank_layout(cfg).device.type == "cpu" or not isinstance(engine, VLLMEngine) or engine.kv_cache_gib is not None:
+        return 0
+    plan = plan_run(cfg)
+    return trainer_bytes(plan.model, plan.run)
 
 
 def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:

@@ -35,7 +35,7 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.fail_fast import FailFast
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
-from apo_lightning.run.sizes import all_needs, callbacks_for, step_settings
+from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
@@ -100,6 +100,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         scheduler=instantiate(cfg.scheduler),
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
+        trainer_bytes=parts.trainer_bytes,
     )
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
@@ -136,6 +137,8 @@ class Parts:
     callbacks: list[pl.Callback]
     needs: Needs
     """The inputs that the loss or any callback needs."""
+    trainer_bytes: int
+    """Of a GPU, claimed after the engine has started and while it is awake; 0 where nothing depends on it."""
 
 
 def prepare(cfg: DictConfig) -> Parts:
@@ -198,6 +201,7 @@ def prepare(cfg: DictConfig) -> Parts:
         data=data,
         callbacks=callbacks,
         needs=needs,
+        trainer_bytes=bytes_beside_engine(cfg),
     )
 
 
