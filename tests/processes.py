@@ -44,12 +44,16 @@ class Script:
             process.join()
         return [process.exitcode for process in self.processes]
 
+    @property
+    def said(self) -> str:
+        """On both streams, of all ranks."""
+        return _said(self.folder.name).read_text()
+
     def finish(self) -> str:
-        """What it said on both streams, once it has ended well."""
+        """What it said, once it has ended well."""
         status = self.wait()
-        said = _said(self.folder.name).read_text()
-        assert not any(status), f"{status}: {said}"
-        return said
+        assert not any(status), f"{status}: {self.said}"
+        return self.said
 
 
 def start_script(name: str, *arguments: str, num_ranks: int = 1, **environment: str) -> Script:

@@ -10,6 +10,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.process_guard import environment
 from apo_lightning.run import prepare, user_message
 from composing import ROOT, composed
+from processes import start_script
 
 TINY = ("model=tiny", "engine=transformers", "callbacks=none")
 
@@ -92,9 +93,8 @@ def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
     ],
 )
 def test_an_unknown_group_key_or_kind_of_value_is_one_line(override, words, tmp_path):
-    command = [sys.executable, "train.py", *TINY, override, f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
+    script = start_script("train.py", *TINY, override, f"hydra.run.dir={tmp_path}")
+    assert script.wait() == [1]
+    (line,) = script.said.strip().splitlines()
     assert line.startswith("error: ")
     assert all(word in line for word in words)
