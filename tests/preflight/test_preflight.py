@@ -37,6 +37,7 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("model.stop_tokens=['<|end|>','<|trun|>']",), ("'<|trun|>'", "near it: '<|turn|>'")),
         (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
         (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),
+        (("reward=puzzle",), ("data.puzzle", "choose another")),
         (("data=gsm8k", "data.path={long}", "data.max_prompt_tokens=4"), ("max_prompt_tokens",)),
     ],
 )
