@@ -59,7 +59,7 @@ class Script:
 def start_script(name: str, *arguments: str, num_ranks: int = 1, **environment: str) -> Script:
     """`python NAME ARGUMENTS` at the top of the project; several ranks are told what torchrun tells them."""
     folder = tempfile.TemporaryDirectory()
-    port = str(_free_port())
+    port = str(free_port())
     processes: list[BaseProcess] = []
     for rank in range(num_ranks):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
@@ -75,7 +75,7 @@ def _said(folder: str) -> Path:
     return Path(folder) / "said.txt"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
