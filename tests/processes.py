@@ -44,18 +44,22 @@ class Script:
             process.join()
         return [process.exitcode for process in self.processes]
 
+    @property
+    def said(self) -> str:
+        """On both streams, of all ranks."""
+        return _said(self.folder.name).read_text()
+
     def finish(self) -> str:
-        """What it said on both streams, once it has ended well."""
+        """What it said, once it has ended well."""
         status = self.wait()
-        said = _said(self.folder.name).read_text()
-        assert not any(status), f"{status}: {said}"
-        return said
+        assert not any(status), f"{status}: {self.said}"
+        return self.said
 
 
 def start_script(name: str, *arguments: str, num_ranks: int = 1, **environment: str) -> Script:
     """`python NAME ARGUMENTS` at the top of the project; several ranks are told what torchrun tells them."""
     folder = tempfile.TemporaryDirectory()
-    port = str(_free_port())
+    port = str(free_port())
     processes: list[BaseProcess] = []
     for rank in range(num_ranks):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
@@ -71,7 +75,7 @@ def _said(folder: str) -> Path:
     return Path(folder) / "said.txt"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

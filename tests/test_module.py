@@ -153,6 +153,7 @@ def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeyp
 def test_every_kind_of_loss_trains(tmp_path, algo):
     pairs = ("algo.advantage.k=2",) if algo == "apo_pass_at_k" else ()
     _, rows = run(tmp_path, f"algo={algo}", "prompts_per_minibatch=2", *pairs)
+    assert len(rows) == 2
     assert all(math.isfinite(float(row["train/loss"])) and float(row["train/grad_norm"]) > 0 for row in rows)
 
 
@@ -226,6 +227,7 @@ def test_what_the_engine_was_sent_is_held_against_the_policy_by_its_rounding(tmp
     options = (f"model.compute_dtype={dtype}", "optimizer.lr=0.1")
     _, rows = run(tmp_path / "sound", *options)
     gaps = [(float(row["sync/logprob_gap"]), float(row["sync/logprob_gap_tolerance"])) for row in rows]
+    assert len(gaps) == 2
     assert all(0 < gap < tolerance for gap, tolerance in gaps)
     if dtype == "float32":
         assert all(tolerance == pytest.approx(1e-3) for _, tolerance in gaps)

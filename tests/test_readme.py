@@ -62,7 +62,9 @@ def test_the_reward_takes_trls_signature(shown):
 
 
 def test_the_callback_reads_a_step(shown):
-    assert set(shown["WrongLength"]().on_step(make_step()) or {}) <= {"mine/wrong_tokens"}
+    step = make_step(("correct", "incorrect", "incorrect", "correct"), lengths=[1, 2, 5, 3])
+    assert shown["WrongLength"]().on_step(step) == {"mine/wrong_tokens": 3.5}
+    assert shown["WrongLength"]().on_step(make_step(("correct", "correct"))) is None
 
 
 @pytest.mark.parametrize(("program", "command"), COMMANDS)

@@ -23,7 +23,9 @@ def nodes(config):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_keys_are_the_constructors_parameters(name):
-    for node in nodes(composed(f"data={name}").data):
+    found = list(nodes(composed(f"data={name}").data))
+    assert found
+    for node in found:
         parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
         assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
 

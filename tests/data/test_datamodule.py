@@ -177,7 +177,7 @@ def test_too_few_prompts_for_a_step_are_refused_before_training():
 
 def test_all_gold_answers_can_be_looked_at():
     data = data_module_prepared()
-    assert len(data.answers) == len(data.train_prompts) + 5
+    assert len(data.answers) == len(data.train_prompts) + 5 > 5
     assert set(data.answers) <= {str(total) for total in range(2, 13)}
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from running import finish, read_metrics, run_train, start_train, training_rows
+from running import read_metrics, run_train
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,6 @@ def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
     reward = "reward.function._target_=rewarding.failing_once_on_the_second_rank"
     sizes = ("prompts_per_step=26", "prompts_per_minibatch=26", "group_size=4", "data.num_validation=104")
     common = ("trainer=ddp_cpu2", "engine=transformers", "callbacks=none", "trainer.max_steps=1")
-    finish(start_train(tmp_path, *common, *sizes, reward))
-    [row] = training_rows(tmp_path)
+    [row] = run_train(tmp_path, *common, *sizes, reward)
     assert float(row["reward/num_error"]) == 1
     assert [float(one["val/arithmetic/num_error"]) for one in held_out_rows(tmp_path)] == [1, 1]

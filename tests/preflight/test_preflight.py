@@ -10,6 +10,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.process_guard import environment
 from apo_lightning.run import prepare, user_message
 from composing import ROOT, composed
+from processes import start_script
 
 TINY = ("model=tiny", "engine=transformers", "callbacks=none")
 
@@ -36,6 +37,7 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("model.stop_tokens=['<|end|>','<|trun|>']",), ("'<|trun|>'", "near it: '<|turn|>'")),
         (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
         (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),
+        (("reward=puzzle",), ("data.puzzle", "choose another")),
         (("data=gsm8k", "data.path={long}", "data.max_prompt_tokens=4"), ("max_prompt_tokens",)),
     ],
 )
@@ -92,9 +94,8 @@ def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
     ],
 )
 def test_an_unknown_group_key_or_kind_of_value_is_one_line(override, words, tmp_path):
-    command = [sys.executable, "train.py", *TINY, override, f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
+    script = start_script("train.py", *TINY, override, f"hydra.run.dir={tmp_path}")
+    assert script.wait() == [1]
+    (line,) = script.said.strip().splitlines()
     assert line.startswith("error: ")
     assert all(word in line for word in words)

@@ -286,7 +286,9 @@ def test_a_run_that_logged_nothing_is_not_drawn():
 
 def test_no_text_of_a_figure_is_smaller_than_seven_points():
     items = [*measured((None, "grpo")), *sweep()]
-    for named in report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS):
+    figures = list(report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS))
+    assert figures
+    for named in figures:
         sizes = [text.get_fontsize() for text in named.figure.findobj(lambda a: hasattr(a, "get_fontsize"))]
         assert min(sizes) >= 7, named.name
         assert named.figure.get_figwidth() in (3.3, 6.8)

@@ -111,10 +111,27 @@ def test_unwrapping_twice_is_unwrapping_once(answer: str):
     assert unwrap(unwrap(answer)) == unwrap(answer)
 
 
-@pytest.mark.parametrize("unit", ["{", "}", r"\boxed{", r"\boxed{}", "\\", "Answer:", "$", " ", "\x00", "1", "\n*"])
-def test_a_megabyte_of_anything_is_read_in_linear_time(unit: str):
+# What a box that begins with the text holds, and what the last box of the text alone; the line behind a marker.
+@pytest.mark.parametrize(
+    ("unit", "begun", "alone", "has_line"),
+    [
+        ("{", None, None, True),
+        ("}", "", None, True),
+        (r"\boxed{", None, None, True),  # the last one is never closed
+        (r"\boxed{}", "", "", True),
+        ("\\", None, None, True),
+        ("Answer:", None, None, False),  # behind the last marker there is nothing
+        ("$", None, None, True),
+        (" ", None, None, False),
+        ("\x00", None, None, True),
+        ("1", None, None, True),
+        ("\n*", None, None, False),
+    ],
+)
+def test_a_megabyte_of_anything_is_read_in_linear_time(unit: str, begun: str | None, alone: str | None, has_line: bool):
+    # In quadratic time it would take hours.
     text = unit * (1_000_000 // len(unit))
-    last_boxed(r"\boxed{" + text)
-    last_boxed(text)
-    last_line_after(text, ANSWER)
-    unwrap(text[:MAX_ANSWER_CHARS])
+    assert last_boxed(r"\boxed{" + text) == begun
+    assert last_boxed(text) == alone
+    assert last_line_after("Answer:" + text, ANSWER) == (text if has_line else None)
+    assert unwrap(text[:MAX_ANSWER_CHARS]) == text[:MAX_ANSWER_CHARS].strip()

@@ -34,7 +34,9 @@ def test_the_stream_holds_each_parameter_of_the_architecture_once(tied, tmp_path
 
 
 def test_weights_are_cast_and_detached():
-    for _, weight in named_weights(tiny_llama(tied=True), torch.bfloat16):
+    weights = list(named_weights(tiny_llama(tied=True), torch.bfloat16))
+    assert weights
+    for _, weight in weights:
         assert weight.dtype is torch.bfloat16
         assert not weight.requires_grad
 

@@ -13,6 +13,7 @@ from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import ROOT, composed, names
+from processes import start_script
 from test_configs import PAPER
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
@@ -70,14 +71,7 @@ def test_a_report_reads_results_without_what_makes_them():
 
 
 def test_a_report_composes_the_defaults_of_training_while_hydra_runs(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "report.py", f"runs=[{tmp_path}]", f"output_dir={tmp_path / 'report'}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    start_script("report.py", f"runs=[{tmp_path}]", f"output_dir={tmp_path / 'report'}").finish()
     assert (tmp_path / "report" / "report.html").is_file()
 
 

@@ -67,7 +67,7 @@ def test_killed_at_any_batch_it_ends_as_if_it_had_not_been(uninterrupted, tmp_pa
 
 @pytest.mark.slow
 def test_two_ranks_leave_the_files_of_one(uninterrupted, tmp_path):
-    finish(start_cold(*command(tmp_path, "trainer=ddp_cpu2")))
+    start_script(*command(tmp_path, "trainer=ddp_cpu2"), num_ranks=2).finish()
     assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
 
 

@@ -10,6 +10,7 @@ import pytest
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.process_guard import stderr_to_log
 from apo_lightning.rollout.transformers_engine import TransformersEngine
+from processes import start_script
 from running import RUN, start_cold
 
 pytestmark = pytest.mark.slow
@@ -38,17 +39,18 @@ class FaultyEngine(TransformersEngine):
         raise StaleWeightsError("stale weights on this rank")
 
 
+FAULTY = (*RUN, f"engine._target_={__name__}.FaultyEngine")
+
+
 @pytest.mark.parametrize(
-    ("trainer", "fault", "error"),
+    ("fault", "error"),
     [
-        ("ddp_cpu2", "1 killed", "error: rank 1: was ended by SIGKILL; if nobody did"),
-        ("fsdp_cpu2", "1 stale", "error: rank 1: stale weights on this rank"),
-        ("ddp_cpu2", "1 starting", "error: rank 1: no weights on this rank"),
+        ("1 killed", "error: rank 1: was ended by SIGKILL; if nobody did"),
+        ("1 starting", "error: rank 1: no weights on this rank"),
     ],
 )
-def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_path, trainer, fault, error):
-    engine = "engine._target_=run.test_fail_fast.FaultyEngine"
-    process = start_cold("train.py", *RUN, engine, f"trainer={trainer}", f"hydra.run.dir={tmp_path}", FAULT=fault)
+def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_path, fault, error):
+    process = start_cold("train.py", *FAULTY, "trainer=ddp_cpu2", f"hydra.run.dir={tmp_path}", FAULT=fault)
     # Without the lifeline the other rank would wait for 30 minutes, which is as long as a test may take.
     _, errors = process.communicate()
     assert process.returncode == 1, errors
@@ -56,3 +58,13 @@ def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_pat
     assert errors.splitlines()[-1].startswith(error)
     assert "Traceback" not in errors
     assert subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).returncode == 1
+
+
+def test_a_rank_that_raises_ends_the_others_and_is_named_once(tmp_path):
+    overrides = (*FAULTY, "trainer=fsdp_cpu2", f"hydra.run.dir={tmp_path}")
+    script = start_script("train.py", *overrides, num_ranks=2, FAULT="1 stale")
+    assert script.wait() == [1, 1], script.said
+    assert [line for line in script.said.splitlines() if "error: " in line] == [
+        "error: rank 1: stale weights on this rank"
+    ]
+    assert "Traceback" not in script.said

@@ -23,7 +23,7 @@ from apo_lightning.run.laboratory import plan
 from apo_lightning.run.laboratory_baselines import average
 from composing import ROOT
 from processes import start_script
-from running import read_metrics, start_cold
+from running import finish, read_metrics, start_cold
 
 SIZES = ["data.num_validation=16", "data.num_train=256"]
 QUICK = (
@@ -42,19 +42,12 @@ def lab_config(**changes):
     return OmegaConf.merge(OmegaConf.load(ROOT / "configs" / "lab.yaml"), changes)
 
 
-def run_lab(*arguments):
-    process = start_cold("lab.py", *arguments)
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    return said
-
-
 @pytest.mark.slow
 def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     """In one test, since a fixture would make all runs once in every process that tests."""
     lab, bases = tmp_path / "lab", tmp_path / "bases"
     arguments = (*QUICK, f"output_dir={lab}", f"bases={bases}")
-    assert "9 of 9" in run_lab(*arguments)
+    assert "9 of 9" in finish(start_cold("lab.py", *arguments))
     runs = {(run.method, run.seed): run for run in read_laboratory(lab)}
     twice = [(method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)]
     assert sorted(runs) == [*twice, ("sweep_beta005", 1)]
@@ -70,7 +63,7 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     baselines_are_measured_on_the_last_policy(runs["grpo", 1])
 
     finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-    assert "9 of 9 runs are there" in run_lab(*arguments)
+    assert "9 of 9 runs are there" in start_script("lab.py", *arguments).finish()
     assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
 
 

@@ -6,7 +6,7 @@ import time
 import torch.distributed
 
 from apo_lightning.run.launching import launch_time
-from processes import on_two_ranks
+from processes import free_port, on_two_ranks
 
 
 def launched(rank, port, folder):
@@ -20,6 +20,6 @@ def launched(rank, port, folder):
 
 
 def test_a_process_that_comes_later_takes_the_time_of_the_first(tmp_path):
-    on_two_ranks(launched, 29732, tmp_path)
+    on_two_ranks(launched, free_port(), tmp_path)
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second

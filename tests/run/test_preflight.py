@@ -1,8 +1,6 @@
 """`preflight=true` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,8 @@ from gpu_models import LLAMA3B, QWEN7B
 from apo_lightning.preflight.alternatives import alternatives
 from apo_lightning.run.preflight import preflight
 from apo_lightning.run.sizes import bytes_beside_engine, plan_run, plan_time, rank_layout
-from composing import ROOT, composed
+from composing import composed
+from processes import start_script
 
 
 def row(printed: str, name: str) -> list[str]:
@@ -90,18 +89,11 @@ def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_said(tmp_p
 
 
 @pytest.mark.slow
-def test_the_command_line_leaves_the_status_and_no_colour_in_a_pipe(tmp_path):
+def test_the_command_line_leaves_the_status_and_no_colour_in_a_file(tmp_path):
     arguments = ["model=tiny", "engine=transformers", "group_size=0", "preflight=true", f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, "train.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert (done.returncode, "\x1b" in done.stdout) == (1, False), done.stderr
-    assert "error: group_size is 0: give at least 1" in done.stdout.splitlines()
+    script = start_script("train.py", *arguments)
+    assert (script.wait(), "\x1b" in script.said) == ([1], False), script.said
+    assert "error: group_size is 0: give at least 1" in script.said.splitlines()
 
 
 def test_a_run_reserves_what_training_claims_beside_an_engine_that_fills_the_gpu():

@@ -11,7 +11,8 @@ import torch
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.losses import GRPO
 from apo_lightning.rewards import CallableReward
-from running import RUN, SIGNAL, start_cold, train_tiny, training_rows
+from processes import start_script
+from running import RUN, SIGNAL, train_tiny, training_rows
 
 SETTINGS = (*SIGNAL, "algo=grpo", "data.num_validation=2", "prompts_per_step=2", "prompts_per_minibatch=1")
 
@@ -94,6 +95,8 @@ def test_a_policy_that_says_nan_of_everything_is_not_taken_for_a_stale_engine(tm
     with pytest.raises(NonfiniteError, match=r"step 1: .* 1 optimizer steps in a row"):
         broken(tmp_path, f"reward.function._target_=rewarding.{signal}", "max_nonfinite_steps=1")
     saved = torch.load(tmp_path / "nonfinite" / "step_000001.pt", weights_only=True)
+    assert any(completion["was_run"].any() for completion in saved["completions"]) == (signal == "even_start")
+    assert saved["completions"]
     for completion in saved["completions"]:
         assert completion["logprobs"][completion["was_run"]].isnan().all()
         assert completion["rollout_logprobs"].isfinite().all()
@@ -124,10 +127,9 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_all_of_them(tmp_path):
         *("trainer=fsdp_cpu2", "prompts_per_minibatch=2", "group_size=8", "max_nonfinite_steps=1"),
         *(f"algo.loss._target_={__name__}.HiddenNanLoss", f"hydra.run.dir={tmp_path}"),
     )
-    process = start_cold("train.py", *RUN, *SETTINGS, *overrides, RANK_OF_NAN="1")
-    _, errors = process.communicate()
-    assert process.returncode == 1, errors
-    (line,) = errors.splitlines()
+    script = start_script("train.py", *RUN, *SETTINGS, *overrides, num_ranks=2, RANK_OF_NAN="1")
+    assert script.wait() == [1, 1], script.said
+    (line,) = [line for line in script.said.splitlines() if "error: " in line]
     assert "loss or gradient not finite" in line
     saved = torch.load(tmp_path / "nonfinite" / f"step_{1:06d}.pt", weights_only=True)
     assert math.isfinite(saved["grad_norm"])

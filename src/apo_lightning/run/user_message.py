@@ -5,6 +5,7 @@ import traceback
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
+from omegaconf.errors import InterpolationKeyError
 
 from apo_lightning.errors import ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError
 
@@ -19,8 +20,15 @@ def user_message(error: BaseException) -> str | None:
             return str(cause)
         if isinstance(cause, InstantiationException) and (line := _misnamed(cause)) is not None:
             return line
+        if isinstance(cause, InterpolationKeyError):
+            return _unresolved(cause)
         cause = cause.__cause__
     return None
+
+
+def _unresolved(error: InterpolationKeyError) -> str:
+    """A message for a key that one chosen option reads and no other has: `reward=puzzle` reads `data.puzzle`."""
+    return f"{str(error).splitlines()[0]}: a chosen option reads it, so choose another, or one that has this key"
 
 
 def _misnamed(error: InstantiationException) -> str | None:
