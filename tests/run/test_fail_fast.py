@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -23,9 +24,8 @@ class FaultyEngine(TransformersEngine):
         if os.environ["FAULT"] == "1 starting":
             with stderr_to_log(logging.getLogger("vllm")):
                 if context.global_rank == 0:
-                    time.sleep(60)
-            print(f"failing at {time.time()}", flush=True)
-            time.sleep(1)  # the other is inside by then
+                    time.sleep(3600)
+            time.sleep(1)  # the other is inside by then; if it is not, the line reaches the terminal anyway
             raise StaleWeightsError("no weights on this rank")
         super().setup(context)
 
