@@ -93,7 +93,7 @@ def as_it_went(cfg: object, step: dict[str, float]) -> DictConfig:
     signal = min(1 - step["train/zero_advantage_fraction"], 1 - failed)
     cfg.expected.prompt_tokens = prompt_tokens(cfg, step)
     cfg.expected.completion_tokens = step["train/completion_tokens"]
-    cfg.expected.signal_share = signal
+    cfg.expected.signal_share, cfg.expected.rank_balance = signal, step["perf/rank_balance"]
     # What is wrong is wrong in groups that are so throughout, or among right ones.
     cfg.expected.error_share, cfg.expected.failed_share = min(1 - right - failed, signal), failed
     return cfg

@@ -7,7 +7,7 @@ else it fails, as on a GPU. What makes the host wait for the card is counted.
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -137,16 +137,12 @@ def emulation() -> Iterator[None]:
             mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
             mock.patch.object(torch, "compile", lambda function, **options: function),
             mock.patch.object(attention, "compiled_flex", return_value=_attend_by_definition),
-            mock.patch.object(attention, "create_block_mask", _uncompiled(attention.create_block_mask)),
+            mock.patch.object(attention, "compiled_block_mask", return_value=attention.create_block_mask),
             Emulation(),
         ):
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(lift)
-
-
-def _uncompiled(make_mask: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: make_mask(*args, **options | {"_compile": False})
 
 
 def _attend_by_definition(

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
     partial.replace(path)
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Write `path`, unless it holds `content` already. Several processes may write the same content at once.
+
+    Each writes to a name that no other has, then renames: a reader sees all of the content, whoever is killed.
+    """
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        partial = Path(folder) / path.name
+        partial.write_bytes(content)
+        partial.replace(path)
 
 
 def publish_folder(partial: Path, final: Path) -> None:

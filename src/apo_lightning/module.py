@@ -36,6 +36,7 @@ from apo_lightning.types import (
     StepOutput,
     ValidationOutput,
 )
+from apo_lightning.update.assignment import assign
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.minibatch_update import MinibatchUpdate
 from apo_lightning.update.nonfinite import NonfiniteSteps
@@ -216,7 +217,8 @@ class RLVRModule(pl.LightningModule):
 
     @timed("prepare")
     def _plan(self, rollouts: Rollouts, advantages: Advantages) -> StepPlan:
-        table = StepTable(rollouts, advantages, self.device)
+        assignment = assign(rollouts, advantages, self.loss, self.settings, self.ranks, self.device)
+        table = StepTable(rollouts, advantages, self.device, assignment)
         needs = needs_of_diagnostics(self.trainer.callbacks, rollouts.step)  # pyright: ignore[reportAttributeAccessIssue]
         return plan_step(table, self.loss, needs, self.retry.settings, self.ranks, self.seed)
 
@@ -306,12 +308,13 @@ class RLVRModule(pl.LightningModule):
         rollouts = plan.table.rollouts
         with self.clock.phase("metrics"):
             tokens = plan.table.freeze()
-            record.metric_names = self.ranks.union(record.own_metric_names)
+            record.close(self.ranks.union(record.own_metric_names), plan.table.assignment.tokens.send_back, self.device)
             metrics = self.step_metrics.compute(rollouts, tokens, record)
             speed = self.step_metrics.speed(rollouts, record, self.model_size, self.peak_flops, self.device)
         count_rollout(self.trainer)
         timings = self.timer.take()
         metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()} | speed.metrics(timings)
+        metrics["perf/rank_balance"] = plan.table.assignment.balance
         self.log_dict({**metrics, "step": float(rollouts.step)}, on_step=True, batch_size=1)
         return StepOutput(
             step=rollouts.step,

@@ -104,7 +104,7 @@ class Rollouts:
     completions: tuple[Completion, ...]
     """[P·G]"""
     texts: tuple[str, ...]
-    """[P·G] The completions, decoded without special tokens."""
+    """[P·G] What the reward saw of the completions: all tokens, special ones too, but the stop token at the end."""
     verdicts: tuple[Verdict, ...]
     """[P·G]"""
     group_size: int

@@ -10,9 +10,16 @@ from hydra.utils import instantiate
 from apo_lightning.callbacks import ExactCoverage
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.puzzles import PuzzleSource
-from apo_lightning.metrics.exact import exact_pass_at_k
+from apo_lightning.errors import ConfigError
+from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.model.policy import Policy
+from apo_lightning.model.tokenizer import START_OF_TURN
 from apo_lightning.puzzles import Countdown, Locks
+from apo_lightning.rewards import PuzzleReward
+from apo_lightning.rollout.collector import Collector
+from apo_lightning.rollout.engine import EngineContext
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.run import train
 from apo_lightning.supervised import IGNORED, encode
 from composing import composed
@@ -84,31 +91,71 @@ def test_looking_leaves_weights_and_metrics_alone(tmp_path):
     assert [float(value) for value in logged if value] == pytest.approx([look["pass@64"] for look in looks])
 
 
-def test_the_share_of_right_samples_is_near_the_exact_one(tmp_path):
-    """Two numbers: a random model is right on (1+1=2 has no two-digit target) rarely, so the model is made to be."""
-    policy = tiny_policy()
-    puzzle = Locks()
-    prompts = prompts_of(puzzle, policy, 1)
-    texts = [answer.text for answer in puzzle.answers(prompts[0].problem)]
-    pairs = [(prompts[0].problem, text) for text in texts]
+def fitted(puzzle, prompts, policy):
+    """The policy, short of converged on answers that end, of which a part has a special token inside or for its end."""
+    pairs = []
+    for prompt in prompts:
+        for answer in puzzle.answers(prompt.problem):
+            spoilt = (START_OF_TURN + answer.text, answer.text[:2] + START_OF_TURN + answer.text[2:])
+            pairs += [
+                (prompt.problem, text) for text in (answer.text, answer.text, *spoilt, answer.text + START_OF_TURN)
+            ]
     input_ids, labels = encode(pairs, policy.tokenizer)
     optimizer = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
-    for _ in range(60):
+    for _ in range(30):
         optimizer.zero_grad()
         policy.model(input_ids=input_ids, labels=labels).loss.backward()
         optimizer.step()
-    look = ExactCoverage(puzzle)
-    metrics = look.look(policy, prompts, 0, tmp_path, temperature=1.0)
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.tensor(prompts[0].token_ids).repeat(4000, 1)
-    with torch.no_grad():
-        for _ in range(4):
-            probs = policy.model(input_ids=rows).logits[:, -1].softmax(-1)
-            rows = torch.cat([rows, torch.multinomial(probs, 1, generator=generator)], dim=1)
-    completions = policy.tokenizer.batch_decode(rows[:, -4:-1])
-    ended = rows[:, -1] == policy.tokenizer.eos_token_id
-    right = [puzzle.is_correct(prompts[0].problem, c) and bool(e) for c, e in zip(completions, ended, strict=True)]
-    exact = metrics["pass@1"]
+    return policy
+
+
+def sampled(puzzle, prompts, policy, folder, group_size):
+    """What engine and reward make of `group_size` completions a prompt."""
+    policy.model.config.save_pretrained(folder)
+    limit = puzzle.max_completion_tokens
+    engine = TransformersEngine(sequences_per_batch=4096)
+    context = EngineContext(
+        model_dir=folder,
+        dtype=torch.float32,
+        max_model_len=puzzle.max_prompt_tokens + limit,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    engine.setup(context)
+    publish(policy.model, engine, 1)
+    collector = Collector(
+        engine=engine,
+        reward=PuzzleReward(puzzle),
+        tokenizer=policy.tokenizer,
+        run_seed=0,
+        max_completion_tokens=limit,
+        stop_token_ids=policy.stop_token_ids,
+        clock=PhaseClock(),
+    )
+    return collector.collect(prompts, group_size=group_size, temperature=1.0, step=0, stream="train")
+
+
+@pytest.mark.parametrize("puzzle", [Locks(), Countdown(num_numbers=2, min_solutions=1, min_strategies=1)])
+def test_engine_and_reward_are_right_as_often_as_the_exact_measure_says(tmp_path, puzzle):
+    """20,000 completions: the share that is rewarded lies within four standard errors of the mean of p(x)."""
+    policy = tiny_policy()
+    prompts = prompts_of(puzzle, policy, 4)
+    fitted(puzzle, prompts, policy)
+    exact = ExactCoverage(puzzle).look(policy, prompts, 0, tmp_path / "exact", temperature=1.0)["pass@1"]
+    rollouts = sampled(puzzle, prompts, policy, tmp_path / "model", group_size=5000)
+    with_special = [START_OF_TURN in text for text in rollouts.texts]
+    cut_off = [completion.finish_reason == "length" for completion in rollouts.completions]
+    assert sum(with_special) > 2000
+    assert sum(cut_off) > 2000
+    # p(x)(1 − p(x)) is concave, so that the variance of a share over several problems is at most that at the mean.
+    error = (exact * (1 - exact) / len(rollouts.texts)) ** 0.5
     assert 0.05 < exact < 0.95
-    assert sum(right) / 4000 == pytest.approx(exact, abs=5 * (exact * (1 - exact) / 4000) ** 0.5)
-    assert metrics["pass@8"] == pytest.approx(exact_pass_at_k(torch.tensor(exact), 8).item(), abs=1e-6)
+    assert rollouts.is_correct.float().mean().item() == pytest.approx(exact, abs=4 * error)
+
+
+def test_the_list_has_one_end_and_more_are_refused(tmp_path):
+    policy = tiny_policy()
+    policy.stop_tokens = (START_OF_TURN,)
+    prompts = prompts_of(Locks(), policy, 1)
+    with pytest.raises(ConfigError, match=r"completions also end with \['<\|turn\|>'\].* model.stop_tokens=\[\]"):
+        ExactCoverage(Locks()).look(policy, prompts, 0, tmp_path, temperature=1.0)

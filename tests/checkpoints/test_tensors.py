@@ -1,5 +1,7 @@
 """The large tensors of a checkpoint come back to the bit, however many files they are in."""
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -63,3 +65,19 @@ def test_writing_in_the_background_without_gloo_is_refused(monkeypatch):
     CheckpointSettings(asynchronous=False, **options)
     with pytest.raises(ConfigError, match=r"checkpoint\.asynchronous=false"):
         CheckpointSettings(asynchronous=True, **options)
+
+
+def test_a_thread_that_writes_has_the_gpu_of_its_rank_and_makes_no_stream(monkeypatch, tmp_path):
+    devices = {}
+
+    def make_stream(device=None):
+        raise AssertionError("it would be on GPU 0 if the thread had no device of its own")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.setdefault(threading.get_ident(), device))
+    monkeypatch.setattr(torch.cuda, "current_stream", make_stream)
+    save_tensors_later(made(), tmp_path / "tensors", Written(tmp_path), background_group()).result()
+    assert list(devices.values()) == [3]
+    assert threading.get_ident() not in devices

@@ -1,13 +1,19 @@
 """A position attends to its prompt and its own past: on the CPU without padding, on a GPU through a block mask."""
 
+import functools
+import importlib
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.model import attention
 from apo_lightning.model.attention import (
     SHARED_PROMPTS,
     AttentionLayout,
@@ -104,6 +110,55 @@ def test_scores_too_large_for_exp_do_not_overflow():
     found = attend(query, key, value, AttentionLayout.of(groups, CPU), scale=1e3)
     gradients = torch.autograd.grad(found.sum(), (query, key, value))
     assert all(tensor.isfinite().all() for tensor in (found, *gradients))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """How many graphs a call makes dynamo trace, the kernels left out; flex attention has them for GPUs alone."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(
+        importlib.import_module("torch.nn.attention.flex_attention"), "_validate_device", lambda *_: None
+    )
+
+    def count(function, *args, **kwargs):
+        before = counters["stats"]["unique_graphs"]
+        function(*args, **kwargs)
+        return counters["stats"]["unique_graphs"] - before
+
+    return count
+
+
+@pytest.mark.slow
+def test_all_lengths_with_a_gradient_and_without_fit_in_few_variants_of_flex_attention(graphs, monkeypatch):
+    flex, make_mask = attention.compiled_flex.__wrapped__(), attention.compiled_block_mask.__wrapped__()
+    monkeypatch.setattr(attention, "create_block_mask", make_mask)  # as on a GPU
+    found = []
+    for shapes in (
+        [(1, [])],
+        [(40, [30])],
+        [(64, [64])],
+        [(100, [28, 128])],
+        [(300, [200, 12]), (50, [7])],
+        [(3, [5])],
+    ):
+        mask = block_mask(groups_of(shapes), CPU)
+        for requires_grad in (True, False):
+            tensors = [
+                torch.randn(1, heads, mask.seq_lengths[0], 8, requires_grad=requires_grad) for heads in (6, 2, 2)
+            ]
+            with torch.set_grad_enabled(requires_grad):
+                found.append(graphs(flex, *tensors, block_mask=mask, scale=0.3, enable_gqa=True))
+    assert sum(found[:8]) == 6 <= attention.MOST_VARIANTS / 8, "1, up to 128 and more positions, each in two grad modes"
+    assert sum(found[8:]) == 0
+
+
+def test_attention_fails_past_its_variants_instead_of_running_uncompiled(graphs, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_VARIANTS", 2)
+    flex = attention.compiled_flex.__wrapped__()
+    for num_heads in (1, 2):
+        assert graphs(flex, *torch.zeros(3, 1, num_heads, 4, 8)) == 1
+    with pytest.raises(FailOnRecompileLimitHit):
+        flex(*torch.zeros(3, 1, 3, 4, 8))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

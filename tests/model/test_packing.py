@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.model.packing import Group, PackedSequences, minibatches, pack_evenly
+from apo_lightning.model.packing import Group, PackedSequences, pack_evenly
 
 CPU = torch.device("cpu")
 COSTS = st.lists(st.integers(0, 40), min_size=1, max_size=30)
@@ -47,14 +47,6 @@ def test_as_many_bins_as_are_wanted_and_nearly_equal(costs, at_least):
 def test_the_number_of_bins_is_within_a_fiftieth_of_the_fewest():
     # 100 pairs of 60 + 40 fill 100 bins of 100 exactly.
     assert len(pack_evenly([60, 40] * 100, capacity=100)) <= 102
-
-
-def test_minibatches_go_by_prompt_in_sampling_order_and_the_last_may_be_short():
-    assert minibatches(num_prompts=5, group_size=3, prompts_per_minibatch=2) == [
-        range(6),
-        range(6, 12),
-        range(12, 15),
-    ]
 
 
 def test_a_prompt_stands_once_and_predicts_the_first_token_of_each_of_its_completions():

@@ -224,3 +224,19 @@ def test_smollm2_loads_from_its_package_and_can_be_saved(tmp_path):
     assert all(parameter.dtype == torch.float32 for parameter in policy.parameters())
     policy.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_an_architecture_has_one_folder_whatever_its_weights(spec, policy, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = policy.architecture_folder()
+    other = Policy(spec.load_model(seed=2), spec.load_tokenizer(), torch.float32)
+    assert folder == other.architecture_folder() != small("llama").architecture_folder()
+    assert len(list(tmp_path.glob("apo-lightning/architectures/*"))) == 2
+    assert AutoConfig.from_pretrained(folder).to_json_string() == policy.model.config.to_json_string()
+
+
+def test_an_architecture_without_a_cache_folder_is_refused(policy, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"cache folder .*file \(.*Not a directory.*\): set XDG_CACHE_HOME"):
+        policy.architecture_folder()

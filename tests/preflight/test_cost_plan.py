@@ -274,6 +274,12 @@ def test_what_is_dropped_is_not_run_though_the_loss_has_a_gradient_there():
     assert work.updated.completions == pytest.approx(0.25)
 
 
+def test_the_fullest_rank_has_the_mean_over_the_balance_but_samples_no_more():
+    even, uneven = (workload(composed("algo=grpo"), Expected(rank_balance=ratio)) for ratio in (1.0, 0.8))
+    assert uneven.work(uneven.updated).num_tokens == pytest.approx(even.work(even.updated).num_tokens / 0.8, abs=1)
+    assert uneven.num_sampled_tokens == even.num_sampled_tokens
+
+
 def workload(cfg, expected: Expected) -> Workload:
     settings = step_settings(cfg, instantiate(cfg.data))
     return expected_workload(
@@ -288,6 +294,7 @@ def workload(cfg, expected: Expected) -> Workload:
         ({"signal_share": 0.2, "error_share": 0.5}, "expected.error_share is 0.5"),
         ({"signal_share": 1.2}, "expected.signal_share 1.2"),
         ({"signal_share": 0.8, "error_share": 0.5, "failed_share": 0.3}, "expected.failed_share is 0.3"),
+        ({"rank_balance": 0}, "expected.rank_balance is 0"),
     ],
 )
 def test_what_cannot_be_expected_is_named(values, words):

@@ -213,3 +213,50 @@ def test_a_tower_of_powers_costs_no_worker(reward: MathVerifyReward, answer: str
     num_started = reward.pool.num_started
     assert reward.score([rf"\boxed{{{answer}}}"], [r"\frac{1}{3}"])[0].status == "unparsed"
     assert reward.pool.num_started == num_started
+
+
+# Each a gold answer and a completion.
+SEVERAL_RIGHT = [
+    ("2, 3", r"\boxed{2}, \boxed{3}"),
+    ("2,3", r"so $x = \boxed{3}$ or $x = \boxed{2}$."),
+    (r"\{2, 3\}", r"\boxed{2} and \boxed{3}"),
+    (r"2 \text{ or } 3", r"\boxed{2} \text{ and } \boxed{3}"),
+    ("(2,2), (6,2)", r"\boxed{(2,2)} and \boxed{(6,2)}"),
+    ("(2,2), (6,2)", r"First \boxed{1}. They are $\boxed{(6,2)}$, $\boxed{(2,2)}$."),
+    ("k=45, n=2", r"\boxed{k=45}, \boxed{n=2}"),
+    ("k=45, n=2", r"$k=\boxed{45}$ and $n=\boxed{2}$"),
+    (r"1 \pm \sqrt{5}", r"$\boxed{1+\sqrt{5}}$ or $\boxed{1-\sqrt{5}}$"),
+    (r"\{1\pm\sqrt{5},-2\}", r"$\boxed{1+\sqrt{5}}$, $\boxed{1-\sqrt{5}}$, $\boxed{-2}$"),
+    (r"\text{B, E, and G}", r"\boxed{B}, \boxed{E} and \boxed{G}"),
+    ("2, 3", r"\boxed{$2$.}, \boxed{$3$.}"),
+    ("2, 3", r"\boxed{5}, \boxed{2, 3}"),  # the last box is the whole answer
+    ("3", r"\boxed{2}, \boxed{3}"),  # a single gold keeps the last box
+    ("(2, 3)", r"\boxed{(0, 1)}, \boxed{(2, 3)}"),  # a point is single
+    ("58,500", r"\boxed{1} or \boxed{58,500}"),
+]
+SEVERAL_WRONG = [
+    ("2, 3", r"\boxed{2}, \boxed{2}"),
+    ("2, 3", r"\boxed{2}, \boxed{4}"),
+    ("2, 3", r"\boxed{1}, \boxed{2}, \boxed{3}"),
+    ("2, 3", r"\boxed{2}, \boxed{3}, \boxed{2}"),
+    ("2, 3", r"\boxed{2}. No, it is \boxed{3}"),
+    ("2, 3", r"\boxed{2} \boxed{3}"),
+    ("2, 3", r"\boxed{2}, \boxed{3}, so \boxed{6}"),
+    ("2, 3", r"\boxed{2}, \boxed{3"),
+    ("2", r"\boxed{2}, \boxed{3}"),
+    ("k=45, n=2", r"\boxed{n=45}, \boxed{k=2}"),
+    ("k=45, n=2", r"$n=\boxed{45}$ and $k=\boxed{2}$"),
+    ("(2,2), (6,2)", r"\boxed{(2,2)} and \boxed{(2,6)}"),
+    ("(2, 3)", r"\boxed{2}, \boxed{3}"),  # two numbers need not be a point
+    ("58,500", r"\boxed{58}, \boxed{500}"),
+    (r"(-\infty, 2) \cup (5, \infty)", r"\boxed{(-\infty, 2)}, \boxed{(5, \infty)}"),
+]
+
+
+def test_boxes_that_end_a_completion_together_are_one_answer_where_the_gold_has_as_many_parts(reward: MathVerifyReward):
+    pairs = [*SEVERAL_RIGHT, *SEVERAL_WRONG]
+    verdicts = reward.score([completion for _, completion in pairs], [gold for gold, _ in pairs])
+    judged = list(zip(pairs, verdicts, strict=True))
+    assert [pair for pair, verdict in judged[: len(SEVERAL_RIGHT)] if verdict.status != "correct"] == []
+    assert [pair for pair, verdict in judged[len(SEVERAL_RIGHT) :] if verdict.reward != 0.0] == []
+    assert verdicts[0].extracted == "2, 3"

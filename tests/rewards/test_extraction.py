@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
+from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, final_boxes, last_boxed, last_line_after, unwrap
 
 ANSWER = re.compile("Answer:")
 
@@ -43,6 +43,34 @@ def test_the_last_box_is_read_with_its_braces_balanced(text: str, content: str |
 )
 def test_any_balanced_content_comes_back_whole(content: str):
     assert last_boxed(f"so \\boxed{{{content}}} }}{{") == content
+
+
+@pytest.mark.parametrize(
+    ("text", "contents"),
+    [
+        (r"\boxed{2}, \boxed{3}", ["2", "3"]),
+        (r"$\boxed{(2,2)}$ and $\boxed{(6,2)}$.", ["(2,2)", "(6,2)"]),
+        (r"$$\boxed{2}$$" + "\n\n" + r"$$\boxed{3}$$", ["2", "3"]),
+        (r"\(\boxed{2}\),\quad \(\boxed{3}\)", ["2", "3"]),
+        (r"\[\boxed{2} \text{ and } \boxed{3} \text{, or } \boxed{4}\]", ["2", "3", "4"]),
+        (r"$k = \boxed{45}$ and $n = \boxed{2}$", ["45", "n = 2"]),
+        (r"$\boxed{x}$ or $g(x)=\boxed{-x}$, $\theta_1 = \boxed{1}$", ["x", "g(x) = -x", r"\theta_1 = 1"]),
+        (r"\boxed{1}. So \boxed{2}, \boxed{3}", ["2", "3"]),
+        (r"\boxed{2}, not \boxed{3}", ["3"]),
+        (r"\boxed{2}. \boxed{3}", ["3"]),
+        (r"\boxed{2}\boxed{3}", ["3"]),
+        (r"\boxed{2} \boxed{3}", ["3"]),
+        (r"\boxed{2}, x + y = \boxed{3}", ["3"]),
+        (r"\boxed{\boxed{2}, \boxed{3}}", ["2", "3"]),
+        (r"\boxed{\boxed{2}}, \boxed{3}", ["3"]),
+        (r"\boxed{2}," + " " * 64 + r"\boxed{3}", ["3"]),
+        (r"\boxed{2}, \boxed{3", []),
+        (r"\boxed{1}, \boxed{2}, \boxed{3}, \boxed{4}", ["2", "3", "4"]),
+        ("none", []),
+    ],
+)
+def test_boxes_with_separators_alone_between_them_end_a_completion_together(text: str, contents: list[str]):
+    assert final_boxes(text, most=3) == contents
 
 
 def test_the_answer_is_on_the_line_of_the_last_marker_or_on_the_next():

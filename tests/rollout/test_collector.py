@@ -60,7 +60,7 @@ def engine(tmp_path_factory):
     return engine
 
 
-def collect(engine, reward, clock=None):
+def collect(engine, reward, clock=None, group_size=GROUP_SIZE):
     collector = Collector(
         engine=engine,
         reward=reward,
@@ -70,7 +70,7 @@ def collect(engine, reward, clock=None):
         stop_token_ids=tuple(range(10, 20)),
         clock=clock or PhaseClock(),
     )
-    return collector.collect(PROMPTS, group_size=GROUP_SIZE, temperature=1.0, step=0, stream="train")
+    return collector.collect(PROMPTS, group_size=group_size, temperature=1.0, step=0, stream="train")
 
 
 def test_scoring_beside_generation_changes_no_verdict(engine):
@@ -84,6 +84,20 @@ def test_scoring_beside_generation_changes_no_verdict(engine):
     answers = [prompt.answer for prompt in PROMPTS for _ in range(GROUP_SIZE)]
     expected = [text + answer for text, answer in zip(rollouts.texts, answers, strict=True)]
     assert [verdict.extracted for verdict in rollouts.verdicts] == expected
+
+
+def test_the_reward_sees_all_tokens_but_the_stop_token_at_the_end(engine):
+    reward = OnceLetterReward()
+    rollouts = collect(engine, reward, group_size=64)
+    symbols = character_tokenizer().convert_ids_to_tokens(list(range(99)))
+    expected = []
+    for completion in rollouts.completions:
+        kept = completion.token_ids[:-1] if completion.finish_reason == "stop" else completion.token_ids
+        # The model's vocabulary has 128 ids, of which the tokenizer knows 99.
+        expected.append("".join(symbols[token] for token in kept if token < 99))
+    assert list(rollouts.texts) == [text for text, _ in reward.calls[0]] == expected
+    assert {completion.finish_reason for completion in rollouts.completions} == {"stop", "length"}
+    assert all(special in "".join(expected) for special in ("<|unknown|>", "<|turn|>", "<|end|>"))
 
 
 def test_a_slow_reward_is_scoring_before_generation_ends(engine, monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,9 @@ def test_two_runs_of_one_seed_end_in_the_same_weights(runs):
     assert hashes[0] == hashes[1]
     exported = [(folder / "checkpoints" / "final" / "model.safetensors").read_bytes() for folder, _ in runs]
     assert exported[0] == exported[1]
+
+
+def test_two_runs_start_vllm_from_one_folder_with_one_key_in_its_compile_cache(runs):
+    starts = [re.findall(r"started from (\S+);.*key: (\w+)", (folder / "run.log").read_text()) for folder, _ in runs]
+    assert len(starts[0]) == 1
+    assert starts[0] == starts[1]

@@ -51,6 +51,9 @@ def work(rank, engine_name, folder):
         expected = reference_logprobs(whole, asked, completion.token_ids)
         assert logprob_gap(torch.tensor(completion.logprobs), expected) < 1e-3
     if engine_name == "vllm together":
+        keys = ["", ""]
+        dist.all_gather_object(keys, engine._llm.llm_engine.vllm_config.compute_hash())
+        assert keys[0] == keys[1], "each rank would compile for itself at every start"
         with pytest.raises(OSError, match="rank 1 has enough"):
             engine.generate(requests, lambda *_: stop_on_the_second_rank(rank))
         assert engine.generate(requests) == completions

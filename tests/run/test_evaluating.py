@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import signal
 import sys
 from itertools import combinations
@@ -107,6 +108,12 @@ def test_a_sample_holds_what_is_promised(uninterrupted):
     assert all(0 < sample.entropy < math.log(200) for sample in samples)
     assert all(sample.num_tokens == 8 for sample in samples if sample.finish_reason == "length")
     assert all(1 <= sample.num_tokens <= 8 for sample in samples)
+    # Of the character tokenizer a token is a character or a special one, which the text keeps; the stop token is not.
+    symbols = [re.findall(r"<\|[a-z]+\|>|.", sample.text, re.DOTALL) for sample in samples]
+    assert [len(found) for found in symbols] == [
+        sample.num_tokens - (sample.finish_reason == "stop") for sample in samples
+    ]
+    assert any("<|turn|>" in found for found in symbols)
 
 
 @pytest.mark.slow

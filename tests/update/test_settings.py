@@ -3,7 +3,9 @@
 import pytest
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.run.training import prepare
 from apo_lightning.update.settings import StepSettings
+from composing import composed
 
 GOOD = {
     "prompts_per_step": 4,
@@ -45,6 +47,14 @@ def test_a_bad_size_is_refused_by_name_and_value(key, value):
     with pytest.raises(ConfigError, match=rf"{key} is '?{value}") as caught:
         StepSettings(**{**GOOD, key: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
+def test_a_cut_of_the_sampled_distribution_is_refused_in_training(key):
+    """Hydra adds what is typed with a plus, and a run that ignored it would not be the run that was asked for."""
+    with pytest.raises(ConfigError, match=rf"^{key} is 0.9: training samples from the whole distribution.*top_p\)$"):
+        prepare(composed(f"+{key}=0.9", "model=tiny"))
+    assert composed("top_p=0.9", config_name="evaluate").top_p == 0.9
 
 
 def test_a_correction_that_would_be_one_everywhere_is_refused():

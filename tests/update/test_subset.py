@@ -5,43 +5,37 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lightning.types import Advantages
 from apo_lightning.update.subset import SMALLEST, draw_subset, smallest, subset_size
-from apo_lightning.update.table import StepTable
 from factories import make_rollouts
 
 B = 16
 
 
-def table_of(step: int = 1, required: tuple[int, ...] = ()) -> StepTable:
-    rollouts = replace(make_rollouts(["correct"] * B, 4), step=step)
-    nothing = torch.zeros(B // 4, 4)
-    table = StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), torch.device("cpu"))
-    table.required[list(required)] = True
-    return table
+ROLLOUTS = make_rollouts(["correct"] * B, 4)
 
 
-def drawn(table: StepTable, fraction: float = 0.25, seed: int = 1) -> set[int]:
-    return set(draw_subset(table, fraction, seed).nonzero().flatten().tolist())
+def drawn(fraction: float = 0.25, seed: int = 1, *, step: int = 1, required: tuple[int, ...] = ()) -> set[int]:
+    is_required = torch.isin(torch.arange(B), torch.tensor(required, dtype=torch.long))
+    return set(draw_subset(replace(ROLLOUTS, step=step), is_required, fraction, seed).nonzero().flatten().tolist())
 
 
 def test_what_is_required_is_not_drawn():
     required = tuple(range(6))
-    assert len(drawn(table_of(required=required))) == 4
-    assert drawn(table_of(required=required)).isdisjoint(required)
+    assert len(drawn(required=required)) == 4
+    assert drawn(required=required).isdisjoint(required)
 
 
 def test_another_algorithm_draws_the_same_completions_as_far_as_it_leaves_them_out():
     # Priorities are fixed: requiring a completion that was drawn lets the next one in, and moves no other.
-    first = drawn(table_of())
+    first = drawn()
     taken = min(first)
-    second = drawn(table_of(required=(taken,)))
+    second = drawn(required=(taken,))
     assert first - {taken} < second
     assert len(second) == len(first)
 
 
 def test_step_and_seed_draw_anew():
-    draws = {frozenset(drawn(table_of(step), 0.5, seed)) for step in (1, 2, 3) for seed in (1, 2, 3)}
+    draws = {frozenset(drawn(0.5, seed, step=step)) for step in (1, 2, 3) for seed in (1, 2, 3)}
     assert len(draws) == 9
 
 
@@ -49,7 +43,7 @@ def test_every_completion_is_drawn_equally_often():
     counts = torch.zeros(B)
     num_steps = 3000
     for step in range(num_steps):
-        counts[list(drawn(table_of(step)))] += 1
+        counts[list(drawn(step=step))] += 1
     share = 0.25
     error = (share * (1 - share) / num_steps) ** 0.5
     assert ((counts / num_steps - share).abs() < 5 * error).all()
@@ -57,12 +51,12 @@ def test_every_completion_is_drawn_equally_often():
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.0, 0), (0.001, SMALLEST), (0.5, 8), (1.0, B)])
 def test_the_fraction_is_of_all_completions_and_a_few_are_always_drawn(fraction, size):
-    assert len(drawn(table_of(), fraction)) == size
+    assert len(drawn(fraction)) == size
 
 
 def test_fewer_are_drawn_where_fewer_are_left():
-    assert drawn(table_of(required=tuple(range(B - 2)))) == {B - 2, B - 1}
-    assert drawn(table_of(required=tuple(range(B)))) == set()
+    assert drawn(required=tuple(range(B - 2))) == {B - 2, B - 1}
+    assert drawn(required=tuple(range(B))) == set()
 
 
 def test_the_smallest_priorities_win_wherever_they_are():

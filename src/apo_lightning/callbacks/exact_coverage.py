@@ -29,6 +29,9 @@ SUPPORT = "support.npz"
 class ExactCoverage(StepCallback):
     """Scores every listed answer of every held-out problem teacher-forced, so that p(x) and pass@k have no noise.
 
+    p(x) is what the puzzle's reward gives on average. An answer counts with its end of sequence: a completion that is
+    cut off has more tokens than any valid answer, each of them at least a character (see `Puzzle`), so none is right.
+
     Logs `exact/pass@k`, `exact/valid_entropy`, `exact/strategy_entropy`, `exact/listed`, `exact/alive` (see
     `exact_metrics`) and, for each kind of token, `exact/entropy/<kind>`, `exact/max_prob/<kind>` and
     `exact/support/<kind>`: the policy's probability of the base model's top K. A token's weight is the policy's
@@ -43,6 +46,10 @@ class ExactCoverage(StepCallback):
         ks: of pass@k.
         support_size: K of `exact/support`.
         tokens_per_microbatch: of the scoring passes.
+
+    Raises:
+        ConfigError: at the first look, where the tokenizer does not read one token a symbol, or where other tokens than
+            the end of sequence end a completion.
     """
 
     def __init__(
@@ -213,6 +220,12 @@ def _packed(prompts: Sequence[Prompt], flat: Sequence[tuple[int, ListedAnswer]],
     tokenizer = policy.tokenizer
     end = tokenizer.eos_token_id
     assert isinstance(end, int)
+    if others := [i for i in policy.stop_token_ids if i != end]:
+        # The reward takes an answer that ends with any of them, and the list has one.
+        raise ConfigError(
+            f"completions also end with {tokenizer.convert_ids_to_tokens(others)}: the exact measure lists answers "
+            f"that end with '{tokenizer.eos_token}', give model.stop_tokens=[] and a model that declares no other end"
+        )
     texts = [answer.text for _, answer in flat]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return PackedSequences(

@@ -207,7 +207,7 @@ def _success(
     grown = iter(_generate(module, [request for request, more in zip(requests, is_open, strict=True) if more]))
     collector = module.collector
     texts = [
-        str(collector.tokenizer.decode([*stem, *(next(grown).token_ids if more else ())], skip_special_tokens=True))
+        collector.text([*stem, *(next(grown).token_ids if more else ())])
         for stem, more in zip(stems, is_open, strict=True)
     ]
     verdicts = collector.reward.score(texts, answers)

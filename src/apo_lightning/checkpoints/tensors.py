@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch.distributed
 import torch.distributed.checkpoint as dcp
@@ -82,13 +82,32 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _writer(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> HuggingFaceStorageWriter:
+def _writer(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> "_Writer":
     world_size = num_processes()
     files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)
-    writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
+    writer = _Writer(str(folder), fqn_to_index_mapping=files, save_distributed=True)
     # Were the files not opened through it, the checkpoint would have some without a checksum and be refused.
     writer.fs = _Listing(written)
     return writer
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """A writer whose CUDA calls, from whichever thread, are for the GPU of the thread that made it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """The first that torch calls in the thread that writes.
+
+        The device of a new thread is GPU 0, where a stream or a pinned copy would open a context of hundreds of MiB
+        for each rank. torch 2.13 happens to need neither once the tensors are staged: gloo carries host memory, and
+        `FileSystemWriter.stage` turns the loader with a stream off.
+        """
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
 
 class _Listing(FileSystem):

@@ -37,6 +37,12 @@ class Ranks:
         """The sum of the ranks' values."""
         return float(value) if self.world_size == 1 else float(self._reduce(value, "sum"))
 
+    def sums(self, values: Sequence[float | int]) -> list[float]:
+        """The sum of the ranks' values, of each in turn."""
+        if self.world_size == 1:
+            return [float(value) for value in values]
+        return self._reduce(values, "sum").tolist()
+
     def max(self, value: float | int) -> float:
         """The largest of the ranks' values."""
         return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
@@ -49,8 +55,8 @@ class Ranks:
         """The names that at least one rank gives."""
         return frozenset[str]().union(*from_all_ranks(names))
 
-    def _reduce(self, value: float | int, operation: str) -> Tensor:
-        tensor = torch.tensor(float(value), dtype=torch.float64, device=self.trainer.strategy.root_device)
+    def _reduce(self, value: float | int | Sequence[float | int], operation: str) -> Tensor:
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.trainer.strategy.root_device)
         kind = torch.distributed.ReduceOp.SUM if operation == "sum" else torch.distributed.ReduceOp.MAX
         torch.distributed.all_reduce(tensor, op=kind)
         return tensor

@@ -41,6 +41,7 @@ class Sample:
     outside_support: float | None
     """Share of its tokens outside the reference's top K."""
     text: str
+    """What was judged: all tokens, special ones too, but the stop token at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import CompletionStatistics, score_completions
 from apo_lightning.evaluation.support import CompletionSupport, support_statistics
 from apo_lightning.model.policy import Policy
+from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import sample_seed
@@ -103,8 +104,8 @@ class Sampler:
         with ThreadPoolExecutor(max_workers=1) as verifier:
             for batch in self._my_batches(file, done):
                 completions = self._sample(batch, max_completion_tokens)
-                decode = self.policy.tokenizer.decode
-                texts = [str(decode(list(c.token_ids), skip_special_tokens=True)) for c in completions]
+                tokenizer, stops = self.policy.tokenizer, self.policy.stop_token_ids
+                texts = [completion_text(tokenizer, completion.token_ids, stops) for completion in completions]
                 verdicts = verifier.submit(reward.score, texts, [planned.prompt.answer for planned in batch])
                 sampled = _Batch(
                     planned=batch,

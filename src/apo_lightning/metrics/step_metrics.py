@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
@@ -29,7 +29,7 @@ class UpdateRecord:
     """What the optimizer steps of one rollout add up to."""
 
     num_tokens: int
-    """Response tokens of the step, T, this rank's share."""
+    """Response tokens that may run on this rank, T of its table."""
     loss: float = 0.0
     """Sum of the mini-batches' scalar losses, this rank's share."""
     grad_norms: list[float] = field(default_factory=list)
@@ -46,11 +46,12 @@ class UpdateRecord:
     """Token indices and the loss's metrics there, a micro-batch each."""
     skipped_values: Mapping[str, float] = field(default_factory=dict)
     """By name, the value of a loss's metric on all tokens that the update does not run; without one, NaN."""
-    metric_names: frozenset[str] = frozenset()
-    """What the loss's metrics are called on any rank. One that ran nothing has none of its own, but a reduction is a
-    collective: all must make the same ones."""
     work: Work = field(default_factory=Work)
     """What the forwards with a gradient ran, this rank's share."""
+    updated: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """[T] True for the tokens that the update ran; of what this rank has sampled, filled in by `close`."""
+    loss_metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """The loss's metrics [T] by name, likewise; on tokens that the update did not run, `skipped_values` or NaN."""
 
     def add(self, scalar: Tensor, output: LossOutput, token_index: Int[Tensor, "part"]) -> None:
         """Enter what the loss said of some tokens."""
@@ -86,31 +87,32 @@ class UpdateRecord:
         """Mini-batches that are done, with an optimizer step or without."""
         return len(self.grad_norms) + self.num_empty + self.num_nonfinite
 
-    def updated(self, device: torch.device) -> Bool[Tensor, "tokens"]:
-        """True for the tokens that the update was run on."""
-        mask = torch.zeros(self.num_tokens, dtype=torch.bool, device=device)
-        for index, _ in self.parts:
-            mask[index] = True
-        return mask
-
     @property
     def own_metric_names(self) -> frozenset[str]:
         """What the loss's metrics are called, as far as this rank has seen any."""
         return frozenset(self.skipped_values).union(*(metrics for _, metrics in self.parts))
 
-    @property
-    def loss_metrics(self) -> dict[str, Tensor]:
-        """The loss's per-token metrics [T]; on tokens that did not enter the update, its `skipped_values` or NaN."""
-        device = next((values.device for _, metrics in self.parts for values in metrics.values()), torch.device("cpu"))
-        names = sorted(self.metric_names | self.own_metric_names)
-        table = {
-            name: torch.full((self.num_tokens,), self.skipped_values.get(name, torch.nan), device=device)
-            for name in names
-        }
-        for token_index, metrics in self.parts:
-            for name, values in metrics.items():
-                table[name][token_index] = values.float()
-        return table
+    def close(self, metric_names: frozenset[str], send_back: Callable[[Tensor], Tensor], device: torch.device) -> None:
+        """Make `updated` and `loss_metrics` of the tokens that this rank has sampled; collective.
+
+        Args:
+            metric_names: of the loss on any rank. One that ran nothing has none of its own, but a reduction is a
+                collective: all must make the same ones.
+            send_back: one row for each token that ran here → one for each that was sampled here.
+            device: of the tokens.
+        """
+        updated = torch.zeros(self.num_tokens, dtype=torch.bool, device=device)
+        for index, _ in self.parts:
+            updated[index] = True
+        self.updated = send_back(updated)
+        self.loss_metrics = {name: send_back(self._loss_metric(name, device)) for name in sorted(metric_names)}
+
+    def _loss_metric(self, name: str, device: torch.device) -> Tensor:
+        column = torch.full((self.num_tokens,), self.skipped_values.get(name, torch.nan), device=device)
+        for index, metrics in self.parts:
+            if name in metrics:
+                column[index] = metrics[name].float()
+        return column
 
 
 class StepMetrics(nn.Module):
@@ -198,7 +200,7 @@ class StepMetrics(nn.Module):
 
         With `old_logprobs: rollout` nobody asks that policy about the later mini-batches.
         """
-        updated = record.updated(tokens.old_logprobs.device)
+        updated = record.updated
         asked = updated & tokens.required.to(updated.device)[tokens.sequence_ids]
         return {
             "train/surprisal": _fault_if_nan(-tokens.rollout_logprobs),

@@ -31,6 +31,10 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Group
 
 SHARED_PROMPTS = "shared_prompts"
+MOST_VARIANTS = 64
+"""Graphs of flex attention in a process. For a number of heads, a head size and a dtype 8 occur, torch's default limit:
+1, 2–127, 128 and more positions, with a gradient and without. Adapters that leave keys or values of the first layer
+without a gradient add 4; the jobs of a sweep may each have other heads."""
 
 # The kernel behind `scaled_dot_product_attention`, which keeps the log-sum-exp to itself. It is not public, and torch
 # has no public way on the CPU: flex attention returns the log-sum-exp, and has no backward there.
@@ -70,6 +74,7 @@ class AttentionLayout:
         return cls(groups=tuple(groups), segments=tuple(index.to(device) for index in segments))
 
 
+@torch.no_grad()  # the grad mode is guarded: with and without it, each graph would be compiled twice
 def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
     """Which positions attend to which in a micro-batch, for flex attention; blocks of zeros are never computed.
 
@@ -83,7 +88,9 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
     widths = torch.tensor(prompts).diff()
     prompt = torch.tensor(prompts[:-1]).repeat_interleave(widths).to(device)[segment]
 
-    return create_block_mask(
+    # Uncompiled, the mask would be built by way of a [positions, positions] tensor.
+    make = compiled_block_mask() if device.type == "cuda" else create_block_mask
+    return make(
         # Not a `def`: flex attention counts the parameters, which the wrapper of a shape-checked function hides.
         lambda batch, head, i, j: (j <= i) & ((segment[j] == segment[i]) | (segment[j] == prompt[i])),
         None,
@@ -91,7 +98,6 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
         len(segment),
         len(segment),
         device=device,
-        _compile=device.type == "cuda",  # else the mask would be built by way of a [positions, positions] tensor
     )
 
 
@@ -251,8 +257,24 @@ def attend_registered(
 
 @cache
 def compiled_flex() -> Callable[..., Tensor]:
-    """Flex attention in kernels; as it stands it holds the scores of all pairs of positions."""
-    return torch.compile(flex_attention)
+    """Flex attention in kernels; uncompiled it holds the scores of all pairs of positions."""
+    return compile_or_fail(flex_attention)
+
+
+@cache
+def compiled_block_mask() -> Callable[..., BlockMask]:
+    """`create_block_mask` in kernels."""
+    return compile_or_fail(create_block_mask)
+
+
+def compile_or_fail(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function for symbolic lengths; past `MOST_VARIANTS` a call raises, where torch would run it eager.
+
+    Its variants and its limit are its own: vLLM compiles in the same process, under torch's defaults.
+    """
+    return torch.compile(  # pyright: ignore[reportCallIssue] - the overloads leave the last two out
+        function, dynamic=True, fullgraph=True, recompile_limit=MOST_VARIANTS, isolate_recompiles=True
+    )
 
 
 AttentionInterface.register(SHARED_PROMPTS, attend_registered)

@@ -1,4 +1,4 @@
-"""Ragged sequences → mini-batches of prompts → micro-batches under a token budget → tensors.
+"""Ragged sequences → micro-batches under a token budget → tensors.
 
 A *mini-batch* is one optimizer step and is part of the algorithm; a *micro-batch* is one forward and backward and
 is a matter of memory alone: the token weights are fixed before the split, so it cannot change the result.
@@ -70,19 +70,6 @@ class Microbatch:
     def part(self, tokens: slice | Tensor) -> "Microbatch":
         """The same forward pass, whose hidden states are read at these of its tokens."""
         return replace(self, rows=self.rows[tokens], targets=self.targets[tokens], token_index=self.token_index[tokens])
-
-
-def minibatches(num_prompts: int, group_size: int, prompts_per_minibatch: int) -> list[range]:
-    """Completions of each mini-batch: by prompt, in sampling order, before anything is dropped.
-
-    Example:
-        >>> minibatches(num_prompts=4, group_size=2, prompts_per_minibatch=2)
-        [range(0, 4), range(4, 8)]
-    """
-    return [
-        range(first * group_size, min(first + prompts_per_minibatch, num_prompts) * group_size)
-        for first in range(0, num_prompts, prompts_per_minibatch)
-    ]
 
 
 def pack_evenly(costs: Sequence[int], capacity: int | float, at_least: int = 1) -> list[list[int]]:
@@ -242,3 +229,10 @@ class PackedSequences:
             targets=torch.tensor([token for b in by_owner for token in self.completions[b]]).to(device),
             token_index=torch.cat([torch.arange(len(self.completions[b])) + starts[b] for b in by_owner]).to(device),
         )
+
+
+def padding_microbatch(device: torch.device) -> Microbatch:
+    """A forward of which nothing is read, for a rank that has nothing to run while others have."""
+    # Two positions: layers compiled for dynamic lengths would be compiled once more for a length of 1.
+    stand_in = PackedSequences(prompts=[(0, 0)], completions=[(0,)], owners=[0])
+    return stand_in.microbatches([0], 1, device)[0].part(slice(0, 0))

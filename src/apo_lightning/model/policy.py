@@ -1,7 +1,7 @@
 """The language model that is trained, and how it scores the tokens of a micro-batch."""
 
 import contextlib
-import tempfile
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.files import write_once
+from apo_lightning.hashing import hash64
 from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
 from apo_lightning.model.attention import attention_arguments, use_shared_prompts
 from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
@@ -164,9 +167,24 @@ class Policy(nn.Module):
         """Write the adapters alone, as PEFT loads them; the first rank writes, all ranks must call."""
         save_adapter(self.model, folder)
 
-    def architecture_folder(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder with config and tokenizer but no weights: what an engine needs before its first sync."""
-        folder = tempfile.TemporaryDirectory(prefix="apo-architecture-")
-        self.model.config.save_pretrained(folder.name)
-        self.tokenizer.save_pretrained(folder.name)
+    def architecture_folder(self) -> Path:
+        """A folder with the model's config and no weights, from which an engine starts before its first sync.
+
+        Its path is `$XDG_CACHE_HOME/apo-lightning/architectures/<hash of the config>`, by default below `~/.cache`:
+        the same for all ranks and runs of an architecture. vLLM hashes the path into the key of its compile cache, so
+        another path would mean to compile again. An architecture takes a few kilobytes, and nothing is deleted.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        config = self.model.config.to_json_string()
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        try:
+            folder = Path(cache).expanduser() / "apo-lightning" / "architectures" / hash64(config).hex()
+            write_once(folder / "config.json", config.encode())
+        except (OSError, RuntimeError) as error:  # the latter where there is no home
+            raise ConfigError(
+                f"the engine's model config cannot be written to the cache folder {cache} ({in_brief(error)}): "
+                "set XDG_CACHE_HOME to a folder that every rank can write"
+            ) from error
         return folder

@@ -1,7 +1,8 @@
-"""The tokenizer of random models, one token a character, and the ids of tokens that are named."""
+"""The tokenizer of random models, one token a character; the text of a completion; ids of tokens that are named."""
 
 import difflib
 import string
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -51,6 +52,30 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> str:
+    """The text of a completion, as rewards, rollout files and evaluations see it.
+
+    A stop token at the end is not part of the text. Every other token is, special ones included: an answer with a
+    special token inside is another answer. A completion that was cut off is the text of all its tokens. An id that the
+    tokenizer does not know adds nothing.
+
+    Args:
+        tokenizer: of the model that sampled.
+        token_ids: of the completion.
+        stop_token_ids: what ends a completion; engines stop at the first, so that none stands inside.
+
+    Example:
+        >>> tokenizer = character_tokenizer()
+        >>> one, two, turn, end = tokenizer.convert_tokens_to_ids(["1", "2", "<|turn|>", "<|end|>"])
+        >>> completion_text(tokenizer, [one, two, end], [end]), completion_text(tokenizer, [one, turn, two], [end])
+        ('12', '1<|turn|>2')
+    """
+    is_ended = len(token_ids) > 0 and token_ids[-1] in stop_token_ids
+    kept = list(token_ids[:-1] if is_ended else token_ids)
+    # Cleaning would take blanks out, so that "4 .5" would be judged as 4.5.
+    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def stop_token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:

@@ -25,6 +25,8 @@ class Expected:
         signal_share: of the completions, those of groups whose rewards differ; in [0, 1].
         error_share: of the completions, the wrong ones among those; at most `signal_share`.
         failed_share: of the completions, those of groups that are wrong throughout; at most 1 − `signal_share`.
+        rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run; the
+            default is that of 8 ranks in the table of `update.balance.balanced`.
 
     Raises:
         ConfigError: a value outside its range.
@@ -35,6 +37,7 @@ class Expected:
     signal_share: float | int = 1.0
     error_share: float | int = 1.0
     failed_share: float | int = 0.0
+    rank_balance: float | int = 0.95
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "completion_tokens"):
@@ -51,6 +54,8 @@ class Expected:
                 f"expected.failed_share is {self.failed_share} beside a signal_share of {self.signal_share}: give "
                 "0 <= failed_share <= 1 - signal_share"
             )
+        if not 0 < self.rank_balance <= 1:
+            raise ConfigError(f"expected.rank_balance is {self.rank_balance}: give mean ÷ maximum, in (0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,8 @@ class Workload:
     """Run without a gradient because the update comes to them after an optimizer step."""
     has_full_kl: bool = False
     """Whether the reference runs beside every micro-batch of the update."""
+    rank_balance: float | int = 1.0
+    """Mean ÷ maximum of the ranks' tokens in what runs after sampling."""
 
     @property
     def num_completions(self) -> float | int:
@@ -104,10 +111,11 @@ class Workload:
             f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
             f"in the pass of the reference {self.reference.completions:.0%}, "
             f"scored before {self.later.completions + self.drawn.completions:.0%}"
+            + (f"; ranks {self.rank_balance:.0%} even" if self.rank_balance < 1 else "")
         )
 
     def work(self, part: Part) -> Work:
-        """One forward of some completions, each prompt once for those of its group.
+        """One forward of some completions, each prompt once for those of its group, on the rank that has most of it.
 
         The last token of a completion is predicted and not run.
 
@@ -121,7 +129,10 @@ class Workload:
             ...     num_minibatches=1, updated=all_of_it, reference=NOTHING, drawn=NOTHING).work(all_of_it)
             Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
-        groups, completions = part.prompts * self.num_prompts, part.completions * self.num_completions
+        groups, completions = (
+            share / self.rank_balance
+            for share in (part.prompts * self.num_prompts, part.completions * self.num_completions)
+        )
         prompt, run = self.prompt_tokens, max(0, self.completion_tokens - 1)
         pairs = groups * _triangle(prompt) + completions * (prompt * run + _triangle(run))
         return Work(
@@ -167,6 +178,7 @@ def expected_workload(
         drawn=_drawn(settings, skipped=1 - run.completions),
         later=Part(prompts=later * run.prompts, completions=later * run.completions),
         has_full_kl=loss.needs.full_kl,
+        rank_balance=expected.rank_balance if world_size > 1 else 1.0,
     )
 
 

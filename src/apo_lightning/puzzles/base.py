@@ -43,7 +43,7 @@ class Puzzle(Protocol):
 
     @property
     def max_completion_tokens(self) -> int:
-        """Characters of the longest answer, and its end of sequence."""
+        """Characters of the longest answer, and its end: a completion that is cut off there is too long to be one."""
         ...
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
@@ -72,7 +72,7 @@ class Puzzle(Protocol):
         ...
 
     def is_correct(self, problem: str, answer: str) -> bool:
-        """Judge a completion, given without its end of sequence."""
+        """Judge the text of a completion, as `completion_text` gives it: right iff it is a valid listed answer."""
         ...
 
     def kinds(self, answer: str) -> list[str]:

@@ -77,6 +77,18 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     return "correct" if _same_text(gold, answer) else ask(gold, answer)
 
 
+def num_parts(answer: str) -> int:
+    r"""Parts of a normalised answer that is a list or a set; 1 for any other, a point or an interval too.
+
+    Example:
+        >>> [num_parts(answer) for answer in ("k=45, n=2", r"1 \pm \sqrt{2}", "(2, 3)", "58,500", r"x \in \{1,2,3\}")]
+        [2, 2, 1, 1, 3]
+    """
+    value = read_names(answer).value
+    compound = None if read_number(value) else take_apart(value)
+    return len(compound.parts) if compound and compound.kind in ("list", "set") else 1
+
+
 def expressions(gold: str, depth: int = 0) -> list[str]:
     r"""What a gold answer consists of and `compare_answers` may ask about.
 

@@ -1,6 +1,7 @@
 """Finding the answer that a completion states. Linear in the text, whatever the text."""
 
 import re
+from dataclasses import dataclass
 
 MAX_ANSWER_CHARS = 4096
 """A longer answer is treated as none [characters]: no gold is near it, and it would only feed the verifier's parser.
@@ -11,6 +12,12 @@ An answer and a gold of this length still fit, at 6 bytes a character, into a 64
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\s{}$\\]", re.DOTALL)
 _BOX = re.compile(r"\\boxed(?![A-Za-z])\s*")
+_SEPARATOR = r"[,;$\n和或与及、]|\\\\|\\[()\[\]]|\\q?quad(?![A-Za-z])|\\text\s*\{[\s,]*(?:and|or)\s*\}|\b(?:and|or)\b"
+_BLANK = r"(?:\s|\\[,;: ])*+"
+_NAME = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\})|')?(?:\([A-Za-z0-9]\))?"
+_BETWEEN = re.compile(rf"(?:[^\S\n]|\\[,;: ])*+(?:(?:{_SEPARATOR}){_BLANK})++(?:(?P<name>{_NAME})\s*=\s*)?")
+_MAX_BETWEEN = 64
+"""Characters between two boxes of one statement; what is longer is prose."""
 _PUNCTUATION = re.compile(r"(?<!\\)[.,;]$|。$")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
 
@@ -30,21 +37,62 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"the answer is $\boxed 2$")
         '2'
     """
-    at = text.rfind(r"\boxed")
-    while at >= 0 and not _BOX.match(text, at):
+    box = _last_box(text, len(text))
+    return None if box is None else box.content
+
+
+def final_boxes(text: str, most: int) -> list[str]:
+    r"""The contents of the boxes that end a completion together, in order; none where the last one is not closed.
+
+    Boxes are together where nothing but separators stands between them: commas, semicolons, dollars, line breaks, wide
+    blanks, "and", "or". A letter and "=" before a box name its content, but before the first one, where they may end a
+    longer expression.
+
+    Args:
+        text: the completion.
+        most: boxes to read, from the last one backwards.
+
+    Example:
+        >>> final_boxes(r"Not \boxed{1}. So $\boxed{2}$, $\boxed{3}$ or $k = \boxed{5}$.", most=8)
+        ['2', '3', 'k = 5']
+    """
+    contents: list[str] = []
+    box = _last_box(text, len(text))
+    while box is not None and len(contents) < most:
+        before = _last_box(text, box.start)
+        between = None
+        if before is not None and box.start - before.end <= _MAX_BETWEEN:
+            between = _BETWEEN.fullmatch(text, before.end, box.start)
+        name = between["name"] if between is not None else None
+        contents.append(f"{name} = {box.content}" if name else box.content)
+        box = before if between is not None else None
+    return contents[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    start: int
+    end: int
+    content: str
+
+
+def _last_box(text: str, end: int) -> _Box | None:
+    """The last box that begins before `end`; None where there is none, or it is not closed there."""
+    at = text.rfind(r"\boxed", 0, end)
+    while at >= 0 and not _BOX.match(text, at, end):
         at = text.rfind(r"\boxed", 0, at)
-    box = _BOX.match(text, at) if at >= 0 else None
+    box = _BOX.match(text, at, end) if at >= 0 else None
     if box is None:
         return None
-    if not text.startswith("{", box.end()):
-        token = _TOKEN.match(text, box.end())
-        return token.group() if token else None
+    if not text.startswith("{", box.end(), end):
+        token = _TOKEN.match(text, box.end(), end)
+        return _Box(at, token.end(), token.group()) if token else None
     depth, start = 1, box.end() + 1
-    for brace in _BRACE.finditer(text, start):
+    for brace in _BRACE.finditer(text, start, end):
         # An escaped brace is a set's, not a group's: it is matched with its backslash and changes no depth.
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            return text[start : brace.start()]
+            return _Box(at, brace.end(), text[start : brace.start()])
     return None
 
 

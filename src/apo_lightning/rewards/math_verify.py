@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.formatting import GIB
-from apo_lightning.rewards.comparison import compare_answers, expressions
-from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after
+from apo_lightning.rewards.comparison import compare_answers, expressions, num_parts
+from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, final_boxes, last_boxed, last_line_after, unwrap
 from apo_lightning.rewards.normalise import normalise
 from apo_lightning.rewards.worker_pool import WorkerPool
 from apo_lightning.types import Verdict, VerdictStatus
@@ -19,12 +19,13 @@ _INTEGER = re.compile(r"([-+]?)0*([0-9]+)")
 class MathVerifyReward:
     r"""1 where the stated answer is mathematically equal to the gold one; else 0.
 
-    The answer is the content of the last `\boxed{…}`, else the line after the last "Answer:"; a completion with
-    neither is `unparsed`: prose is never searched for a number, which a policy learns to exploit. Numbers, words
-    and the parts of points, sets and lists are compared here and exactly; an expression that is left is computed,
-    or goes to math-verify, in worker processes that start when first needed. A worker that takes too long, crashes
-    or outgrows its memory is replaced and the answer's verdict is `timeout` or `error`; an answer that cannot be
-    read is `unparsed`.
+    The answer is the content of the last `\boxed{…}`, else the line after the last "Answer:"; where the gold answer is
+    a list or set of n parts and exactly n boxes end the completion together (`final_boxes`), each with one part, they
+    are one answer. A completion with neither is `unparsed`: prose is never searched for a number, which a policy learns
+    to exploit. Numbers, words and the parts of points, sets and lists are compared here and exactly; an expression that
+    is left is computed, or goes to math-verify, in worker processes that start when first needed. A worker that takes
+    too long, crashes or outgrows its memory is replaced and the answer's verdict is `timeout` or `error`; an answer
+    that cannot be read is `unparsed`.
 
     Departure: math-verify alone refuses right answers and accepts wrong ones; what is decided otherwise here, and why,
     is in docs/decisions/0011-what-counts-as-the-same-answer.md.
@@ -60,8 +61,9 @@ class MathVerifyReward:
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order."""
-        stated = [_stated_answer(completion) for completion in completions]
-        pairs = [(_usable(gold), _normalise(answer or "")) for gold, answer in zip(answers, stated, strict=True)]
+        golds = [_usable(gold) for gold in answers]
+        stated = [_stated_answer(completion, gold) for completion, gold in zip(completions, golds, strict=True)]
+        pairs = [(gold, _normalise(answer or "")) for gold, answer in zip(golds, stated, strict=True)]
         # A group often repeats one wrong answer: judge it once.
         statuses = self._judge(dict.fromkeys(pairs))
         return [_verdict(statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True)]
@@ -116,11 +118,25 @@ def _normalise(answer: str) -> str:
     return answer if _INTEGER.fullmatch(answer) else normalise(answer)
 
 
-def _stated_answer(completion: str) -> str | None:
+def _stated_answer(completion: str, gold: str) -> str | None:
     # An unclosed box is a completion cut short, so that an earlier "Answer:" is not its answer.
     is_boxed = r"\boxed" in completion
     answer = last_boxed(completion) if is_boxed else last_line_after(completion, _MARKER)
+    if is_boxed and (size := _num_parts(gold)) > 1:
+        answer = _joined(final_boxes(completion, most=size + 1), size) or answer
     return None if answer is None or len(answer) > MAX_ANSWER_CHARS else answer
+
+
+def _joined(boxes: Sequence[str], size: int) -> str | None:
+    """So many boxes of one part each as one list; None where there are more or fewer, or one is a list itself."""
+    if len(boxes) != size or sum(map(len, boxes)) > MAX_ANSWER_CHARS:
+        return None
+    parts = [unwrap(box) for box in boxes]
+    is_list = all(parts) and all(_num_parts(_normalise(part)) == 1 for part in parts)
+    return ", ".join(parts) if is_list else None
+
+
+_num_parts = lru_cache(maxsize=4096)(num_parts)
 
 
 def _decide(

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.hashing import hash64
 from apo_lightning.metrics.phases import PhaseClock
+from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.base import is_scored_while_generating
 from apo_lightning.rollout.background import BackgroundBatches
@@ -92,6 +93,10 @@ class Collector:
             policy_version=completions[0].policy_version,
         )
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text that the reward sees; see `completion_text`."""
+        return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
+
     def _generate_and_score(
         self, requests: Sequence[GenerationRequest], answers: Sequence[str]
     ) -> tuple[list[Completion], list[str], list[Verdict]]:
@@ -100,7 +105,7 @@ class Collector:
 
         def judge(finished: Sequence[tuple[int, Completion]]) -> None:
             indices = [index for index, _ in finished]
-            texts = [self._decode(completion) for _, completion in finished]
+            texts = [self.text(completion.token_ids) for _, completion in finished]
             verdicts = self.reward.score(texts, [answers[index] for index in indices])
             judged.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
 
@@ -123,6 +128,3 @@ class Collector:
                 judge(list(enumerate(completions)))
         texts, verdicts = zip(*(judged[index] for index in range(len(requests))), strict=True)
         return completions, list(texts), list(verdicts)
-
-    def _decode(self, completion: Completion) -> str:
-        return str(self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,14 +60,26 @@ def environment(**variables: str) -> Iterator[None]:
         _restore_environment(before)
 
 
+_stderr = 2
+"""The descriptor of standard error as the process was given it; inside `stderr_to_log` 2 is another file."""
+_stderr_lock = threading.Lock()
+
+
+def print_to_stderr(line: str) -> None:
+    """Print a line to standard error as the process was given it, from another thread inside `stderr_to_log` too."""
+    with _stderr_lock:
+        os.write(_stderr, f"{line}\n".encode(errors="backslashreplace"))
+
+
 @contextmanager
 def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
     """Send what the block writes to standard error, C++ libraries included, to a logger, at level DEBUG.
 
     When the block fails it goes to standard error after all.
     """
+    global _stderr
     sys.stderr.flush()
-    stderr = os.dup(2)
+    _stderr = stderr = os.dup(2)
     with tempfile.TemporaryFile() as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.dup2(file.fileno(), 2)
@@ -78,8 +91,10 @@ def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
             raise
         finally:
             sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
+            with _stderr_lock:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+                _stderr = 2
         file.seek(0)
         for line in file.read().decode(errors="replace").splitlines():
             logger.debug("%s", line)

@@ -1,6 +1,5 @@
 """An engine beside a policy: started empty, in the policy's architecture and dtype."""
 
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -47,17 +46,19 @@ def start_engine(
         device: of this process.
         seed: the run's.
         process: this one; None: the only one.
+
+    Raises:
+        ConfigError: see `Policy.architecture_folder` and `RolloutEngine.check`.
     """
-    with policy.architecture_folder() as folder:
-        engine.setup(
-            EngineContext(
-                model_dir=Path(folder),
-                dtype=policy.compute_dtype,
-                max_model_len=max_model_len,
-                device=device,
-                seed=seed,
-                global_rank=0 if process is None else process.global_rank,
-                local_rank=0 if process is None else process.local_rank,
-                world_size=1 if process is None else process.world_size,
-            )
+    engine.setup(
+        EngineContext(
+            model_dir=policy.architecture_folder(),
+            dtype=policy.compute_dtype,
+            max_model_len=max_model_len,
+            device=device,
+            seed=seed,
+            global_rank=0 if process is None else process.global_rank,
+            local_rank=0 if process is None else process.local_rank,
+            world_size=1 if process is None else process.world_size,
         )
+    )

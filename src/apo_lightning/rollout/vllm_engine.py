@@ -36,7 +36,11 @@ from apo_lightning.types import Completion, GenerationRequest
 BLOCK_SIZE = 32  # the least the CPU kernels take; with their default of 128, short prompts are never shared
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's CPU attention kernels. Other models it loads all the same, and dies in a first forward."""
-SLEEP_LEVEL = 2  # discards the weights instead of copying them to pinned host memory: a sync follows anyway
+# Discards what was allocated while the model was built, where level 1 copies it to pinned host memory: a sync follows
+# anyway. It brings the parameters; vLLM puts back registered buffers (rotary tables, scales of attention). A tensor
+# that a layer holds as a plain attribute would come back as garbage, and no check would see it. Layers of Llama and
+# Qwen2 have two, `_k_scale_cpu` and `_v_scale_cpu`, which no CUDA kernel reads (vLLM 0.32).
+SLEEP_LEVEL = 2
 LOGGER = logging.getLogger("vllm")
 
 CPU_CACHE_GIB = 1.0
@@ -156,11 +160,18 @@ class VLLMEngine(SyncedEngine):
 
             if context.device.type == "cpu" and self.tensor_parallel_size > 1:
                 stack.enter_context(gloo_between_slices())
+            # Lightning binds NCCL's group to the device. For each group that vLLM makes, one of gloo too, every rank
+            # outside of it then joins a split of the trainer's communicator, and members do for NCCL alone. These
+            # calls are paired by their number: they match because each rank is in one group of each kind, and
+            # because no barrier stands between (TORCH_DIST_INIT_BARRIER=1 would). Else all ranks wait for ever.
             try:
                 self._llm = LLM(**self._arguments(context))
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
         _open.add(self._llm)
+        # Two starts with other keys compile twice, and leave two entries in the cache.
+        key = self._llm.llm_engine.vllm_config.compute_hash()
+        LOGGER.info("started from %s; configuration's part of the compile cache's key: %s", context.model_dir, key)
         if self.tensor_parallel_size > 1:
             from vllm.distributed import get_tp_group
 

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from traceback import print_exception
@@ -16,6 +15,7 @@ import lightning.pytorch as pl
 from apo_lightning.distributed.lifeline import Lifeline, connect
 from apo_lightning.distributed.lightning_private import launched_processes
 from apo_lightning.errors import Preempted
+from apo_lightning.rollout.process_guard import print_to_stderr
 from apo_lightning.run.user_message import user_message
 
 _HEARING_S = 2.0
@@ -113,7 +113,8 @@ class FailFast(pl.Callback):
         _logger.error("%s", line)
         logging.shutdown()
         if speaks:
-            print(f"error: {line}", file=sys.stderr, flush=True)
+            # The main thread may be starting vLLM, with its standard error in a file that ends with this process.
+            print_to_stderr(f"error: {line}")
         os._exit(1)
 
     def _take_children(self) -> None:

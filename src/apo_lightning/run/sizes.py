@@ -29,7 +29,18 @@ from apo_lightning.update.settings import StepSettings
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
-    """Sizes of a step; those of prompts and completions are the data's."""
+    """Sizes of a step; those of prompts and completions are the data's.
+
+    Raises:
+        ConfigError: a size that cannot work, or a key that would cut the distribution sampled from.
+    """
+    for name in ("top_p", "top_k", "min_p"):
+        # Of cut samples, π_old/π_rollout and the loss's ratio would be of two distributions.
+        if name in cfg:
+            raise ConfigError(
+                f"{name} is {cfg[name]}: training samples from the whole distribution, which the probabilities of the "
+                "loss are of; leave it out (evaluate.py takes top_p)"
+            )
     return StepSettings(
         **{field.name: cfg[field.name] for field in fields(StepSettings) if field.name in cfg},
         max_prompt_tokens=source.max_prompt_tokens,

@@ -1,5 +1,6 @@
 """Whether the engine samples from the policy: their log-probs of the same tokens, judged by what rounding explains."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.distributed.units import whole_root
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
-from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap
+from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
 from apo_lightning.update import scoring
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
@@ -64,16 +65,14 @@ class EngineCheck:
             version: of the policy.
 
         Returns:
-            Mean |engine − trainer| of the rank where it is largest [nats], and what was allowed [nats].
+            Mean |engine − trainer| of the engine where it is largest [nats], and what was allowed [nats].
 
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
         with whole_root(policy):
             scoring.score_for_check(table, policy, settings, ranks)
-            known = ~table.old_logprobs.isnan()
-            gap = ranks.max(logprob_gap(table.rollout_logprobs[known], table.old_logprobs[known]))
-            num_tokens = int(-ranks.max(-int(known.sum())))
+            gap, num_tokens = _largest_gap(table, ranks)
             if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
                 self.noise = _measured_noise(table, policy, settings, ranks, version)
         tolerance = self._tolerance(num_tokens)
@@ -95,12 +94,25 @@ class EngineCheck:
         self.noise = None if state["noise"] is None else RoundingNoise(**state["noise"])
 
 
+def _largest_gap(table: StepTable, ranks: Ranks) -> tuple[float, int]:
+    """The mean gap of the engine where it is largest [nats], and the fewest tokens of one engine that are known.
+
+    Each rank has an engine, and its samples may run on any: a stale one is not to be averaged with the others.
+    """
+    gaps = (table.rollout_logprobs.double() - table.old_logprobs.double()).abs()
+    by_engine = table.by_sampler(~table.old_logprobs.isnan())
+    sums = ranks.sums([float(gaps[tokens].sum()) for tokens in by_engine])
+    counts = ranks.sums([int(tokens.sum()) for tokens in by_engine])
+    means = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+    return math.nan if any(map(math.isnan, means)) else max(means), int(min(counts))
+
+
 def _measured_noise(
     table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
 ) -> RoundingNoise:
     """The noise of one micro-batch a rank, over all ranks: under sharding a forward is a collective."""
-    completions = table.completions_with(~table.old_logprobs.isnan()) or range(len(table.rollouts.completions))
-    microbatch = table.microbatches(completions, min(settings.tokens_per_microbatch, NOISE_POSITIONS))[0]
+    completions = table.completions_with(~table.old_logprobs.isnan()) or range(len(table.lengths))
+    microbatch = table.some_microbatch(completions, min(settings.tokens_per_microbatch, NOISE_POSITIONS))
     moved = rounding_noise(policy, microbatch, table.old_logprobs[microbatch.token_index], settings.temperature)
     num_tokens = int(ranks.sum(len(moved)))
     return RoundingNoise(nats=ranks.sum(float(moved.sum())) / num_tokens, num_tokens=num_tokens, version=version)

@@ -11,7 +11,7 @@ from torch import Tensor
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
-from apo_lightning.model.packing import Microbatch, minibatches
+from apo_lightning.model.packing import Microbatch, padding_microbatch
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
 
@@ -19,6 +19,11 @@ from apo_lightning.update.table import StepTable
 @runtime_checkable
 class Divisible(Protocol):
     """Completions that can be divided into micro-batches, such as a step's table."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where micro-batches lie."""
+        ...
 
     def microbatches(
         self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
@@ -31,7 +36,10 @@ class Divisible(Protocol):
 class Minibatch:
     """One optimizer step: its micro-batches, and the weight of every token in its scalar loss."""
 
-    completions: range
+    number: int
+    """0 for the first of the step."""
+    completions: Sequence[int]
+    """Those in this rank's table, whether the update runs them or not."""
     microbatches: Sequence[Microbatch]
     """The completions that the update runs, and then empty forwards so that all ranks run equally many."""
     weights: Float[Tensor, "tokens"]
@@ -59,8 +67,8 @@ def even_microbatches(
     """Micro-batches of these completions, and how many were added at the end so that all ranks run equally many.
 
     Under sharding every forward is a collective: a rank with fewer micro-batches than the others would leave them
-    waiting for ever. Such a rank cuts its completions into as many, smaller ones; where it has too few, the added
-    ones run some completion again.
+    waiting for ever. Such a rank cuts its completions into as many, smaller ones; where it has too few completions,
+    the added ones have no token to read.
     """
     budget = settings.tokens_per_microbatch
     microbatches = table.microbatches(completions, budget)
@@ -68,8 +76,7 @@ def even_microbatches(
     if len(microbatches) < wanted:
         microbatches = table.microbatches(completions, budget, at_least=wanted)
     num_padding = wanted - len(microbatches)
-    filler = table.microbatches([0], budget) if num_padding else []
-    return microbatches + filler * num_padding, num_padding
+    return microbatches + [padding_microbatch(table.device)] * num_padding, num_padding
 
 
 def updated_tokens(table: StepTable, loss: PolicyLoss) -> Bool[Tensor, "tokens"]:
@@ -93,21 +100,22 @@ def plan_minibatches(
         ranks: all of them run equally many micro-batches.
     """
     prompts_per_rank = settings.prompts_per_minibatch // ranks.world_size
-    running = table.completions_with(updated)
+    running = set(table.completions_with(updated))
     return [
-        _plan_one(table, completions, [b for b in running if b in completions], settings, ranks)
-        for completions in minibatches(len(table.rollouts.prompts), settings.group_size, prompts_per_rank)
+        _plan_one(table, number, table.of_minibatch(number, prompts_per_rank), running, settings, ranks)
+        for number in range(settings.minibatches_per_step)
     ]
 
 
 def _plan_one(
-    table: StepTable, completions: range, running: Sequence[int], settings: StepSettings, ranks: Ranks
+    table: StepTable, number: int, completions: list[int], running: set[int], settings: StepSettings, ranks: Ranks
 ) -> Minibatch:
     kept = torch.zeros_like(table.keep)
-    kept[completions.start : completions.stop] = table.keep[completions.start : completions.stop]
+    kept[completions] = table.keep[completions]
     num_tokens = int(ranks.sum(int(table.lengths[kept].sum())))
     num_sequences = int(ranks.sum(int(kept.sum())))
-    microbatches, num_padding = even_microbatches(table, running, settings, ranks)
+    running_here = [b for b in completions if b in running]
+    microbatches, num_padding = even_microbatches(table, running_here, settings, ranks)
     weights = token_weights(
         table.lengths,
         kept,
@@ -117,6 +125,7 @@ def _plan_one(
         num_sequences=num_sequences,
     )
     return Minibatch(
+        number=number,
         completions=completions,
         microbatches=microbatches,
         weights=weights.to(table.device),

@@ -65,10 +65,9 @@ def _save(path: Path, update: MinibatchUpdate, step: int, grad_norm: float) -> N
     """One file of what all ranks had, for `torch.load(path, weights_only=True)`."""
     parts = from_all_ranks(completion_rows(update))
     if process_rank() == 0:
-        completions = update.minibatch.completions
         content = {
             "step": step,
-            "minibatch": completions.start // len(completions),
+            "minibatch": update.minibatch.number,
             "grad_norm": grad_norm,
             "completions": [{"rank": rank, **row} for rank, part in enumerate(parts) for row in part],
         }
@@ -80,9 +79,45 @@ def _save(path: Path, update: MinibatchUpdate, step: int, grad_norm: float) -> N
 
 
 def completion_rows(update: MinibatchUpdate) -> list[dict[str, Any]]:
-    """A mini-batch, one dict a completion; log-probs and losses are NaN too where `was_run` is False."""
+    """What this rank has sampled of a mini-batch, one dict a completion; collective.
+
+    Log-probs and losses are NaN too where `was_run` is False.
+    """
     table = update.table
     rollouts = table.rollouts
+    columns = {name: table.assignment.tokens.send_back(column).cpu() for name, column in _columns(update).items()}
+    keep = table.assignment.completions.send_back(table.keep)
+    starts = [0, *rollouts.lengths.flatten().cumsum(0).tolist()]
+    size = len(rollouts.completions) // update.settings.minibatches_per_step
+    rows = []
+    for b in range(update.minibatch.number * size, (update.minibatch.number + 1) * size):
+        prompt, completion, verdict = (
+            rollouts.prompts[b // rollouts.group_size],
+            rollouts.completions[b],
+            rollouts.verdicts[b],
+        )
+        tensors: dict[str, Tensor] = {
+            name: column[starts[b] : starts[b + 1]].clone() for name, column in columns.items()
+        }
+        rows.append(
+            {
+                "prompt_id": prompt.id,
+                "prompt": prompt.text,
+                "completion": rollouts.texts[b],
+                "prompt_token_ids": torch.tensor(prompt.token_ids),
+                "token_ids": torch.tensor(completion.token_ids),
+                "reward": float(verdict.reward),
+                "status": verdict.status,
+                "kept": bool(keep[b]),
+            }
+            | tensors
+        )
+    return rows
+
+
+def _columns(update: MinibatchUpdate) -> dict[str, Tensor]:
+    """What the update has found of each token that it ran here."""
+    table = update.table
     unknown = torch.full_like(table.rollout_logprobs, math.nan)
     columns = {"logprobs": unknown, "old_logprobs": unknown.clone(), "loss": unknown.clone()}
     was_run = torch.zeros_like(unknown, dtype=torch.bool)
@@ -94,28 +129,8 @@ def completion_rows(update: MinibatchUpdate) -> list[dict[str, Any]]:
             ("loss", losses.output.per_token),
         ):
             columns[name][losses.token_index] = values.to(unknown.dtype)
-    columns |= {"was_run": was_run, "advantages": table.advantages, "rollout_logprobs": table.rollout_logprobs}
-    starts = table.sequences.starts
-    rows = []
-    for b in update.minibatch.completions:
-        prompt, completion, verdict = (
-            rollouts.prompts[b // rollouts.group_size],
-            rollouts.completions[b],
-            rollouts.verdicts[b],
-        )
-        tokens = slice(starts[b], starts[b] + len(completion.token_ids))
-        tensors: dict[str, Tensor] = {name: column[tokens].cpu().clone() for name, column in columns.items()}
-        rows.append(
-            {
-                "prompt_id": prompt.id,
-                "prompt": prompt.text,
-                "completion": rollouts.texts[b],
-                "prompt_token_ids": torch.tensor(prompt.token_ids),
-                "token_ids": torch.tensor(completion.token_ids),
-                "reward": float(verdict.reward),
-                "status": verdict.status,
-                "kept": bool(table.keep[b]),
-            }
-            | tensors
-        )
-    return rows
+    return columns | {
+        "was_run": was_run,
+        "advantages": table.advantages,
+        "rollout_logprobs": table.rollout_logprobs,
+    }

@@ -67,17 +67,20 @@ def score_policy(plan: StepPlan, policy: Policy, settings: StepSettings) -> None
 
 @torch.no_grad()
 def score_for_check(table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks) -> None:
-    """See to it that every rank knows a log-prob of the sampling policy, to hold its engine's against.
+    """Score completions of every rank's engine of which no token has a log-prob yet.
 
-    A rank that knows none runs one micro-batch, and the others with it: under sharding a forward is a collective.
+    The ranks that run such completions run one micro-batch of them, and the others one of their own: under sharding a
+    forward is a collective.
     """
-    knows_none = bool(table.old_logprobs.isnan().all())
-    if not ranks.max(knows_none):
+    known = ~table.old_logprobs.isnan()
+    num_known = ranks.sums([int(tokens.sum()) for tokens in table.by_sampler(known)])
+    unknown = [b for b, rank in enumerate(table.assignment.sampled_by.tolist()) if not num_known[rank]]
+    if not ranks.max(len(unknown)):
         return
-    everything = range(len(table.rollouts.completions))
-    microbatch = table.microbatches(everything, settings.tokens_per_microbatch)[0]
+    everything = range(len(table.lengths))
+    microbatch = table.some_microbatch(unknown or everything, settings.tokens_per_microbatch)
     statistics = policy(microbatch, temperature=settings.temperature)
-    if knows_none:
+    if unknown:
         table.record_policy(microbatch, statistics)
 
 

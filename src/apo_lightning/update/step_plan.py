@@ -82,8 +82,9 @@ def _unscored(
     if diagnostic_needs == Needs():
         later = minibatches[1:] if settings.old_logprobs == "trainer" else []
         table.required = _completions_run(table, [*minibatches[:1], *later])
-        table.drawn = draw_subset(table, settings.scored_fraction, seed)
-        # First, since padding may run a completion again that the update will run with others.
+        completions = table.assignment.completions
+        is_required = completions.send_back(table.required)
+        table.drawn = completions.send(draw_subset(table.rollouts, is_required, settings.scored_fraction, seed))
         drawn, _ = even_microbatches(table, table.drawn.nonzero().flatten().tolist(), settings, ranks)
         return drawn + [microbatch for minibatch in later for microbatch in minibatch.microbatches]
     table.required = torch.ones_like(table.required)

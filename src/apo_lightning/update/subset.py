@@ -10,38 +10,40 @@ from torch import Tensor
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.process_group import process_rank
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.update.table import StepTable
+from apo_lightning.types import Rollouts
 
 SMALLEST = 4
 """Completions: of one there is no standard error, and one from two or three says little."""
 
 
-def draw_subset(table: StepTable, fraction: float | int, seed: int) -> Bool[Tensor, "sequences"]:
+def draw_subset(
+    rollouts: Rollouts, required: Bool[Tensor, "sequences"], fraction: float | int, seed: int
+) -> Bool[Tensor, "sequences"]:
     """A simple random sample, over all ranks, of the completions that nothing requires to be scored.
 
     Each completion has a priority that depends on the run's seed and on what the completion is, so the same ones come
     first whatever the algorithm, the number of ranks, or a resume.
 
     Args:
-        table: of the step, with `required` filled in.
+        rollouts: sampled by this rank.
+        required: those of them that are scored anyway.
         fraction: of all completions of the step; see `subset_size`.
         seed: the run's.
 
     Returns:
         True for those of this rank that are drawn.
     """
-    rollouts = table.rollouts
-    candidates = (~table.required).nonzero().flatten().tolist()
+    candidates = (~required).nonzero().flatten().tolist()
     priorities = [
         sample_seed(
             seed, "subset", rollouts.step, rollouts.prompts[b // rollouts.group_size].id, b % rollouts.group_size
         )
         for b in candidates
     ]
-    parts = from_all_ranks((priorities, len(table.required)))
+    parts = from_all_ranks((priorities, len(required)))
     size = subset_size(sum(num_completions for _, num_completions in parts), fraction)
     rank = process_rank()
-    drawn = torch.zeros_like(table.required)
+    drawn = torch.zeros_like(required)
     drawn[[candidates[i] for owner, i in smallest([part for part, _ in parts], size) if owner == rank]] = True
     return drawn
 

@@ -1,7 +1,8 @@
 """The table of one training step: a row per response token, filled in stage by stage, read by the loss.
 
-Rows stand in packed order: completion after completion, as in `Rollouts.completions`. A stage that looks at some of
-the tokens writes the rows it computed; the rest stay NaN (log-probs) or absent (anchors).
+Rows stand in packed order, completion after completion: those of `Rollouts.completions`, or with several ranks those
+that the `Assignment` gives to this rank. A stage that looks at some of the tokens writes the rows it computed; the rest
+stay NaN (log-probs) or absent (anchors).
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.losses.aggregation import truncated_importance_weights
-from apo_lightning.model.packing import Microbatch, PackedSequences
+from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
+from apo_lightning.process_group import num_processes
 from apo_lightning.types import (
     Advantages,
     Anchor,
@@ -22,29 +24,41 @@ from apo_lightning.types import (
     StepTokens,
     TokenStatistics,
 )
+from apo_lightning.update.assignment import Assignment, assign_at_home
 
 
 class StepTable:
-    """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks."""
+    """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks.
 
-    def __init__(self, rollouts: Rollouts, advantages: Advantages, device: torch.device) -> None:
+    Args:
+        rollouts: sampled by this rank.
+        advantages: of them.
+        device: of the policy.
+        assignment: which completions run here; None: those that this rank has sampled. With one, collective.
+    """
+
+    def __init__(
+        self, rollouts: Rollouts, advantages: Advantages, device: torch.device, assignment: Assignment | None = None
+    ) -> None:
+        assignment = assignment or assign_at_home(rollouts, device)
+        by_completion, by_token = assignment.completions.send, assignment.tokens.send
         completions = rollouts.completions
-        lengths = rollouts.lengths.flatten()
-        owner = torch.arange(len(completions)).repeat_interleave(lengths)
         self.rollouts = rollouts
         self.device = device
-        self.sequences = PackedSequences(
-            prompts=[prompt.token_ids for prompt in rollouts.prompts],
-            completions=[completion.token_ids for completion in completions],
-            owners=[b // rollouts.group_size for b in range(len(completions))],
-        )
-        self.lengths: Int[Tensor, "sequences"] = lengths
-        self.keep: Bool[Tensor, "sequences"] = advantages.keep.flatten()
+        self.assignment = assignment
+        self.lengths: Int[Tensor, "sequences"] = by_completion(rollouts.lengths.flatten())
+        self.keep: Bool[Tensor, "sequences"] = by_completion(advantages.keep.flatten())
+        owner = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         self.sequence_ids: Int[Tensor, "tokens"] = owner.to(device)
-        self.token_ids = torch.tensor([i for c in completions for i in c.token_ids]).to(device)
-        self.rollout_logprobs = torch.tensor([value for c in completions for value in c.logprobs]).to(device)
-        self.advantages = advantages.values.flatten()[owner].float().to(device)
-        self.is_correct = rollouts.is_correct.flatten()[owner].to(device)
+        self.token_ids = by_token(torch.tensor([i for c in completions for i in c.token_ids]).to(device))
+        self.rollout_logprobs = by_token(torch.tensor([value for c in completions for value in c.logprobs]).to(device))
+        self.advantages = by_completion(advantages.values.flatten())[owner].float().to(device)
+        self.is_correct = by_completion(rollouts.is_correct.flatten())[owner].to(device)
+        self.sequences = PackedSequences(
+            prompts=assignment.prompts,
+            completions=[tuple(ids.tolist()) for ids in self.token_ids.cpu().split(self.lengths.tolist())],
+            owners=assignment.owners,
+        )
         # Completions that are scored before the policy moves: for the update or a diagnostic, and of the others by lot.
         self.required: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
         self.drawn: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
@@ -62,6 +76,15 @@ class StepTable:
     ) -> list[Microbatch]:
         """The given completions under a token budget, in so many micro-batches or more."""
         return self.sequences.microbatches(completions, tokens_per_microbatch, self.device, at_least=at_least)
+
+    def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
+        """The first micro-batch of the given completions; one without a token to read where there are none.
+
+        Under sharding every forward is a collective, so a rank without work runs that one too.
+        """
+        if completions:
+            return self.microbatches(completions, tokens_per_microbatch)[0]
+        return padding_microbatch(self.device)
 
     def completions_with(self, wanted: Bool[Tensor, "tokens"]) -> list[int]:
         """Completions that have a wanted token, ascending."""
@@ -170,6 +193,21 @@ class StepTable:
             importance_weights=importance_weights,
         )
 
+    def of_minibatch(self, minibatch: int, prompts_per_minibatch: int) -> list[int]:
+        """The completions of a mini-batch that run here.
+
+        Args:
+            minibatch: its number in the step.
+            prompts_per_minibatch: those that each rank has sampled.
+        """
+        places = self.assignment.places // (prompts_per_minibatch * self.rollouts.group_size)
+        return (places == minibatch).nonzero().flatten().tolist()
+
+    def by_sampler(self, tokens: Bool[Tensor, "tokens"]) -> list[Bool[Tensor, "tokens"]]:
+        """Those of the tokens that each rank's engine has sampled."""
+        samplers = self.assignment.sampled_by.to(self.device)[self.sequence_ids]
+        return [tokens & (samplers == rank) for rank in range(num_processes())]
+
     @property
     def scored_tokens(self) -> Bool[Tensor, "tokens"]:
         """Tokens of which the sampling policy is asked."""
@@ -182,18 +220,26 @@ class StepTable:
         return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
 
     def freeze(self) -> StepTokens:
-        """The table as the callbacks see it."""
+        """What was found of the tokens that this rank has sampled, wherever they ran; collective."""
+        home, lengths = self.assignment.tokens.send_back, self.rollouts.lengths.flatten()
+        anchor = self.anchor
+        if anchor is not None:
+            anchor = Anchor(
+                token_ids=home(anchor.token_ids),
+                ref_logprobs=home(anchor.ref_logprobs),
+                logprobs=home(anchor.logprobs),
+            )
         return StepTokens(
-            token_ids=self.token_ids,
-            sequence_ids=self.sequence_ids,
-            advantages=self.advantages,
-            is_correct=self.is_correct,
-            rollout_logprobs=self.rollout_logprobs,
-            old_logprobs=self.old_logprobs,
-            entropy=self.entropy,
-            max_prob=self.max_prob,
-            required=self.required,
-            drawn=self.drawn,
-            ref_logprobs=self.ref_logprobs,
-            anchor=self.anchor,
+            token_ids=home(self.token_ids),
+            sequence_ids=torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device),
+            advantages=home(self.advantages),
+            is_correct=home(self.is_correct),
+            rollout_logprobs=home(self.rollout_logprobs),
+            old_logprobs=home(self.old_logprobs),
+            entropy=home(self.entropy),
+            max_prob=home(self.max_prob),
+            required=self.assignment.completions.send_back(self.required),
+            drawn=self.assignment.completions.send_back(self.drawn),
+            ref_logprobs=None if self.ref_logprobs is None else home(self.ref_logprobs),
+            anchor=anchor,
         )
