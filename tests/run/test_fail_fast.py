@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
