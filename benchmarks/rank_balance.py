@@ -3,7 +3,7 @@
     python benchmarks/rank_balance.py [--ranks 2,8] [--rounds 2] [any override of train.py]
 
 Runs of `train.py` over CPU processes on the same rollouts: a random model whose completions end anywhere, and a reward
-that gives 60 % of the groups a signal. The two kinds take turns. One process runs the same, and the rollouts and metrics
+that gives 60 % of the groups a signal. The two kinds take turns. One process runs the same, and rollouts and metrics
 of the first step are compared with its own. Prints Markdown; some minutes of two cores. More processes than cores share
 the cores, so their seconds show the work and not the waiting.
 """
