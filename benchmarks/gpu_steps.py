@@ -101,6 +101,7 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
         record.count_step(norm, minibatch.num_tokens)
         optimizer.step()
         optimizer.zero_grad()
+    record.close(record.own_metric_names, table.assignment.tokens.send_back, module.device)
     module.step_metrics.compute(rollouts, table.freeze(), record)
     return [parameter.detach() for parameter in module.policy.parameters()]
 

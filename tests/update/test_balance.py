@@ -83,27 +83,31 @@ def test_groups_stay_whole_where_enough_of_them_run():
         assert all(len(set(group)) == 1 for group in groups)
 
 
-def random_costs(draw, num_prompts, group_size):
-    size = num_prompts * group_size
-    return costs(
-        draw(st.lists(st.integers(1, 60), min_size=size, max_size=size)),
-        draw(st.lists(st.booleans(), min_size=size, max_size=size)),
-        prompt_lengths=draw(st.lists(st.integers(1, 30), min_size=num_prompts, max_size=num_prompts)),
-        group_size=group_size,
-    )
-
-
 @st.composite
 def steps(draw):
+    """Arguments of `costs` for each rank, and the number of mini-batches."""
     num_minibatches, group_size = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     num_prompts = num_minibatches * draw(st.integers(1, 3))
-    ranks = [random_costs(draw, num_prompts, group_size) for _ in range(draw(st.integers(1, 5)))]
+
+    def many(values, size):
+        return draw(st.lists(values, min_size=size, max_size=size))
+
+    size = num_prompts * group_size
+    ranks = [
+        {
+            "lengths": many(st.integers(1, 60), size),
+            "runs": many(st.booleans(), size),
+            "prompt_lengths": many(st.integers(1, 30), num_prompts),
+            "group_size": group_size,
+        }
+        for _ in range(draw(st.integers(1, 5)))
+    ]
     return ranks, num_minibatches
 
 
 @given(steps())
 def test_every_running_completion_runs_once_and_no_rank_has_more_than_a_part_above_the_mean(step):
-    ranks, num_minibatches = step
+    ranks, num_minibatches = [costs(**one) for one in step[0]], step[1]
     balance = balanced(ranks, num_minibatches)
     mean = fullest = 0.0
     for rank, destinations in enumerate(balance.destinations):

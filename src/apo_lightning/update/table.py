@@ -50,13 +50,14 @@ class StepTable:
         self.keep: Bool[Tensor, "sequences"] = by_completion(advantages.keep.flatten())
         owner = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         self.sequence_ids: Int[Tensor, "tokens"] = owner.to(device)
-        self.token_ids = by_token(torch.tensor([i for c in completions for i in c.token_ids]).to(device))
-        self.rollout_logprobs = by_token(torch.tensor([value for c in completions for value in c.logprobs]).to(device))
+        token_ids = by_token(torch.tensor([i for c in completions for i in c.token_ids]))
+        self.token_ids = token_ids.to(device)
+        self.rollout_logprobs = by_token(torch.tensor([value for c in completions for value in c.logprobs])).to(device)
         self.advantages = by_completion(advantages.values.flatten())[owner].float().to(device)
         self.is_correct = by_completion(rollouts.is_correct.flatten())[owner].to(device)
         self.sequences = PackedSequences(
             prompts=assignment.prompts,
-            completions=[tuple(ids.tolist()) for ids in self.token_ids.cpu().split(self.lengths.tolist())],
+            completions=[tuple(ids.tolist()) for ids in token_ids.split(self.lengths.tolist())],
             owners=assignment.owners,
         )
         # Completions that are scored before the policy moves: for the update or a diagnostic, and of the others by lot.
