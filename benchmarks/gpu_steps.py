@@ -32,9 +32,9 @@ def algorithm_rows(name: str, dtype: str) -> Iterator[Row]:
     from head import relative_error
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
+    from update import Shape, build_module, make_rollouts
 
     from apo_lightning.model.reference import Reference
-    from update import Shape, build_module, make_rollouts
 
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         algorithm = compose("train", overrides=[f"algo={name}", "model=tiny"]).algo
@@ -68,6 +68,7 @@ def algorithm_rows(name: str, dtype: str) -> Iterator[Row]:
 def run_step(module: Any, rollouts: Any) -> list[Any]:
     """The weights after a step of two mini-batches; its metrics are computed too."""
     import torch
+    from update import estimate
 
     from apo_lightning.distributed.ranks import clip_grad_norm
     from apo_lightning.metrics.step_metrics import UpdateRecord
@@ -76,7 +77,6 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
     from apo_lightning.update.scoring import score_policy, score_reference
     from apo_lightning.update.step_plan import plan_step
     from apo_lightning.update.table import StepTable
-    from update import estimate
 
     settings = replace(module.settings, prompts_per_minibatch=len(rollouts.prompts) // 2)
     optimizer = torch.optim.SGD(module.policy.parameters(), lr=LEARNING_RATE)

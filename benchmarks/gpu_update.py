@@ -13,6 +13,7 @@ from timing import interleave, waited_for
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
+from update import Shape, build_module, make_rollouts, only_minibatch
 
 from apo_lightning.distributed.ranks import clip_grad_norm
 from apo_lightning.metrics.throughput import model_size, peak_flops_per_second, training_flops, work_of
@@ -20,7 +21,6 @@ from apo_lightning.model.compiling import compile_layers
 from apo_lightning.preflight.memory_plan import plan_memory, process_bytes
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.types import Rollouts
-from update import Shape, build_module, make_rollouts, only_minibatch
 
 GIB = 2**30
 LEAST_MFU = 0.45

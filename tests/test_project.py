@@ -12,12 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from composing import CONFIGS, ROOT
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
-
-from composing import CONFIGS, ROOT
 
 # An experiment only overrides what other files define, and a base is a part of what they define: neither is whole.
 OPTIONS = sorted(
