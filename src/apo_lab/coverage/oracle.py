@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from apo_lab.coverage.ratio import ratio_estimate
+from apo_lab.coverage.records import CoverageResult
 from apo_lab.statistics.reachability import NEVER, clopper_pearson, survival
 from apo_lightning.common.hashing import hash64
 from apo_lightning.data.files import HubDataset, ProblemSet
@@ -18,7 +19,7 @@ from apo_lightning.data.filtering import normalised_problem
 from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt
 from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.records import CoverageResult, DataCard, Estimate, ModelCard
+from apo_lightning.evaluation.records import DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.model.packing import PackedSequences

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from apo_lab.coverage.records import read_coverage
 from apo_lab.reporting.axes import Defaults, axes, settings
 from apo_lab.reporting.held_out import held_out_measurements
 from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
 from apo_lab.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
 from apo_lab.reporting.runs import find_files, parse_overrides
-from apo_lightning.evaluation.loading import read_coverage, read_result
+from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 
 STEP = "training step"

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.names import BASE, method_name, model_name
-from apo_lightning.evaluation.records import CoverageResult, Estimate, EvaluationResult, ProblemCount
+from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
 Alignment = Literal["left", "right", "center"]
 

@@ -1,8 +1,10 @@
 """Numbers as a person reads them."""
 
 import itertools
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_cases import measured, result, write_run
 
+from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.averages import mean_over_benchmarks
 from apo_lab.reporting.evaluations import measurements, read_evaluations
 from apo_lab.reporting.names import METHODS
@@ -26,7 +27,7 @@ from apo_lab.reporting.tables import (
     sensitivity_table,
     swept_methods,
 )
-from apo_lightning.evaluation.records import CoverageResult, Estimate
+from apo_lightning.evaluation.records import Estimate
 
 PULL, PUSH = "algo.loss.pull_coef", "algo.loss.push_coef"
 DEFAULTS = {"apo": {PULL: "0.1", PUSH: "1.05"}}
