@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_models import QWEN7B
+from benchmarks.shared.models import QWEN7B
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.formatting import GIB

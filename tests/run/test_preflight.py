@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from gpu_models import LLAMA3B, QWEN7B
+from benchmarks.shared.models import LLAMA3B, QWEN7B
 
 from apo_lightning.preflight.alternatives import alternatives
 from apo_lightning.run.preflight import preflight
