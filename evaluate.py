@@ -1,6 +1,8 @@
-"""Measure a policy: `python evaluate.py benchmark=[aime2024,math500] model=qwen_math7b`; `--help` lists the options."""
+"""Measure a policy: `python evaluate.py benchmark=math500` is `apo evaluate benchmark=math500`."""
 
-from apo_lightning.run import evaluate_from_command_line
+import sys
+
+from apo_lightning.run.command_line import main
 
 if __name__ == "__main__":
-    evaluate_from_command_line()
+    main(["evaluate", *sys.argv[1:]])

@@ -1,6 +1,8 @@
-"""Train a policy: `python train.py algo=apo model=smollm2_135m trainer=cpu`; `--help` lists every option."""
+"""Train a policy: `python train.py algo=apo model=smollm2_135m` is `apo train algo=apo model=smollm2_135m`."""
 
-from apo_lightning.run import train_from_command_line
+import sys
+
+from apo_lightning.run.command_line import main
 
 if __name__ == "__main__":
-    train_from_command_line()
+    main(["train", *sys.argv[1:]])

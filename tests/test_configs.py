@@ -5,13 +5,13 @@ import re
 
 import pytest
 import torch
+from composing import CONFIGS, ROOT, composed, names
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
+from loss_cases import ALGORITHMS, algorithm
 from omegaconf import OmegaConf
 
 from apo_lightning.types import AdvantageInputs
-from composing import CONFIGS, ROOT, composed, names
-from loss_cases import ALGORITHMS, algorithm
 
 PAPER = {
     *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-
-from apo_lightning.metrics.throughput import Speed, Work
 from composing import ROOT
 from running import SIGNAL, read_metrics, train_tiny
+
+from apo_lightning.metrics.throughput import Speed, Work
 
 DIAGNOSTICS = (
     "callbacks=diagnostics",
@@ -16,11 +16,11 @@ DIAGNOSTICS = (
     *(f"callbacks.{name}.every_n_steps=1" for name in ("monitor", "squeezing_monitor", "reachability")),
 )
 RECOVERY = (
-    "+callbacks.recovery_tracker._target_=apo_lightning.callbacks.RecoveryTracker",
+    "+callbacks.recovery_tracker._target_=apo_lab.diagnostics.RecoveryTracker",
     *(f"+callbacks.recovery_tracker.{name}=1" for name in ("num_prompts", "completions_per_prompt", "every_n_steps")),
 )
 GEOMETRY = (
-    "+callbacks.gradient_geometry._target_=apo_lightning.callbacks.GradientGeometry",
+    "+callbacks.gradient_geometry._target_=apo_lab.diagnostics.GradientGeometry",
     "+callbacks.gradient_geometry.every_n_steps=1",
     "+callbacks.gradient_geometry.spaces=[logits,head]",
 )

@@ -6,14 +6,14 @@ import shlex
 import pytest
 import torch
 import yaml
+from composing import CONFIGS, ROOT, composed
+from factories import make_step
 from omegaconf import OmegaConf
 
 from apo_lightning.losses import GRPO
 from apo_lightning.rewards import CallableReward
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.types import LossInputs
-from composing import CONFIGS, ROOT, composed
-from factories import make_step
 
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "evaluating.md").read_text()

@@ -21,7 +21,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from apo_lightning.rewards import MathVerifyReward
 
 # The rules that make the answers are the tests' own.
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 from answer_rewrites import Rewrite, rewrites  # pyright: ignore[reportMissingImports]
 

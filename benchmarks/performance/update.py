@@ -39,9 +39,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from apo_lightning.advantages import GroupNormalized
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest
+from apo_lightning.common.phases import PhaseClock
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
-from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.metrics.throughput import model_size, training_flops, work_of
 from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.policy import Policy

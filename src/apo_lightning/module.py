@@ -11,13 +11,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
+from apo_lightning.common.phases import StepTimer, timed
+from apo_lightning.data.validation import HeldOut
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, count_rollout, total_peak_flops, zero_gradient
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.distributed.units import reduced, whole_root
-from apo_lightning.held_out import HeldOut
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.metrics.phases import StepTimer, timed
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord
 from apo_lightning.metrics.throughput import model_size, work_of
 from apo_lightning.model.compiling import compile_layers

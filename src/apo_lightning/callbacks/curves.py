@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from apo_lightning.callbacks.run_history import RunHistory
-from apo_lightning.formatting import moving_mean
+from apo_lightning.common.formatting import moving_mean
 
 BLACK, GREY, PALE = "#222222", "#777777", "#cccccc"
 STEPS_PER_WINDOW = 20

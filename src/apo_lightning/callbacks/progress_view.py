@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from apo_lightning.formatting import duration, number, sparkline
+from apo_lightning.common.formatting import duration, number, sparkline
 from apo_lightning.types import StepOutput, ValidationOutput
 
 NOT_SHOWN = frozenset({"between_steps", "prepare", "metrics", "step"})

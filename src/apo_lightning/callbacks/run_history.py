@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from apo_lightning.formatting import mean_of_finite
+from apo_lightning.common.formatting import mean_of_finite
 from apo_lightning.metrics.intervals import paired_interval
 from apo_lightning.types import StepOutput, ValidationOutput
 

@@ -11,8 +11,8 @@ from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.callbacks.curves import curves_png
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
 from apo_lightning.callbacks.summary_table import closing_table
+from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
-from apo_lightning.files import to_json, write_atomically
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.types import StepOutput, ValidationOutput
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from apo_lightning.formatting import duration, number
+from apo_lightning.common.formatting import duration, number
 
 # Log name (the start of it where it ends in @), label, decimals.
 ROWS = (

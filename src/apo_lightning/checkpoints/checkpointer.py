@@ -49,11 +49,11 @@ from apo_lightning.checkpoints.tensors import (
     tensor_shapes,
 )
 from apo_lightning.checkpoints.writing import Written
-from apo_lightning.console import say
+from apo_lightning.common.console import say
+from apo_lightning.common.files import publish_folder
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, Preempted, in_brief
-from apo_lightning.files import publish_folder
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Rollouts
 

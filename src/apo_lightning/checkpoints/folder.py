@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from apo_lightning.common.files import to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
-from apo_lightning.files import to_json
 
 FORMAT = 3
 MANIFEST = "checkpoint.json"

@@ -6,7 +6,7 @@ from typing import Any
 
 from apo_lightning.checkpoints.folder import MANIFEST, Checkpoint, complete_checkpoints, read_header
 from apo_lightning.checkpoints.snapshots import snapshots_of
-from apo_lightning.console import say
+from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError
 
 FREE = (

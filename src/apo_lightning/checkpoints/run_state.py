@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from apo_lightning.data.validation import HeldOut
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.held_out import HeldOut
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
 from apo_lightning.update.engine_check import EngineCheck

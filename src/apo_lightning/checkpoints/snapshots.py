@@ -22,8 +22,8 @@ from apo_lightning.checkpoints.plain import TENSORS
 from apo_lightning.checkpoints.run_state import TrainingRun, policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors, save_tensors
 from apo_lightning.checkpoints.writing import Written
+from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
-from apo_lightning.files import publish_folder
 
 SNAPSHOTS = "snapshots"
 """The folder in a run's `checkpoints/`."""

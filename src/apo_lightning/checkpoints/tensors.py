@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from apo_lightning.checkpoints.writing import Written
-from apo_lightning.process_group import has_process_group, num_processes
+from apo_lightning.common.process_group import has_process_group, num_processes
 
 BYTES_PER_FILE = 256 * 2**20
 """Size of one rank's files. Each is put together in memory, twice: one file for all would take two copies of it."""

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from apo_lightning.common.hashing import hash64
 from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import Problems, require_sampling_limits
 from apo_lightning.errors import ConfigError
-from apo_lightning.hashing import hash64
 
 OPERATORS = ("+", "-", "*")
 COMMUTATIVE = ("+", "*")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from apo_lightning.common.hashing import hash64
 from apo_lightning.errors import ConfigError
-from apo_lightning.hashing import hash64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from apo_lightning.common.hashing import hash64
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
 from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError
-from apo_lightning.hashing import hash64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

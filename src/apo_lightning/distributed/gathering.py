@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from apo_lightning.process_group import num_processes
+from apo_lightning.common.process_group import num_processes
 
 Part = TypeVar("Part")
 Item = TypeVar("Item")

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 import torch
 
+from apo_lightning.common.process_group import num_processes, process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.policy import Policy
-from apo_lightning.process_group import num_processes, process_rank
 
 Loaded = TypeVar("Loaded")
 

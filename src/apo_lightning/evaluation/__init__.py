@@ -1,6 +1,6 @@
-"""Measures a policy: benchmarks, samples, pass@k with intervals, coverage of its reference.
+"""Measures a policy: benchmarks, samples, pass@k with intervals.
 
-The two are imported when they are asked for: who only reads results needs neither transformers nor Lightning.
+`Benchmark` is imported on first use: reading results needs neither transformers nor Lightning.
 """
 
 import importlib
@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apo_lightning.evaluation.benchmark import Benchmark
-    from apo_lightning.evaluation.coverage import OracleCoverage
 
-_MODULES = {"Benchmark": "benchmark", "OracleCoverage": "coverage"}
-
-__all__ = ["Benchmark", "OracleCoverage"]
+__all__ = ["Benchmark"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name != "Benchmark":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return importlib.import_module(f"{__name__}.benchmark").Benchmark

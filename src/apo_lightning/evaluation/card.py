@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from apo_lightning.evaluation.loading import write_result
-from apo_lightning.evaluation.records import CoverageResult, Estimate, EvaluationResult, ModelCard
-from apo_lightning.files import write_atomically
+from apo_lightning.common.files import write_atomically
+from apo_lightning.evaluation.loading import write_record
+from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard
 from apo_lightning.types import VerdictStatus
 
 FRACTIONS = ("pass@", "avg@", "maj@", "truncated_fraction")
@@ -19,7 +19,7 @@ MAX_UNPARSED = 0.1
 
 def write_card(folder: Path, result: EvaluationResult) -> None:
     """Write `results.json` and `card.md`."""
-    write_result(folder / "results.json", result)
+    write_record(folder / "results.json", result)
     write_atomically(folder / "card.md", card(result).encode())
 
 
@@ -106,18 +106,6 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
             f"{result.num_truncated / total:.0%}",
             f"{result.verdicts['unparsed'] / total:.0%}",
         )
-    return table
-
-
-def recall_table(result: CoverageResult) -> Table:
-    """Recall of tokens and share of whole solutions by K, for the terminal."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("K", "recall", "95% interval", "whole solutions", "95% interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for k, recall in result.recall.items():
-        whole = result.reachable[k]
-        cells = (f"{100 * recall.value:.2f}", interval("pass@1", recall))
-        table.add_row(str(k), *cells, f"{100 * whole.value:.2f}", interval("pass@1", whole))
     return table
 
 

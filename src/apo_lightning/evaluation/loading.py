@@ -1,4 +1,4 @@
-"""`results.json` and `coverage.json`: written from their records, and read back exactly."""
+"""Result files such as `results.json`: written from their records, and read back exactly."""
 
 import json
 import math
@@ -9,21 +9,16 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.records import SCHEMA_VERSION, CoverageResult, EvaluationResult
-from apo_lightning.files import to_json, write_atomically
+from apo_lightning.evaluation.records import SCHEMA_VERSION, EvaluationResult
 
-Record = TypeVar("Record", EvaluationResult, CoverageResult)
-
-
-def write_result(path: Path, result: EvaluationResult) -> None:
-    """Write `results.json`; a value that is not finite becomes null, and NaN again when it is read."""
-    write_atomically(path, to_json(asdict(result), indent=2) + b"\n")
+Record = TypeVar("Record")
 
 
-def write_coverage(path: Path, result: CoverageResult) -> None:
-    """Write `coverage.json`."""
-    write_atomically(path, to_json(asdict(result), indent=2) + b"\n")
+def write_record(path: Path, record: Any) -> None:
+    """Write a dataclass as JSON; a value that is not finite becomes null, and NaN again when it is read."""
+    write_atomically(path, to_json(asdict(record), indent=2) + b"\n")
 
 
 def read_result(path: Path) -> EvaluationResult:
@@ -32,7 +27,7 @@ def read_result(path: Path) -> EvaluationResult:
     Raises:
         ConfigError: it is no JSON, has another shape, or was written by a newer schema.
     """
-    result = _read(path, EvaluationResult)
+    result = read_record(path, EvaluationResult)
     if len(result.problems) != result.data.num_problems:
         raise ConfigError(
             f"{path}: lists {len(result.problems)} problems where data.num_problems says {result.data.num_problems}: "
@@ -50,16 +45,12 @@ def read_result(path: Path) -> EvaluationResult:
     return result
 
 
-def read_coverage(path: Path) -> CoverageResult:
-    """Read `coverage.json`.
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """Read a file that `write_record` wrote, as a dataclass of this type.
 
     Raises:
         ConfigError: it is no JSON, has another shape, or was written by a newer schema.
     """
-    return _read(path, CoverageResult)
-
-
-def _read(path: Path, kind: type[Record]) -> Record:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from apo_lightning.common.formatting import duration
 from apo_lightning.evaluation.records import Sample
-from apo_lightning.formatting import duration
 from apo_lightning.types import count_statuses
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -1,7 +1,6 @@
 """What an evaluation leaves behind, as records: one `Sample` a line of `samples.jsonl`, one result a `results.json`.
 
     Prompt → Completion + Verdict → Sample → EvaluationResult
-    worked solutions → CoverageResult
 
 A report reads these files and nothing else of an evaluation.
 """
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from apo_lightning.types import FinishReason, VerdictStatus
 
 SCHEMA_VERSION = 3
-"""Version of `results.json` and `coverage.json`; a reader refuses what is newer than itself."""
+"""Version of `results.json`; a reader refuses what is newer than itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,35 +152,4 @@ class EvaluationResult:
     interval. Empty: schema 1."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """How a metric was computed where that is a choice: the tokenizer of Self-BLEU, the encoder of the similarity."""
-    schema: int = SCHEMA_VERSION
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoverageResult:
-    """`coverage.json`: how often the next token of a worked solution is among the model's K most likely ones."""
-
-    preset: str
-    """Stem of the `coverage=` config: `math`."""
-    model: ModelCard
-    data: DataCard
-    prompt: str
-    num_tokens: int
-    """Number of solution tokens that were scored."""
-    recall: Mapping[int, Estimate]
-    """K → token-weighted recall, with an interval from resampling problems."""
-    versions: Mapping[str, str | None]
-    num_without_solution: int = 0
-    """Problems of the set without a worked solution."""
-    num_too_long: int = 0
-    """Problems skipped, since prompt and solution together are longer than `max_tokens`."""
-    reachable: Mapping[int, Estimate] = field(default_factory=dict)
-    """K → R_K, the share of solutions all of whose tokens are among the K most likely ones; the recall of tokens does
-    not tell it. The interval is exact (Clopper and Pearson) where each problem has one solution, else over problems."""
-    mean_exits: Mapping[int, float] = field(default_factory=dict)
-    """K → mean number of tokens a solution that are not among the K most likely ones."""
-    inside: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """K → share of solutions without such a token in their first `inside_lengths` tokens; comparable across sets, where
-    R_K depends on how long solutions are."""
-    inside_lengths: tuple[int, ...] = ()
-    """Lengths of `inside` [tokens], ascending."""
     schema: int = SCHEMA_VERSION

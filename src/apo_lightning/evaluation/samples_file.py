@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
+from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
-from apo_lightning.files import to_json, write_atomically
 from apo_lightning.types import Prompt
 
 SAMPLES, IDENTITY = "samples.jsonl", "evaluation.json"

@@ -1,22 +1,13 @@
 """Policy losses: one small frozen dataclass each, whose fields are the keys of its YAML in `configs/algo/`."""
 
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.apo_pulls import CrossEntropyAPO, GateOnlyAPO, LogMassAPO, UngatedAPO
-from apo_lightning.losses.apo_random import RandomAnchorAPO
 from apo_lightning.losses.base import PolicyLoss
 from apo_lightning.losses.grpo import GRPO
 from apo_lightning.losses.grpo_kl import GRPOKL
-from apo_lightning.losses.topk_forward_kl import TopKForwardKL
 
 __all__ = [
     "APO",
     "GRPO",
     "GRPOKL",
-    "CrossEntropyAPO",
-    "GateOnlyAPO",
-    "LogMassAPO",
     "PolicyLoss",
-    "RandomAnchorAPO",
-    "TopKForwardKL",
-    "UngatedAPO",
 ]

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from apo_lightning.common.process_group import process_rank
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.adapted_linear import AdaptedLinear, merged_matrix
-from apo_lightning.process_group import process_rank
 
 ADAPTER = "default"
 """PEFT's name for an adapter that was given none."""

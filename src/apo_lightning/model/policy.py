@@ -15,15 +15,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from apo_lightning.common.files import write_once
+from apo_lightning.common.hashing import hash64
+from apo_lightning.common.process_group import has_process_group, process_rank
 from apo_lightning.errors import ConfigError, in_brief
-from apo_lightning.files import write_once
-from apo_lightning.hashing import hash64
 from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
 from apo_lightning.model.attention import attention_arguments, use_shared_prompts
 from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_id
-from apo_lightning.process_group import has_process_group, process_rank
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 

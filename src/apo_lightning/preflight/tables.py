@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from apo_lightning.formatting import GIB
+from apo_lightning.common.formatting import GIB
 from apo_lightning.preflight.alternatives import OLD_LOGPROBS, Alternative
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.environment import Finding

@@ -1,19 +1,32 @@
-"""Verifiable rewards: completion text and gold answer → `Verdict`."""
+"""Verifiable rewards: completion text and gold answer → `Verdict`.
 
-from apo_lightning.rewards.base import Reward
-from apo_lightning.rewards.callable import CallableReward
-from apo_lightning.rewards.math_verify import MathVerifyReward
-from apo_lightning.rewards.numeric import NumericReward
-from apo_lightning.rewards.puzzle import PuzzleReward
-from apo_lightning.rewards.verdicts import check_error_rate
-from apo_lightning.types import Verdict
+Each name is imported on first use: the verifier's workers import `rewards.math_equivalence` and must not load torch.
+"""
 
-__all__ = [
-    "CallableReward",
-    "MathVerifyReward",
-    "NumericReward",
-    "PuzzleReward",
-    "Reward",
-    "Verdict",
-    "check_error_rate",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apo_lightning.rewards.base import Reward
+    from apo_lightning.rewards.callable import CallableReward
+    from apo_lightning.rewards.math_verify import MathVerifyReward
+    from apo_lightning.rewards.numeric import NumericReward
+    from apo_lightning.rewards.verdicts import check_error_rate
+    from apo_lightning.types import Verdict
+
+_MODULES = {
+    "CallableReward": "rewards.callable",
+    "MathVerifyReward": "rewards.math_verify",
+    "NumericReward": "rewards.numeric",
+    "Reward": "rewards.base",
+    "Verdict": "types",
+    "check_error_rate": "rewards.verdicts",
+}
+
+__all__ = ["CallableReward", "MathVerifyReward", "NumericReward", "Reward", "Verdict", "check_error_rate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"apo_lightning.{_MODULES[name]}"), name)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError
-from apo_lightning.formatting import GIB
 from apo_lightning.rewards.comparison import compare_answers, expressions, num_parts
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, final_boxes, last_boxed, last_line_after, unwrap
 from apo_lightning.rewards.normalise import normalise

@@ -21,7 +21,7 @@ _START_TIMEOUT_S = 120.0
 _MAX_FAILED_STARTS = 3
 _START_WORKER = (
     "import sys; sys.path.insert(0, sys.argv[1]); import apo_lightning; del sys.path[0]; "
-    "from apo_lightning.judging.worker import main; main(float(sys.argv[2]), int(sys.argv[3]))"
+    "from apo_lightning.rewards.math_equivalence.worker import main; main(float(sys.argv[2]), int(sys.argv[3]))"
 )
 """This very package, wherever it lies, and no longer than for its import is its folder ahead of everything else."""
 _SELF_DESTRUCT_S = 2.0

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.hashing import hash64
-from apo_lightning.metrics.phases import PhaseClock
+from apo_lightning.common.hashing import hash64
+from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
 from apo_lightning.rewards.base import is_scored_while_generating

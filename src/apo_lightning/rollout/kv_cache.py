@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError
-from apo_lightning.formatting import GIB
 
 FILLED = 0.9
 """The part of a GPU's memory that is given away. The rest is for what is not counted: CUDA graphs, buffers of NCCL and

@@ -13,8 +13,8 @@ import torch.distributed
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
+from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.formatting import GIB
 from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.kv_cache import EngineMemory

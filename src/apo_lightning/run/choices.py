@@ -1,17 +1,56 @@
 """The options of config groups, as typed: globs over all of them, and near names of one that is not there."""
 
 import difflib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.resources import files
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import MissingConfigException
+from omegaconf import DictConfig
 
 from apo_lightning.errors import ConfigError
 
-CONFIG_DIR = Path(__file__).resolve().parents[3] / "configs"
+CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
+"""The framework's own configurations."""
 BASE = "base"
 """A file of this name is what the others of its folder are built on, and no option itself."""
+
+
+def config_folders() -> tuple[Path, ...]:
+    """Folders of configurations in the order in which Hydra looks: the user's, the framework's, other packages'."""
+    elements = create_config_search_path(str(CONFIG_DIR)).get_path()
+    paths = [str(element.path) for element in elements if element.provider not in ("hydra", "schema")]
+    return tuple(
+        Path(str(files(path.removeprefix("pkg://"))))
+        if path.startswith("pkg://")
+        else Path(path.removeprefix("file://"))
+        for path in paths
+    )
+
+
+def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = False) -> DictConfig:
+    """A configuration as the command line would compose it, inside a command or outside of one.
+
+    Args:
+        name: of the primary configuration, such as `train`.
+        overrides: as typed.
+        with_hydra: whether Hydra's own node is part of it.
+    """
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return compose(name, overrides=[*overrides], return_hydra_config=with_hydra)
+
+
+def typed_overrides() -> list[str]:
+    """The overrides of this command as typed, without Hydra's own."""
+    return list(HydraConfig.get().overrides.task)
 
 
 def options_of(group: str) -> list[str]:
@@ -23,9 +62,14 @@ def options_of(group: str) -> list[str]:
         >>> options_of("experiment")[0]
         'lab/countdown'
     """
-    folder = CONFIG_DIR / group
+    folders = [folder / group for folder in config_folders()]
     return sorted(
-        path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml") if path.stem != BASE
+        {
+            path.relative_to(folder).with_suffix("").as_posix()
+            for folder in folders
+            for path in folder.rglob("*.yaml")
+            if path.stem != BASE
+        }
     )
 
 
@@ -74,7 +118,7 @@ def refuse_null(argument: str) -> None:
         apo_lightning.errors.ConfigError: experiment=null: leave it out, or choose one of configs/experiment
     """
     group, _, value = argument.partition("=")
-    if value == "null" and (CONFIG_DIR / group).is_dir():
+    if value == "null" and any((folder / group).is_dir() for folder in config_folders()):
         raise ConfigError(f"{argument}: leave it out, or choose one of configs/{group}")
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.checkpoints.run_state import policy_tensors
-from apo_lightning.console import progress_bars_hidden, say
+from apo_lightning.common.console import progress_bars_hidden, say
+from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.replicating import on_first_rank, replicate
 from apo_lightning.errors import ConfigError
@@ -21,7 +22,6 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch
-from apo_lightning.process_group import process_rank
 from apo_lightning.run.stages import FINAL, Stage, stages_of
 from apo_lightning.run.trained import TrainedRun, trained_run
 
@@ -124,25 +124,24 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     """Read what the configuration says of the policy.
 
     Args:
-        cfg: composed from `configs/evaluate.yaml`.
+        cfg: with `run`, `model`, `trainer`, `output_dir` and `seed`; perhaps `checkpoint` and `support_anchor_size`.
         overrides: as typed, to tell a model that was asked for from the default one.
         is_swept: others of the same sweep may measure this policy on the same benchmark, with other settings.
 
     Raises:
         ConfigError: there is no such run, checkpoint, model or device.
     """
-    if cfg.support_anchor_size is not None and not cfg.run:
+    if cfg.get("support_anchor_size") is not None and not cfg.run:
         raise ConfigError(
             f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
             "training run, or leave it null"
         )
-    if cfg.checkpoint != FINAL and not cfg.run:
-        raise ConfigError(f"checkpoint is {cfg.checkpoint}, but there is no run=: name a training run, or leave it out")
-    if cfg.checkpoint != FINAL and cfg.mode == "coverage":
-        raise ConfigError(f"checkpoint is {cfg.checkpoint}: mode=coverage measures checkpoint={FINAL} alone")
+    checkpoint = cfg.get("checkpoint", FINAL)
+    if checkpoint != FINAL and not cfg.run:
+        raise ConfigError(f"checkpoint is {checkpoint}, but there is no run=: name a training run, or leave it out")
     run = trained_run(Path(cfg.run), overrides) if cfg.run else None
-    stages = stages_of(run.folder if run else None, cfg.checkpoint)
-    model = cfg.model if run is None else run.final_model if cfg.checkpoint == FINAL else run.reference
+    stages = stages_of(run.folder if run else None, checkpoint)
+    model = cfg.model if run is None else run.final_model if checkpoint == FINAL else run.reference
     spec: PolicySpec = instantiate(model, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_launch(world_size)

@@ -1,8 +1,7 @@
-"""Configuration → one policy, measured on benchmarks or under worked solutions."""
+"""Configuration → one policy, measured on benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
@@ -10,15 +9,13 @@ from lightning.fabric.strategies import DDPStrategy
 from omegaconf import DictConfig
 
 from apo_lightning.checkpoints import load_snapshot
-from apo_lightning.console import quiet_libraries, say, show
+from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation import OracleCoverage
-from apo_lightning.evaluation.card import recall_table, result_table, write_card
+from apo_lightning.evaluation.card import result_table, write_card
 from apo_lightning.evaluation.engine_check import check_engine
-from apo_lightning.evaluation.loading import read_result, write_coverage
-from apo_lightning.evaluation.progress import Progress, TokenProgress
-from apo_lightning.evaluation.records import CoverageResult, EvaluationResult, ModelCard
+from apo_lightning.evaluation.loading import read_result
+from apo_lightning.evaluation.progress import Progress
+from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples
@@ -27,17 +24,12 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
-from apo_lightning.run.exact import look_exactly
 from apo_lightning.run.stages import Stage
 from apo_lightning.run.tasks import Task, prepare_tasks
 
-MODES = ("samples", "coverage", "exact")
 
-
-def evaluate(
-    cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False
-) -> Sequence[EvaluationResult | CoverageResult]:
-    """Measure one policy.
+def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:
+    """Measure one policy: one engine for all benchmarks.
 
     Args:
         cfg: composed from `configs/evaluate.yaml`.
@@ -50,18 +42,8 @@ def evaluate(
     Raises:
         ConfigError: something cannot work; raised before any weights are loaded.
     """
-    if cfg.mode not in MODES:
-        raise ConfigError(f"mode is {cfg.mode!r}: choose {', '.join(MODES)}")
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
-    if cfg.mode == "exact":
-        look_exactly(cfg, evaluated)
-        return []
-    return [_cover(cfg, evaluated)] if cfg.mode == "coverage" else _sample(cfg, evaluated)
-
-
-def _sample(cfg: DictConfig, evaluated: EvaluatedPolicy) -> list[EvaluationResult]:
-    """Measure in `mode=samples`: one engine for all benchmarks."""
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
@@ -189,32 +171,3 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         encoder=task.encoder,
     )
     write_card(task.folder, result)
-
-
-def _cover(cfg: DictConfig, evaluated: EvaluatedPolicy) -> CoverageResult:
-    """Measure in `mode=coverage`: no engine, one pass."""
-    overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch}
-    if cfg.limit is not None:
-        overrides["limit"] = cfg.limit
-    if cfg.data_dir is not None and cfg.coverage.path is None:
-        overrides["path"] = str(Path(cfg.data_dir) / f"{cfg.coverage.name}.jsonl")
-    coverage: OracleCoverage = instantiate(cfg.coverage, **overrides, _convert_="all")
-    coverage.check()
-    coverage.check_model(
-        evaluated.spec.name, evaluated.spec.load_config().vocab_size, evaluated.max_position_embeddings
-    )
-    problems = coverage.load()
-    policy, sha256 = evaluated.load(evaluated.device)
-    with TokenProgress("solution tokens") as progress:
-        result = coverage.result(
-            policy, problems, evaluated.spec.prompt_template, evaluated.card(sha256, Stage()), progress.advance
-        )
-    folder = evaluated.output_dir / f"coverage_{coverage.name}"
-    write_coverage(folder / "coverage.json", result)
-    say(
-        f"{result.data.num_problems:,} problems of {result.data.num_available:,}; "
-        f"{result.num_without_solution:,} without a solution, {result.num_too_long:,} too long"
-    )
-    show(recall_table(result))
-    say(f"coverage.json is in {folder}")
-    return result

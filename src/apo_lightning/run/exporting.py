@@ -12,9 +12,9 @@ from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_check
 from apo_lightning.checkpoints.plain import TENSORS
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors
-from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
-from apo_lightning.files import publish_folder
 from apo_lightning.model.policy import Policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from apo_lightning.files import write_atomically
+from apo_lightning.common.files import write_atomically
 
 NAME = "metrics.csv"
 

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 
-from apo_lightning.console import quiet_libraries, show
+from apo_lightning.common.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
 from apo_lightning.preflight import environment
 from apo_lightning.preflight.alternatives import alternatives

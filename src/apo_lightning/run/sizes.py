@@ -10,9 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.callbacks import StepCallback
+from apo_lightning.common.formatting import GIB
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
-from apo_lightning.formatting import GIB
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.preflight.checks import requested_devices

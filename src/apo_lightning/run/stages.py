@@ -5,7 +5,7 @@ from pathlib import Path
 
 from apo_lightning.checkpoints import snapshots_of
 from apo_lightning.checkpoints.folder import Checkpoint, Position
-from apo_lightning.console import say
+from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError
 
 FINAL, ALL, BASE = "final", "all", "base"

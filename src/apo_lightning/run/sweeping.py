@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from omegaconf import read_write
 
-from apo_lightning.process_group import has_process_group
+from apo_lightning.common.process_group import has_process_group
 
 _SWEPT = "APO_LIGHTNING_SWEPT"
 """Set in the environment of ranks that a job of a sweep has started."""
@@ -25,11 +25,15 @@ def is_swept() -> bool:
 
 
 @contextmanager
-def each_job_a_run() -> Iterator[None]:
+def each_job_a_run(prefix_length: int = 1) -> Iterator[None]:
     """Around one job of Hydra: Lightning's launcher starts ranks of this job, in this job's folder.
 
     It starts the command line again. With that of a sweep each rank would go through the whole sweep, in folders of its
     own, and the second job would start no ranks: the environment says that they are there.
+
+    Args:
+        prefix_length: of the command line, the words before the overrides: the program and, where it has several, the
+            command.
     """
     if HydraConfig.get().mode is not RunMode.MULTIRUN or _ranks_are_there():
         yield
@@ -39,7 +43,8 @@ def each_job_a_run() -> Iterator[None]:
     with read_write(hydra):
         hydra.run.dir = hydra.runtime.output_dir  # the launcher's word to the ranks
     os.environ[_SWEPT] = "1"
-    sys.argv = [arguments[0], *single(arguments[1:], hydra.overrides.task, hydra.overrides.hydra)]
+    own = single(arguments[prefix_length:], hydra.overrides.task, hydra.overrides.hydra)
+    sys.argv = [*arguments[:prefix_length], *own]
     try:
         yield
     finally:

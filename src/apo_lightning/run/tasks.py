@@ -7,6 +7,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation import Benchmark
 from apo_lightning.evaluation.encoder import sentence_encoder
@@ -14,7 +15,6 @@ from apo_lightning.evaluation.records import DataCard, SamplingSettings
 from apo_lightning.evaluation.samples_file import require_same_identity
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions
-from apo_lightning.reporting.runs import flatten
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy
 from apo_lightning.run.stages import Stage
 from apo_lightning.types import Prompt

@@ -16,13 +16,13 @@ from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
 from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
-from apo_lightning.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.common.phases import PhaseClock
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.metrics.phases import PhaseClock
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, reference_of

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.exchange import Exchange
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.process_group import process_rank
 from apo_lightning.types import Advantages, Rollouts
 from apo_lightning.update.balance import RankCosts, balanced
 from apo_lightning.update.settings import StepSettings

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from apo_lightning.common.files import write_atomically
+from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import NonfiniteError
-from apo_lightning.files import write_atomically
-from apo_lightning.process_group import process_rank
 from apo_lightning.update.minibatch_update import MinibatchUpdate
 
 _logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from apo_lightning.common.process_group import num_processes
 from apo_lightning.errors import DoesNotFitError
 from apo_lightning.model.packing import Microbatch
-from apo_lightning.process_group import num_processes
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.process_group import process_rank
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Rollouts
 

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from apo_lightning.common.process_group import num_processes
 from apo_lightning.losses.aggregation import truncated_importance_weights
 from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
-from apo_lightning.process_group import num_processes
 from apo_lightning.types import (
     Advantages,
     Anchor,

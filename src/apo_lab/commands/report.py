@@ -1,0 +1,100 @@
+"""Configuration → a folder of tables and figures, and one page that shows them all."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from apo_lab.reporting.evaluations import measurements, read_evaluations, snapshot_measurements
+from apo_lab.reporting.figures.canvas import save
+from apo_lab.reporting.figures.report import report_figures
+from apo_lab.reporting.page import ReportContents, files_of, page
+from apo_lab.reporting.published_check import published_check
+from apo_lab.reporting.render import write_tables
+from apo_lab.reporting.rollouts import read_rollouts, rollout_page
+from apo_lab.reporting.runs import interpolated, read_runs
+from apo_lab.reporting.tables import report_tables
+from apo_lightning.common.console import say
+from apo_lightning.common.files import write_atomically
+from apo_lightning.common.formatting import flatten
+from apo_lightning.errors import ConfigError
+from apo_lightning.run.choices import composed, options_of
+
+
+def report(cfg: DictConfig) -> Path:
+    """Read, tabulate, draw.
+
+    Args:
+        cfg: composed from `configs/report.yaml`.
+
+    Returns:
+        `report.html`; of `rollouts=`, the run's `rollouts.html`.
+
+    Raises:
+        ConfigError: a folder does not exist, or a file in it is malformed.
+    """
+    if cfg.rollouts is not None:
+        return _rollouts(Path(cfg.rollouts), cfg.rollout_limit)
+    folders, output_dir = _folders(cfg), Path(cfg.output_dir)
+    runs = read_runs(folders)
+    evaluations = read_evaluations(folders, runs)
+    defaults = training_defaults()
+    tables = report_tables(runs, evaluations, defaults)
+    figures = report_figures(
+        runs,
+        measurements(runs, evaluations, defaults),
+        evaluations.coverage,
+        defaults,
+        snapshot_measurements(runs, evaluations, defaults),
+    )
+    paths = [*write_tables(tables, output_dir / "tables")]
+    for figure in figures:
+        paths += save(figure.figure, output_dir / "figures" / figure.name)
+    check = published_check()
+    contents = ReportContents(
+        title=cfg.title,
+        date=str(cfg.date),
+        num_runs=len(runs),
+        tables=tuple(table for table in tables if table.name != check.name),
+        published_check=check,
+        evaluations=evaluations.results,
+        coverage=evaluations.coverage,
+        files=files_of(paths, output_dir),
+    )
+    path = output_dir / "report.html"
+    write_atomically(path, page(contents, figures).encode())
+    say(f"{len(runs)} runs, {len(evaluations.results)} evaluations, {len(evaluations.coverage)} coverages read")
+    say(f"tables: {', '.join(table.name for table in tables)}")
+    say(f"figures: {', '.join(figure.name for figure in figures) or 'none'}")
+    say(f"open {path}")
+    return path
+
+
+def _rollouts(run: Path, limit: int) -> Path:
+    sample = read_rollouts(run, limit)
+    path = run / "rollouts.html"
+    write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
+    say(f"{len(sample.rollouts):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
+    if not any(rollout.tokens for rollout in sample.rollouts):
+        say("nothing was written of single tokens: train with callbacks=[default,token_writer] to see them")
+    say(f"open {path}")
+    return path
+
+
+def training_defaults() -> dict[str, dict[str, str]]:
+    """What a run uses where nothing is overridden: stem of `algo=` → flat config, without the model's part."""
+    return {algo: _flat(composed("train", [f"algo={algo}"])) for algo in options_of("algo")}
+
+
+def _flat(cfg: DictConfig) -> dict[str, str]:
+    container: Any = OmegaConf.to_container(cfg)
+    return interpolated(flatten({key: value for key, value in container.items() if key != "model"}))
+
+
+def _folders(cfg: DictConfig) -> list[Path]:
+    """The folders as given; of the two default folders those that exist."""
+    given = [Path(folder) for folder in ([cfg.runs] if not isinstance(cfg.runs, ListConfig) else cfg.runs)]
+    missing = [folder for folder in given if not folder.is_dir()]
+    if missing and (len(missing) == len(given) or cfg.runs != ["outputs", "multirun"]):
+        raise ConfigError(f"runs has {missing[0]}, which is no folder: name folders of runs, runs=[outputs,multirun]")
+    return [folder for folder in given if folder not in missing]

@@ -1,0 +1,235 @@
+"""pass@k of a puzzle's held-out problems without sampling noise, at every validation pass."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from apo_lab.puzzles import ListedAnswer, Puzzle
+from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
+from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.common.process_group import process_rank
+from apo_lightning.distributed.units import whole_root
+from apo_lightning.errors import ConfigError
+from apo_lightning.model.packing import Microbatch, PackedSequences
+from apo_lightning.model.policy import Policy
+from apo_lightning.types import Prompt, ValidationOutput
+from apo_lightning.update.settings import StepSettings
+
+SUPPORT = "support.npz"
+"""Name of the file with the base model's top K at every token of the answers."""
+
+
+class ExactCoverage(StepCallback):
+    """Scores every listed answer of every held-out problem teacher-forced, so that p(x) and pass@k have no noise.
+
+    p(x) is what the puzzle's reward gives on average. An answer counts with its end of sequence: a completion that is
+    cut off has more tokens than any valid answer, each of them at least a character (see `Puzzle`), so none is right.
+
+    Logs `exact/pass@k`, `exact/valid_entropy`, `exact/strategy_entropy`, `exact/listed`, `exact/alive` (see
+    `exact_metrics`) and, for each kind of token, `exact/entropy/<kind>`, `exact/max_prob/<kind>` and
+    `exact/support/<kind>`: the policy's probability of the base model's top K. A token's weight is the policy's
+    probability of the answer that it stands in.
+
+    Leaves in the run's folder `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (`logprobs` of
+    them in that order, float32) and `exact/metrics.jsonl` (a line a look). Every rank scores all answers, as a
+    sharded forward needs all ranks.
+
+    Args:
+        puzzle: of the held-out problems.
+        ks: of pass@k.
+        support_size: K of `exact/support`.
+        tokens_per_microbatch: of the scoring passes.
+
+    Raises:
+        ConfigError: at the first look, where the tokenizer does not read one token a symbol, or where other tokens than
+            the end of sequence end a completion.
+    """
+
+    def __init__(
+        self,
+        puzzle: Puzzle,
+        ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        support_size: int = 8,
+        tokens_per_microbatch: int = 8192,
+    ) -> None:
+        self.puzzle = puzzle
+        self.ks = tuple(ks)
+        self.support_size = support_size
+        self.tokens_per_microbatch = tokens_per_microbatch
+        self._kept: _Listed | None = None
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Look at the policy that has just been validated."""
+        outputs: list[ValidationOutput] = getattr(pl_module, "validation_outputs", [])
+        output = next((output for output in outputs if output.name == self.puzzle.name), None)
+        if trainer.sanity_checking or output is None:
+            return
+        policy, settings = pl_module.policy, pl_module.settings
+        assert isinstance(policy, Policy)
+        assert isinstance(settings, StepSettings)
+        folder = Path(trainer.default_root_dir) / "exact"
+        was_training = policy.training
+        policy.eval()
+        prompts = output.rollouts.prompts
+        with whole_root(policy):
+            metrics = self.look(policy, prompts, output.step, folder, temperature=settings.temperature)
+        policy.train(was_training)
+        logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()} | {
+            "step": float(output.step)
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(logged, step=output.step)
+
+    @torch.no_grad()
+    def look(
+        self, policy: Policy, prompts: Sequence[Prompt], step: int, folder: Path, *, temperature: float
+    ) -> dict[str, float]:
+        """Score all listed answers, write them down, and return the metrics without their prefix."""
+        listed = self._listed(policy, prompts)
+        support_ids = self._support(policy, listed, folder, temperature)
+        owner = listed.owner
+        columns = torch.zeros(len(owner), 4, dtype=torch.float64)
+        for microbatch in listed.microbatches:
+            index = microbatch.token_index.cpu()
+            anchors = support_ids[index].to(microbatch.targets.device)
+            statistics = policy(microbatch, anchors, temperature=temperature)
+            support = statistics.anchor_logprobs.exp().sum(1)
+            parts = (statistics.logprobs, statistics.entropy, statistics.max_prob, support)
+            columns[index] = torch.stack(parts, dim=1).double().cpu()
+        logprobs = torch.zeros(len(listed.flat), dtype=torch.float64).index_add_(0, owner, columns[:, 0])
+        scores = scores_of(listed.flat, logprobs, len(prompts), self.puzzle.strategies)
+        names = ("entropy", "max_prob", "support")
+        metrics = exact_metrics(scores, self.ks) | means_by_kind(
+            listed.kinds, {name: columns[:, 1 + i] for i, name in enumerate(names)}, logprobs.exp()[owner]
+        )
+        if process_rank() == 0:
+            self._write(folder, step, prompts, listed.answers, logprobs, metrics)
+        return metrics
+
+    def _listed(self, policy: Policy, prompts: Sequence[Prompt]) -> "_Listed":
+        """The answers, packed; the same at every look."""
+        if self._kept is None or self._kept.prompts != tuple(prompts):
+            answers = [self.puzzle.answers(prompt.problem) for prompt in prompts]
+            flat = [(i, answer) for i, listed in enumerate(answers) for answer in listed]
+            sequences = _packed(prompts, flat, policy)
+            kinds = [self.puzzle.kinds(answer.text) for _, answer in flat]
+            for (_, answer), completion, own in zip(flat, sequences.completions, kinds, strict=True):
+                if len(completion) != len(own):
+                    raise ConfigError(
+                        f"the answer '{answer.text}' of {self.puzzle.name} has {len(completion)} tokens for {len(own)} "
+                        "symbols under this model's tokenizer: take a model that reads digits one by one"
+                    )
+            lengths = torch.tensor([len(completion) for completion in sequences.completions])
+            everything = range(len(sequences.completions))
+            self._kept = _Listed(
+                prompts=tuple(prompts),
+                answers=answers,
+                flat=flat,
+                kinds=[kind for own in kinds for kind in own],
+                owner=torch.arange(len(flat)).repeat_interleave(lengths),
+                microbatches=sequences.microbatches(everything, self.tokens_per_microbatch, policy.head_weight.device),
+            )
+        return self._kept
+
+    def _support(
+        self, policy: Policy, listed: "_Listed", folder: Path, temperature: float
+    ) -> Int[Tensor, "tokens anchors"]:
+        """The base model's top K at every token of the answers: of the first look, kept in a file."""
+        path = folder / SUPPORT
+        if path.is_file():
+            return torch.from_numpy(np.load(path)["token_ids"]).long()
+        ids = torch.zeros(len(listed.owner), self.support_size, dtype=torch.long)
+        for microbatch in listed.microbatches:
+            found = policy.as_reference(microbatch, self.support_size, temperature=temperature).anchor_ids
+            assert found is not None
+            ids[microbatch.token_index.cpu()] = found.cpu()
+        if process_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(path, token_ids=ids.to(torch.int32).numpy())
+        return ids
+
+    def _write(
+        self,
+        folder: Path,
+        step: int,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Sequence[ListedAnswer]],
+        logprobs: Float[Tensor, "answers"],
+        metrics: dict[str, float],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        listing = folder / "answers.json"
+        if not listing.is_file():
+            rows = [
+                {"problem": prompt.problem, "answers": [[a.text, a.strategy, a.is_valid] for a in listed]}
+                for prompt, listed in zip(prompts, answers, strict=True)
+            ]
+            listing.write_text(
+                json.dumps({"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows})
+            )
+        np.savez_compressed(folder / f"step_{step:06d}.npz", logprobs=logprobs.float().numpy())
+        path = folder / "metrics.jsonl"
+        # A look that is repeated after a resume replaces itself.
+        earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        lines = [row for row in earlier if row["step"] < step] + [{"step": step, **metrics}]
+        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """All answers of some prompts, ready to be scored."""
+
+    prompts: tuple[Prompt, ...]
+    answers: list[list[ListedAnswer]]
+    """By prompt."""
+    flat: list[tuple[int, ListedAnswer]]
+    """Each answer with the number of its prompt."""
+    kinds: list[str]
+    """The kind of every token."""
+    owner: Int[Tensor, "tokens"]
+    """The answer that every token belongs to."""
+    microbatches: list[Microbatch]
+
+
+def scores_of(
+    flat: Sequence[tuple[int, ListedAnswer]],
+    logprobs: Float[Tensor, "answers"],
+    num_problems: int,
+    strategies: Sequence[str],
+) -> AnswerScores:
+    """Log-probs of listed answers, each with the number of its problem, as a table."""
+    places = {strategy: place for place, strategy in enumerate(strategies)}
+    return AnswerScores(
+        problem=torch.tensor([problem for problem, _ in flat]),
+        strategy=torch.tensor([places[answer.strategy] for _, answer in flat]),
+        is_valid=torch.tensor([answer.is_valid for _, answer in flat]),
+        logprobs=logprobs,
+        num_problems=num_problems,
+        num_strategies=len(strategies),
+    )
+
+
+def _packed(prompts: Sequence[Prompt], flat: Sequence[tuple[int, ListedAnswer]], policy: Policy) -> PackedSequences:
+    tokenizer = policy.tokenizer
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
+    if others := [i for i in policy.stop_token_ids if i != end]:
+        # The reward takes an answer that ends with any of them, and the list has one.
+        raise ConfigError(
+            f"completions also end with {tokenizer.convert_ids_to_tokens(others)}: the exact measure lists answers "
+            f"that end with '{tokenizer.eos_token}', give model.stop_tokens=[] and a model that declares no other end"
+        )
+    texts = [answer.text for _, answer in flat]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return PackedSequences(
+        prompts=tuple(prompt.token_ids for prompt in prompts),
+        completions=tuple((*ids, end) for ids in encoded),
+        owners=tuple(problem for problem, _ in flat),
+    )

@@ -1,0 +1,167 @@
+"""What became of every training prompt over its visits: solved, lost, recovered, and how many answers it still gets."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from apo_lab.statistics.mcnemar import mcnemar_p_value
+from apo_lab.statistics.urn import beta_binomial_pass_at_k, expected_distinct, missing_mass
+from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.distributed.gathering import items_of_all_ranks
+from apo_lightning.errors import ConfigError
+from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.types import Rollouts, StepOutput
+
+MODELLED_GROUPS = 8
+"""k of `history/beta_binomial@k`, in groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """The samples of one prompt in one step."""
+
+    step: int
+    num_samples: int
+    num_correct: int
+    answer_counts: tuple[int, ...]
+    """How many samples gave each answer, descending; a sample without an answer is counted nowhere."""
+
+    @property
+    def num_unparsed(self) -> int:
+        """Samples without an answer."""
+        return self.num_samples - sum(self.answer_counts)
+
+
+class PromptHistory(StepCallback):
+    """Keeps every visit to every training prompt, and logs `history/…` at each step.
+
+    - *Transitions*: of each prompt with two visits or more, the last one and the one before. Solved (a right sample)
+      → unsolved is lost, the reverse recovered. Both happen to a policy that does not change, so what counts is their
+      difference, with the exact two-sided McNemar test. A prompt counts once, whatever the number of its visits.
+    - `history/pooled@k`, over the last visits of each prompt that has had so many: k draws spread over several
+      policies. By convexity it lies above what one of them has, so it is no pass@k.
+    - `history/beta_binomial@k`, at k = 8 groups, of every prompt's last visit: right if success rates have a beta
+      distribution, and too high where some problems are never solved. Not for ranking methods.
+    - Distinct answers in half a group and the mass of answers not yet seen, means over the step's prompts. Answers are
+      compared as the verifier extracted them, letter by letter.
+
+    The history is saved with checkpoints. It is the same on all ranks.
+
+    Args:
+        window_visits: visits that are pooled.
+    """
+
+    def __init__(self, window_visits: int = 4) -> None:
+        if window_visits < 2:
+            raise ConfigError(
+                f"callbacks.prompt_history.window_visits is {window_visits}: give 2 or more, or "
+                "~callbacks.prompt_history"
+            )
+        self.window_visits = window_visits
+        self.visits: dict[str, list[Visit]] = {}
+        """Prompt id → its visits by step."""
+
+    def on_step(self, step: StepOutput) -> dict[str, float]:
+        """Enter the step's visits, those of all ranks."""
+        found = sorted(items_of_all_ranks(list(visits_of(step.rollouts))), key=lambda item: item[0])
+        for prompt_id, visit in found:
+            earlier = [one for one in self.visits.get(prompt_id, []) if one.step < visit.step]
+            self.visits[prompt_id] = [*earlier, visit]
+        group_size = step.rollouts.group_size
+        return {
+            **transition_metrics(self.visits.values()),
+            **window_metrics(self.visits.values(), self.window_visits, group_size),
+            **answer_metrics([visit for _, visit in found], max(1, group_size // 2)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All visits, as plain data."""
+        return {
+            name: [[v.step, v.num_samples, v.num_correct, list(v.answer_counts)] for v in visits]
+            for name, visits in self.visits.items()
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the visits of the run that is resumed."""
+        self.visits = {
+            name: [
+                Visit(step=step, num_samples=n, num_correct=c, answer_counts=tuple(counts))
+                for step, n, c, counts in visits
+            ]
+            for name, visits in state_dict.items()
+        }
+
+
+def visits_of(rollouts: Rollouts) -> Iterable[tuple[str, Visit]]:
+    """Prompt id and visit of each prompt of one rank's step."""
+    size = rollouts.group_size
+    for place, prompt in enumerate(rollouts.prompts):
+        verdicts = rollouts.verdicts[place * size : (place + 1) * size]
+        answers = Counter(verdict.extracted for verdict in verdicts if verdict.extracted is not None)
+        yield (
+            prompt.id,
+            Visit(
+                step=rollouts.step,
+                num_samples=size,
+                num_correct=sum(verdict.status == "correct" for verdict in verdicts),
+                answer_counts=tuple(sorted(answers.values(), reverse=True)),
+            ),
+        )
+
+
+def transition_metrics(histories: Iterable[Sequence[Visit]]) -> dict[str, float]:
+    """Counts of prompts, and the test of as many lost as recovered."""
+    counts: Counter[str] = Counter()
+    for visits in histories:
+        counts["prompts"] += 1
+        counts["initially_solved"] += visits[0].num_correct > 0
+        if len(visits) > 1:
+            was, is_now = visits[-2].num_correct > 0, visits[-1].num_correct > 0
+            counts["revisited"] += 1
+            counts["lost"] += was and not is_now
+            counts["recovered"] += is_now and not was
+    lost, recovered = counts["lost"], counts["recovered"]
+    metrics = {
+        f"history/num_{name}": float(counts[name])
+        for name in ("prompts", "initially_solved", "revisited", "lost", "recovered")
+    }
+    return metrics | {
+        "history/net_recovered": float(recovered - lost),
+        "history/net_p_value": mcnemar_p_value(lost, recovered, "two-sided"),
+    }
+
+
+def window_metrics(histories: Iterable[Sequence[Visit]], window_visits: int, group_size: int) -> dict[str, float]:
+    """`history/pooled@k` at k = G, 2G, … up to half of a window's samples, and the model's value at 8G."""
+    everything = list(histories)
+    windows = [visits[-window_visits:] for visits in everything if len(visits) >= window_visits]
+    drawn, correct = (
+        torch.tensor([sum(getattr(visit, name) for visit in window) for window in windows], dtype=torch.long)
+        for name in ("num_samples", "num_correct")
+    )
+    metrics = {"history/num_full_windows": float(len(windows))}
+    k = group_size
+    while 2 * k <= window_visits * group_size:
+        metrics[f"history/pooled@{k}"] = float(pass_at_k(drawn, correct, k).mean()) if windows else math.nan
+        k *= 2
+    last = [visits[-1] for visits in everything]
+    n, c = (torch.tensor([getattr(visit, name) for visit in last]) for name in ("num_samples", "num_correct"))
+    k = MODELLED_GROUPS * group_size
+    return metrics | {f"history/beta_binomial@{k}": beta_binomial_pass_at_k(n, c, k)}
+
+
+def answer_metrics(visits: Sequence[Visit], k: int) -> Mapping[str, float]:
+    """Distinct answers in k samples and missing mass, means over the prompts that have k samples with an answer."""
+    enough = [visit for visit in visits if sum(visit.answer_counts) >= k]
+    distinct = [expected_distinct(visit.answer_counts, k) for visit in enough]
+    missing = [missing_mass(visit.answer_counts) for visit in enough]
+    return {
+        f"history/distinct_answers@{k}": math.fsum(distinct) / len(enough) if enough else math.nan,
+        "history/missing_mass": math.fsum(missing) / len(enough) if enough else math.nan,
+        "history/num_too_few_answers": float(len(visits) - len(enough)),
+        "history/num_unparsed": float(sum(visit.num_unparsed for visit in visits)),
+    }

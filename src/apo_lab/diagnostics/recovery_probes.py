@@ -1,0 +1,243 @@
+"""Prefixes of the untrained policy's own completions, with the tokens that could have come next, and their fates."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.common.hashing import hash64
+from apo_lightning.common.process_group import num_processes, process_rank
+from apo_lightning.distributed.gathering import items_of_all_ranks
+from apo_lightning.errors import ConfigError
+from apo_lightning.module import RLVRModule
+from apo_lightning.rollout.collector import sample_seed
+from apo_lightning.types import Completion, GenerationRequest, Probe, Prompt, Verdict
+from apo_lightning.update.probes import Probing
+
+NOT_JUDGED = ("timeout", "error")
+NAME = "recovery"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryProbe:
+    """A prefix, and the tokens that the reference finds likeliest after it."""
+
+    prompt_id: str
+    prompt: tuple[int, ...]
+    """The prompt's tokens."""
+    prefix: tuple[int, ...]
+    """The completion's tokens so far; may be empty."""
+    weight: float
+    """1/P(this position was drawn from its completion): the completion's length."""
+    prefix_logprob: float
+    """log π(prefix) of the untrained policy [nats]."""
+    alternatives: tuple[int, ...]
+    """The reference's 2K likeliest next tokens, in descending order."""
+    ref_logprobs: tuple[float, ...]
+    """log π_ref of the alternatives [nats]."""
+    logprobs: tuple[float, ...]
+    """log π of the alternatives by the untrained policy [nats]."""
+    success: tuple[float | None, ...]
+    """v̂ of the first K alternatives: share of right ones among the continuations that were judged; None: none was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePlan:
+    """How many probes, and of what."""
+
+    anchor_size: int
+    """K"""
+    num_prompts: int
+    completions_per_prompt: int
+    """R"""
+    continuations: int
+    """m, of each alternative."""
+
+    def origin(self, module: RLVRModule, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """All that decides which probes come out, but the policy's weights."""
+        data = hashlib.sha256()
+        for prompt in prompts:
+            data.update(f"{prompt.id}\x1f{prompt.token_ids}\x1f{prompt.answer}\x1e".encode())
+        return asdict(self) | {
+            "seed": module.seed,
+            "temperature": module.settings.temperature,
+            "max_completion_tokens": module.settings.max_completion_tokens,
+            "data": data.hexdigest(),
+        }
+
+
+def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt]) -> list[RecoveryProbe]:
+    """Sample completions and continuations of the policy as it is, and ask it and the reference. Collective.
+
+    - Prompts are drawn by hash, and each has R completions, every one from a seed of its own.
+    - In each completion one position is drawn, all with the same probability.
+    - *All* of the reference's 2K likeliest tokens there are alternatives, and of the first K each is gone on from.
+
+    Nothing is chosen by what happens in training, and nothing is left out: alternatives that were drawn later, or that
+    live longer, are those that did well.
+
+    Args:
+        plan: how many.
+        module: before its first step, with an engine that holds its weights.
+        prompts: the training set.
+    """
+    drawn = sorted(prompts, key=lambda prompt: hash64(f"{module.seed}\x1f{NAME}\x1f{prompt.id}"))[: plan.num_prompts]
+    # A rank's share; the order of the whole does not depend on how many share it.
+    places = range(process_rank(), len(drawn), num_processes())
+    wanted = [(place, sample) for place in places for sample in range(plan.completions_per_prompt)]
+    owners = [drawn[place] for place, _ in wanted]
+    requests = [_request(module, prompt, (), NAME, sample) for prompt, (_, sample) in zip(owners, wanted, strict=True)]
+    completions = _generate(module, requests)
+    answer = _scores(plan, module, owners, completions)
+    probes, start = [], 0
+    for prompt, (_, sample), completion in zip(owners, wanted, completions, strict=True):
+        length = len(completion.token_ids)
+        position = sample_seed(module.seed, f"{NAME}-position", 0, prompt.id, sample) % length
+        row = start + position
+        probes.append(
+            {
+                "prompt_id": prompt.id,
+                "prompt": prompt.token_ids,
+                "prefix": completion.token_ids[:position],
+                "weight": float(length),
+                "prefix_logprob": float(answer.logprobs[start:row].double().sum()),
+                "alternatives": tuple(answer.ids[row].tolist()),
+                "ref_logprobs": tuple(answer.ref_logprobs[row].tolist()),
+                "logprobs": tuple(answer.anchor_logprobs[row].tolist()),
+            }
+        )
+        start += length
+    success = _success(plan, module, owners, [sample for _, sample in wanted], probes)
+    own = [
+        (place, RecoveryProbe(**probe, success=success_of_probe))
+        for (place, _), probe, success_of_probe in zip(wanted, probes, success, strict=True)
+    ]
+    everything = items_of_all_ranks(own)
+    return [probe for _, probe in sorted(everything, key=lambda item: item[0])]
+
+
+def write_probes(path: Path, probes: Sequence[RecoveryProbe], origin: Mapping[str, Any]) -> None:
+    """A first line with origin and hash of the others, then one line a probe."""
+    body = b"".join(to_json(asdict(probe)) + b"\n" for probe in probes)
+    head = {"origin": dict(origin), "sha256": hashlib.sha256(body).hexdigest()}
+    write_atomically(path, to_json(head) + b"\n" + body)
+
+
+def read_probes(path: Path, origin: Mapping[str, Any]) -> list[RecoveryProbe]:
+    """The probes of a file that was made from `origin`.
+
+    Raises:
+        ConfigError: it was made from something else, or has been changed since.
+    """
+    first, _, body = path.read_bytes().partition(b"\n")
+    head = json.loads(first)
+    for name, value in origin.items():
+        if head["origin"].get(name) != value:
+            raise ConfigError(
+                f"{path}: the probes were made with {name}={head['origin'].get(name)}, and this run has {value}: give "
+                "the run a folder of its own, or go on with the settings that it began with"
+            )
+    if hashlib.sha256(body).hexdigest() != head["sha256"]:
+        raise ConfigError(f"{path}: the probes are not those that were written: give the run a folder of its own")
+    return [_probe_of(json.loads(line)) for line in body.splitlines()]
+
+
+def _probe_of(record: Mapping[str, Any]) -> RecoveryProbe:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return RecoveryProbe(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scores:
+    """The untrained policy's and the reference's word on all tokens of the completions, on the CPU."""
+
+    logprobs: Float[Tensor, "tokens"]
+    ids: Int[Tensor, "tokens anchors"]
+    ref_logprobs: Float[Tensor, "tokens anchors"]
+    anchor_logprobs: Float[Tensor, "tokens anchors"]
+
+
+def _scores(
+    plan: ProbePlan, module: RLVRModule, owners: Sequence[Prompt], completions: Sequence[Completion]
+) -> _Scores:
+    probe = Probe(
+        prompts=[prompt.token_ids for prompt in owners],
+        completions=[completion.token_ids for completion in completions],
+        anchors=2 * plan.anchor_size,
+        before=True,
+    )
+    probing = Probing({NAME: probe}, module.device)
+    module.retry.call(probing.ask_before, module.policy, module.reference, ranks=module.ranks)
+    reference, policy = probing.references[NAME], probing.policies_before[NAME]
+    assert reference.anchor_ids is not None
+    assert reference.anchor_logprobs is not None
+    assert policy.anchor_logprobs is not None
+    return _Scores(
+        logprobs=policy.logprobs.cpu(),
+        ids=reference.anchor_ids.cpu(),
+        ref_logprobs=reference.anchor_logprobs.cpu(),
+        anchor_logprobs=policy.anchor_logprobs.cpu(),
+    )
+
+
+def _success(
+    plan: ProbePlan,
+    module: RLVRModule,
+    owners: Sequence[Prompt],
+    samples: Sequence[int],
+    probes: Sequence[Mapping[str, Any]],
+) -> list[tuple[float | None, ...]]:
+    """v̂ of every probe's first K alternatives."""
+    stems, answers, requests = [], [], []
+    for prompt, sample, probe in zip(owners, samples, probes, strict=True):
+        for token in probe["alternatives"][: plan.anchor_size]:
+            for continuation in range(plan.continuations):
+                given = (*probe["prefix"], token)
+                stream = f"{NAME}-continuation/{sample}/{token}"
+                stems.append(given)
+                answers.append(prompt.answer)
+                requests.append(_request(module, prompt, given, stream, continuation))
+    is_open = [_goes_on(module, stem) for stem in stems]
+    grown = iter(_generate(module, [request for request, more in zip(requests, is_open, strict=True) if more]))
+    collector = module.collector
+    texts = [
+        collector.text([*stem, *(next(grown).token_ids if more else ())])
+        for stem, more in zip(stems, is_open, strict=True)
+    ]
+    verdicts = collector.reward.score(texts, answers)
+    size, per_probe = plan.continuations, plan.anchor_size * plan.continuations
+    return [
+        tuple(_share_right(verdicts[at : at + size]) for at in range(start, start + per_probe, size))
+        for start in range(0, len(verdicts), per_probe)
+    ]
+
+
+def _goes_on(module: RLVRModule, given: Sequence[int]) -> bool:
+    collector = module.collector
+    return given[-1] not in collector.stop_token_ids and len(given) < collector.max_completion_tokens
+
+
+def _generate(module: RLVRModule, requests: Sequence[GenerationRequest]) -> list[Completion]:
+    """Nothing of nothing: a rank may have no prompt."""
+    return module.engine.generate(requests) if requests else []
+
+
+def _request(module: RLVRModule, prompt: Prompt, given: tuple[int, ...], stream: str, sample: int) -> GenerationRequest:
+    return GenerationRequest(
+        prompt_token_ids=(*prompt.token_ids, *given),
+        seed=sample_seed(module.seed, stream, len(given), prompt.id, sample),
+        max_new_tokens=module.collector.max_completion_tokens - len(given),
+        temperature=module.settings.temperature,
+        stop_token_ids=module.collector.stop_token_ids,
+    )
+
+
+def _share_right(verdicts: Sequence[Verdict]) -> float | None:
+    judged = [verdict.status == "correct" for verdict in verdicts if verdict.status not in NOT_JUDGED]
+    return sum(judged) / len(judged) if judged else None

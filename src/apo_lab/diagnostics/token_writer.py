@@ -1,0 +1,165 @@
+"""What policy and reference said at every token of a step, on disk: what the rollout browser colours."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import APO, PolicyLoss
+from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set
+from apo_lightning.types import Needs, Prompt, StepOutput, StepTokens
+
+PAPER_ANCHOR_SIZE = 8
+"""The K that is written under a loss without anchors."""
+DIGITS = 5
+"""Decimal places of log-probs and entropies: a probability of 0.9 is then right to 0.00001."""
+
+
+class TokenWriter(StepCallback):
+    """Writes `rollouts/tokens/step_000010.jsonl`: a first line with the texts of token ids, then one line a completion.
+
+    The lines stand in the order of `rollouts/step_000010.jsonl`. A token takes about 65 bytes, and 25 more with every
+    anchor: 0.27 kB at K = 8. On the steps that are due, reference and policy are run on all response tokens, as for
+    `DistributionMonitor`: where both are due, that is done once.
+
+    Args:
+        anchor_size: K of the anchors; None: the loss's own, or the paper's 8.
+        every_n_steps: write the steps that this number divides.
+    """
+
+    def __init__(self, anchor_size: int | None = None, every_n_steps: int = 5) -> None:
+        if anchor_size is not None and anchor_size < 1:
+            raise ConfigError(
+                f"callbacks.token_writer.anchor_size is {anchor_size}: give 1 or more, or ~callbacks.token_writer"
+            )
+        self.every_n_steps = check_every_n_steps("token_writer", every_n_steps)
+        self.given_size = anchor_size
+        self._folder: Path | None = None
+        self._tokenizer: Any = None
+        self._place: dict[str, int] = {}
+        self.prepare(None)
+
+    def prepare(self, loss: PolicyLoss | None) -> None:
+        """Choose the anchors to write: this loss's, or the paper's where it has none."""
+        self.anchor_size = self.given_size or (loss.support_size if loss is not None else 0) or PAPER_ANCHOR_SIZE
+        self.exclude_sampled = not isinstance(loss, APO) or loss.exclude_sampled
+        self.needs = Needs(ref_logprobs=True, anchor_size=self.anchor_size)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Only the first rank writes; all of them spell their tokens out."""
+        self._folder = Path(trainer.default_root_dir) / "rollouts" / "tokens" if trainer.is_global_zero else None
+        policy: Any = pl_module.policy
+        self._tokenizer = policy.tokenizer
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
+    ) -> None:
+        """Remember the order of the step's prompts, which the ranks are about to divide among themselves."""
+        self._place = {prompt.id: place for place, prompt in enumerate(batch)}
+
+    def on_step(self, step: StepOutput) -> None:
+        """Write the file of this step: the same bytes, however many ranks it was sampled by."""
+        own = token_lines(step, self.anchor_size, exclude_sampled=self.exclude_sampled)
+        lines = [line for part in from_all_ranks(own) for line in part]
+        lines.sort(key=lambda line: self._place[line["prompt_id"]])
+        if self._folder is not None:
+            head = {"step": step.step, "anchor_size": self.anchor_size, "texts": texts_of(lines, self._tokenizer)}
+            content = b"".join(to_json(line) + b"\n" for line in (head, *lines))
+            write_atomically(self._folder / f"step_{step.step:06d}.jsonl", content)
+
+
+def token_lines(step: StepOutput, anchor_size: int, *, exclude_sampled: bool = True) -> list[dict[str, Any]]:
+    """One dict a completion: lists with an entry a token, at the policy that sampled them; null where not computed.
+
+    `logprob` log π_old(y), `ref_logprob` log π_ref(y), `entropy` [nats], `max_prob`, `advantage`, and `anchor_ratio`,
+    r_anchor = Σ_S π/Σ_S π_ref over the reference's K most likely tokens but the sampled one; `anchors` has for each
+    token the list of [id, log π_ref, log π] in descending order of π_ref.
+
+    Args:
+        step: of one rank.
+        anchor_size: K.
+        exclude_sampled: as in `losses.functional.anchor_set`.
+
+    Raises:
+        ConfigError: the step holds no reference statistics at all.
+    """
+    tokens = step.tokens
+    if tokens.anchor is None or tokens.ref_logprobs is None:
+        raise ConfigError("the token writer found no reference statistics in its step: use ~callbacks.token_writer")
+    columns = {
+        "logprob": _rounded(tokens.old_logprobs),
+        "ref_logprob": _rounded(tokens.ref_logprobs),
+        "entropy": _rounded(tokens.entropy),
+        "max_prob": _rounded(tokens.max_prob),
+        "advantage": _rounded(tokens.advantages),
+        "anchor_ratio": _rounded(anchor_ratio(tokens, anchor_size, exclude_sampled=exclude_sampled)),
+        "anchors": _anchors(tokens, anchor_size),
+    }
+    lines, start = [], 0
+    for index, completion in enumerate(step.rollouts.completions):
+        end = start + len(completion.token_ids)
+        lines.append(
+            {
+                "step": step.step,
+                "prompt_id": step.rollouts.prompts[index // step.rollouts.group_size].id,
+                "sample": index % step.rollouts.group_size,
+                "token_ids": list(completion.token_ids),
+            }
+            | {name: values[start:end] for name, values in columns.items()}
+        )
+        start = end
+    return lines
+
+
+def anchor_ratio(tokens: StepTokens, anchor_size: int, *, exclude_sampled: bool = True) -> Float[Tensor, "tokens"]:
+    """r_anchor of every token at the sampling policy; 0 where the anchor set is empty, NaN without a reference.
+
+    Source: Wang et al. 2026, the definition of r_anchor.
+    """
+    assert tokens.anchor is not None
+    ids = tokens.anchor.token_ids[:, :anchor_size]
+    logprobs, ref_logprobs = (x[:, :anchor_size] for x in (tokens.anchor.logprobs, tokens.anchor.ref_logprobs))
+    members = anchor_set(ids, ref_logprobs, tokens.token_ids, exclude_sampled=exclude_sampled)
+    ratio = anchor_log_ratio(logprobs, ref_logprobs, members).clamp(max=LOG_RATIO_LIMIT).exp()
+    return ratio.masked_fill(~(ids >= 0).any(1), torch.nan)
+
+
+def texts_of(lines: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, str]:
+    """Id → text of every token that the lines name, special ones by name; a part of a character is `�`.
+
+    Args:
+        lines: from `token_lines`.
+        tokenizer: the policy's.
+    """
+    ids = {i for line in lines for i in line["token_ids"]}
+    ids |= {anchor[0] for line in lines for anchors in line["anchors"] for anchor in anchors}
+    return {str(i): str(tokenizer.decode([i], skip_special_tokens=False)) for i in sorted(ids)}
+
+
+def _anchors(tokens: StepTokens, anchor_size: int) -> list[list[list[int | float]]]:
+    assert tokens.anchor is not None
+    ids = tokens.anchor.token_ids[:, :anchor_size].tolist()
+    ref_logprobs, logprobs = (
+        [_rounded(row) for row in values[:, :anchor_size].detach().cpu()]
+        for values in (tokens.anchor.ref_logprobs, tokens.anchor.logprobs)
+    )
+    return [
+        [[i, ref, own] for i, ref, own in zip(*row, strict=True) if i >= 0]
+        for row in zip(ids, ref_logprobs, logprobs, strict=True)
+    ]
+
+
+def _rounded(values: Float[Tensor, "values"]) -> list[float]:
+    """In float64: a float32 of few decimals would be printed with seventeen."""
+    return [
+        round(value, DIGITS) if math.isfinite(value) else value for value in values.detach().cpu().double().tolist()
+    ]

@@ -1,0 +1,278 @@
+"""Many small runs, a few at a time: base models, then every method on every puzzle with every seed."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from apo_lab.laboratory.view import LaboratoryView
+from apo_lab.reporting.laboratory import laboratory_report
+from apo_lab.reporting.laboratory.reading import BASELINES, SWEEP
+from apo_lightning.common.console import say
+from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.errors import ConfigError
+from apo_lightning.run.choices import composed, options_of
+from apo_lightning.run.launching import launch_time
+
+FINISHED = "finished.json"
+"""In a run's folder once it is through: its overrides, seconds and steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run of the laboratory."""
+
+    puzzle: str
+    method: str
+    """A name of `methods`, or "base" for the model that all of them begin with."""
+    seed: int
+    overrides: tuple[str, ...]
+    folder: Path
+    after: Path | None = None
+    """The folder of the run whose last policy this one begins with; None: it begins with the base model."""
+    is_training: bool = True
+    """False: nothing is trained, baselines are measured on what the run `after` has left."""
+
+    @property
+    def is_base(self) -> bool:
+        """True for the supervised run that makes a base model."""
+        return self.method == "base"
+
+    def finished(self) -> dict[str, object] | None:
+        """The record of the finished run; None while it is not, or where it was made with other settings."""
+        path = self.folder / FINISHED
+        record = json.loads(path.read_text()) if path.is_file() else None
+        return record if record is not None and record["overrides"] == list(self.overrides) else None
+
+
+def laboratory(cfg: DictConfig) -> Path:
+    """Run what is missing, and return the folder of all runs.
+
+    Each process works on one run after the other, so that libraries are loaded once. A run that is killed goes on from
+    its last checkpoint when the command is given again; a finished one is not touched.
+
+    Args:
+        cfg: composed from `configs/lab.yaml`.
+
+    Raises:
+        ConfigError: an unknown puzzle or method, no seed or no process; or, once all others are through, a run that
+            failed.
+    """
+    jobs = plan(cfg)
+    root = Path(cfg.output_dir)
+    root.mkdir(parents=True, exist_ok=True)
+    bases = [job for job in jobs if job.is_base]
+    runs = [job for job in jobs if not job.is_base]
+    missing = [job for job in runs if job.finished() is None]
+    # A base model is looked at again, however it was left: `pretrain` knows whether it is that of its configuration.
+    needed = [job for job in bases if any(job.puzzle == run.puzzle for run in missing)]
+    with _workers(cfg.processes) as start, LaboratoryView(runs, cfg.processes) as view:
+        failed = _work_off([*needed, *missing], start, view, cfg.processes)
+    if any(job.finished() is not None for job in runs):
+        path = laboratory_report(root, date=launch_time().strftime("%Y-%m-%d"))
+        say(f"open {path}")
+    if failed:
+        raise ConfigError(
+            f"{len(failed)} of {len(jobs)} runs failed: {failed[0].folder / 'error.txt'} says why of the first; "
+            "the same command tries them again"
+        )
+    return root
+
+
+def plan(cfg: DictConfig) -> list[Job]:
+    """All runs, base models first; then seed by seed, so that whoever stops early has every method."""
+    methods = {
+        str(name): tuple(overrides) for group in (cfg.methods, cfg.controls) for name, overrides in group.items()
+    }
+    swept = {f"{SWEEP}{name}": ("algo=apo", *overrides) for name, overrides in cfg.sweeps.items()}
+    names = list(methods) if cfg.only is None else list(cfg.only)
+    for name in names:
+        if name not in methods:
+            raise ConfigError(f"only has '{name}': choose from {', '.join(methods)}")
+    methods |= swept
+    options = [option.rpartition("/") for option in options_of("experiment")]
+    puzzles = [name for folder, _, name in options if folder == "lab"]
+    for puzzle in cfg.puzzles:
+        if puzzle not in puzzles:
+            raise ConfigError(f"puzzles has '{puzzle}': choose from {', '.join(puzzles)}")
+    if not cfg.seeds or not cfg.puzzles or cfg.processes < 1:
+        raise ConfigError(
+            f"seeds is {list(cfg.seeds)}, puzzles {list(cfg.puzzles)} and processes {cfg.processes}: "
+            "give at least one of each"
+        )
+    root = Path(cfg.output_dir)
+    bases = [
+        Job(
+            puzzle=puzzle,
+            method="base",
+            seed=0,
+            overrides=(f"data={puzzle}", f"output_dir={cfg.bases}", *cfg.base_overrides),
+            folder=root / puzzle / "base",
+        )
+        for puzzle in cfg.puzzles
+    ]
+
+    def job(puzzle: str, method: str, seed: int, folder: str, after: Path | None = None) -> Job:
+        begun = (f"model.path={cfg.bases}/{puzzle}",) if after is None else _revived(after, f"{cfg.bases}/{puzzle}")
+        overrides = (f"experiment=lab/{puzzle}", *methods[method], f"seed={seed}", *begun, *cfg.overrides)
+        place = root / puzzle / folder / f"seed_{seed}"
+        return Job(puzzle=puzzle, method=folder, seed=seed, overrides=overrides, folder=place, after=after)
+
+    runs = [
+        job(puzzle, name, seed, name)
+        for seed in cfg.seeds
+        for puzzle in cfg.puzzles
+        for name in names
+        if name in cfg.methods or (puzzle in cfg.controls_on and seed in cfg.control_seeds)
+    ]
+    revivals = [
+        job(puzzle, name, seed, f"revival_{name}", after=root / puzzle / "grpo" / f"seed_{seed}")
+        for seed in cfg.seeds
+        for puzzle in cfg.puzzles
+        for name in cfg.revivals
+        if {name, "grpo"} <= set(names) and puzzle in cfg.controls_on and seed in cfg.control_seeds
+    ]
+    sweeps = [
+        job(puzzle, name, seed, name)
+        for seed in cfg.sweep_seeds
+        for puzzle in cfg.puzzles
+        for name in swept
+        if puzzle in cfg.controls_on
+    ]
+    baselines = [
+        Job(
+            puzzle=run.puzzle,
+            method=f"{BASELINES}{run.method}",
+            seed=run.seed,
+            overrides=run.overrides,
+            folder=root / run.puzzle / f"{BASELINES}{run.method}" / f"seed_{run.seed}",
+            after=run.folder,
+            is_training=False,
+        )
+        for run in runs
+        if run.method in cfg.baselines_of
+    ]
+    return [*bases, *runs, *revivals, *baselines, *sweeps]
+
+
+def _revived(collapsed: Path, base: str) -> tuple[str, str]:
+    """Begin with the last policy of a run, and anchor to the base model all the same."""
+    return f"model.path={collapsed / 'checkpoints' / 'final'}", f"reference_path={base}"
+
+
+def _work_off(
+    jobs: Sequence[Job], start: Callable[[Job], "Future[str | None]"], view: LaboratoryView, processes: int
+) -> list[Job]:
+    """Do these jobs, a puzzle's runs once its base model is there, and return those that failed."""
+    waiting, running, failed = list(jobs), {}, []
+    while waiting or running:
+        missing = {job.puzzle for job in (*waiting, *running.values(), *failed) if job.is_base}
+        ready = [
+            job
+            for job in waiting
+            if job.is_base or (job.puzzle not in missing and (job.after is None or (job.after / FINISHED).is_file()))
+        ]
+        for job in ready[: processes - len(running)]:
+            waiting.remove(job)
+            running[start(job)] = job
+            view.begin(job)
+        if not running:
+            break  # what waits, waits for a run that failed
+        done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = running.pop(future)
+            error = future.result()
+            view.end(job, is_failed=error is not None)
+            if error is not None:
+                failed.append(job)
+        view.refresh()
+    return failed
+
+
+@contextlib.contextmanager
+def _workers(processes: int) -> Iterator[Callable[[Job], "Future[str | None]"]]:
+    """Processes of one thread each, which end with this one."""
+    context = multiprocessing.get_context("spawn")
+    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent, initargs=(os.getpid(),))
+    try:
+        yield lambda job: pool.submit(_do, job)
+        pool.shutdown()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
+        for name, value in threads.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _end_with_parent(parent: int) -> None:
+    """A laboratory that is killed must not leave runs behind that write into the folders of the next one."""
+    import threading
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _do(job: Job) -> str | None:
+    """One job, in a worker; the text of what went wrong, or None."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    try:
+        with (job.folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
+            _run(job)
+    except Exception:
+        error = traceback.format_exc()
+        (job.folder / "error.txt").write_text(error)
+        return error
+    (job.folder / "error.txt").unlink(missing_ok=True)
+    record = {"overrides": list(job.overrides), "seconds": time.monotonic() - started}
+    write_atomically(job.folder / FINISHED, to_json(record, indent=1))
+    return None
+
+
+def _run(job: Job) -> None:
+    from apo_lab.laboratory.baselines import measure_baselines
+    from apo_lab.pretraining.base_models import pretrain
+    from apo_lightning.run.training import train
+
+    if job.is_base:
+        pretrain(composed("pretrain", job.overrides))
+        return
+    if not job.is_training:
+        assert job.after is not None
+        measure_baselines(composed("train", job.overrides), job.after, job.folder)
+        return
+    cfg = composed("train", [*job.overrides, "resume=auto"], with_hydra=True)
+    _write_hydra(cfg, job)
+    with open_dict(cfg):
+        del cfg.hydra
+    train(cfg, job.folder)
+
+
+def _write_hydra(cfg: DictConfig, job: Job) -> None:
+    """The configuration where Hydra would leave it, for `evaluate.py run=` and `apo report`."""
+    folder = job.folder / ".hydra"
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), folder / "config.yaml")
+    OmegaConf.save(
+        OmegaConf.create({"hydra": {"runtime": {"choices": cfg.hydra.runtime.choices}}}), folder / "hydra.yaml"
+    )
+    OmegaConf.save(OmegaConf.create(list(job.overrides)), folder / "overrides.yaml")

@@ -1,0 +1,7 @@
+"""Ablations of APO and rival losses: one small frozen dataclass each, with one YAML each in `configs/algo/`."""
+
+from apo_lab.losses.apo_pulls import CrossEntropyAPO, GateOnlyAPO, LogMassAPO, UngatedAPO
+from apo_lab.losses.apo_random import RandomAnchorAPO
+from apo_lab.losses.topk_forward_kl import TopKForwardKL
+
+__all__ = ["CrossEntropyAPO", "GateOnlyAPO", "LogMassAPO", "RandomAnchorAPO", "TopKForwardKL", "UngatedAPO"]

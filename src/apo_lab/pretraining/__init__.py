@@ -1,0 +1,1 @@
+"""Base models of the puzzles, trained on demonstrations."""

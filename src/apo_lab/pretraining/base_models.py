@@ -1,0 +1,112 @@
+"""Configuration → the base model of a puzzle, unless it is there."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import DataLoader
+
+from apo_lab.diagnostics import ExactCoverage
+from apo_lab.pretraining.supervised import Demonstrations, SupervisedModule
+from apo_lab.puzzles.source import PuzzleSource
+from apo_lightning.common.console import quiet_libraries, say
+from apo_lightning.common.files import publish_folder, to_json, write_atomically
+from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.errors import ConfigError
+from apo_lightning.model.policy import Policy
+
+RECORD = "base.json"
+"""In the model's folder: the configuration that it was made by, and what it can do."""
+
+
+def pretrain(cfg: DictConfig) -> Path:
+    """Train a base model on demonstrations, and measure it exactly on the held-out problems.
+
+    Args:
+        cfg: composed from `configs/pretrain.yaml`.
+
+    Returns:
+        The model's folder, as transformers loads it, with `base.json`.
+
+    Raises:
+        ConfigError: the data are no puzzle's.
+    """
+    source = instantiate(cfg.data)
+    if cfg.pretraining.model.compile_layers:
+        raise ConfigError("pretraining.model.compile_layers is true: base models are trained eagerly, give false")
+    if not isinstance(source, PuzzleSource):
+        raise ConfigError(f"data is {cfg.data._target_}: base models are made of puzzles, data=locks or data=countdown")
+    folder = Path(cfg.output_dir) / source.name
+    config = _identity(cfg)
+    if (found := read_record(folder)) is not None and found["config"] == config:
+        say(f"{folder} is there: {_describe(found['metrics'])}")
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    quiet_libraries(folder.parent / f"{source.name}.log")
+    pl.seed_everything(cfg.seed, verbose=False)
+    spec = instantiate(cfg.pretraining.model, _convert_="all")
+    tokenizer, model = spec.load_tokenizer(), spec.load_model(cfg.seed)
+    settings = cfg.pretraining
+    demonstrations = Demonstrations(
+        source.puzzle, tokenizer, demonstrations_per_batch=settings.demonstrations_per_batch, seed=cfg.seed
+    )
+    module = SupervisedModule(model, instantiate(settings.optimizer), instantiate(settings.scheduler))
+    trainer = instantiate(
+        cfg.trainer,
+        max_steps=settings.num_steps,
+        gradient_clip_val=settings.gradient_clip_norm,
+        logger=False,
+        val_check_interval=None,
+        callbacks=[_Progress()],
+    )
+    trainer.fit(module, DataLoader(demonstrations, batch_size=None))
+
+    partial = folder.with_name(f"{source.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    policy = Policy(model, tokenizer, torch.float32)
+    policy.save_pretrained(partial)
+    data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=cfg.seed, prompt_template=spec.prompt_template)
+    data.prepare()
+    look = ExactCoverage(source.puzzle)
+    prompts = data.validation_prompts[source.name]
+    metrics = look.look(policy, prompts, 0, partial / "exact", temperature=1.0)
+    write_atomically(partial / RECORD, to_json({"config": config, "metrics": metrics}, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    publish_folder(partial, folder)
+    say(f"{folder} is made: {_describe(metrics)}")
+    return folder
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What `base.json` says; None where no base model is there."""
+    path = folder / RECORD
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _identity(cfg: DictConfig) -> dict[str, Any]:
+    """All that decides the weights."""
+    own = {
+        "data": cfg.data,
+        "pretraining": cfg.pretraining,
+        "seed": cfg.seed,
+    }
+    plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
+    return json.loads(json.dumps(plain))
+
+
+def _describe(metrics: dict[str, float]) -> str:
+    return ", ".join(f"pass@{k} {metrics[f'pass@{k}']:.3f}" for k in (1, 8, 64))
+
+
+class _Progress(pl.Callback):
+    """A line every tenth of the way."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        done, steps = trainer.global_step, trainer.max_steps
+        if done % max(1, steps // 10) == 0:
+            say(f"  {done:>6} of {steps} steps, loss {outputs['loss'].item():.4f} nats")

@@ -1,0 +1,108 @@
+"""A base model out of demonstrations: next-token cross-entropy of the answers, on the same Trainer as RL."""
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+import lightning.pytorch as pl
+import torch
+from jaxtyping import Float, Int
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import IterableDataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from apo_lab.puzzles import Puzzle
+
+IGNORED = -100
+"""Label of a token that nothing is learnt from."""
+
+
+class Demonstrations(IterableDataset[tuple[Tensor, Tensor]]):
+    """Batches of fresh demonstrations without end: the same ones for the same seed.
+
+    Args:
+        puzzle: draws them.
+        tokenizer: of the model; one token a character of the puzzle.
+        demonstrations_per_batch: rows of a batch.
+        seed: of the draws.
+
+    Yields:
+        `(input_ids, labels)`, both [rows, positions]; labels are the tokens of the answer and its end, `IGNORED` at
+        the problem and behind the end.
+    """
+
+    def __init__(
+        self, puzzle: Puzzle, tokenizer: PreTrainedTokenizerBase, *, demonstrations_per_batch: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.puzzle = puzzle
+        self.tokenizer = tokenizer
+        self.demonstrations_per_batch = demonstrations_per_batch
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]]:
+        random = Random(f"demonstrations/{self.seed}")
+        while True:
+            pairs = [self.puzzle.demonstration(random) for _ in range(self.demonstrations_per_batch)]
+            yield encode(pairs, self.tokenizer)
+
+
+def encode(
+    pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
+) -> tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]:
+    """Problems and their answers as tokens and labels; see `Demonstrations`.
+
+    Example:
+        >>> from apo_lightning.model.tokenizer import character_tokenizer
+        >>> input_ids, labels = encode([("1+1=", "2"), ("9+9=", "18")], character_tokenizer())
+        >>> labels.ne(IGNORED).sum(1)
+        tensor([2, 3])
+    """
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
+    problems = tokenizer([problem for problem, _ in pairs], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([answer for _, answer in pairs], add_special_tokens=False)["input_ids"]
+    rows = [(problem, [*answer, end]) for problem, answer in zip(problems, answers, strict=True)]
+    width = max(len(problem) + len(answer) for problem, answer in rows)
+    input_ids = torch.full((len(rows), width), end)
+    labels = torch.full_like(input_ids, IGNORED)
+    for row, (problem, answer) in enumerate(rows):
+        input_ids[row, : len(problem) + len(answer)] = torch.tensor([*problem, *answer])
+        labels[row, len(problem) : len(problem) + len(answer)] = torch.tensor(answer)
+    return input_ids, labels
+
+
+class SupervisedModule(pl.LightningModule):
+    """Learns the answers of demonstrations.
+
+    Args:
+        model: to be trained.
+        optimizer: parameters → optimizer.
+        scheduler: (optimizer=…) → learning-rate schedule, advanced with every step.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[..., LRScheduler],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.make_optimizer = optimizer
+        self.make_scheduler = scheduler
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimizer, and the schedule after every step."""
+        optimizer = self.make_optimizer(self.model.parameters())
+        schedule = {"scheduler": self.make_scheduler(optimizer=optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}  # pyright: ignore[reportReturnType]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the answers' tokens [nats]."""
+        input_ids, labels = batch
+        loss = self.model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        self.log("train/loss", loss, prog_bar=True)
+        return loss

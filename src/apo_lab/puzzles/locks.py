@@ -1,0 +1,157 @@
+"""Hashed locks: which of twelve strategies opens a lock cannot be learnt, only how often each does."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import ClassVar
+
+from apo_lab.puzzles.base import ListedAnswer
+from apo_lightning.common.hashing import hash64
+from apo_lightning.errors import ConfigError
+
+CLASSES = "pqrstuvw"
+STRATEGIES = "ABCDEFGHIJKL"
+KEY_DIGITS = 6
+_PROBLEM = re.compile(rf"[{CLASSES}][0-9]{{{KEY_DIGITS}}}:")
+SPREAD = (0.20, 0.16, 0.13, 0.11, 0.09, 0.08, 0.06, 0.05, 0.04, 0.035, 0.025, 0.02)
+"""Weights of the strategies in demonstrations, the same in every class; normalised where they are drawn from."""
+RATES = (0.50, 0.40, 0.32, 0.28, 0.20, 0.20, 0.20, 0.20, 0.12, 0.12, 0.12, 0.12)
+"""How often a strategy opens a lock, in an order that differs from class to class."""
+RULES = (
+    ((0, 0), (3, 0)),
+    ((1, 0), (4, 0)),
+    ((2, 0), (5, 0)),
+    ((5, 0), (0, 0)),
+    ((4, 0), (2, 0)),
+    ((3, 0), (1, 0)),
+    ((0, 1), (2, 0)),
+    ((1, 1), (3, 0)),
+    ((2, 1), (4, 0)),
+    ((3, 1), (5, 0)),
+    ((4, 1), (0, 0)),
+    ((5, 1), (1, 0)),
+)
+"""By strategy, for each of the two digits: (place in the key, what is added to it modulo 10)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locks:
+    """A class and a key, `q407913:`, are opened by a strategy and two digits that follow from it and the key, `C73`.
+
+    An answer is right iff both digits are, and hash(secret, problem, strategy) lies below the strategy's rate in this
+    class. So the best answer for pass@1 is always the same strategy of a class, and the valid alternatives are lost by
+    whoever commits to it. In half the classes the best strategy stands at rank 5 of the demonstrations.
+
+    Attributes:
+        secret: of the hash.
+        digit_accuracy: in demonstrations each digit is right with this probability, else one of the others.
+
+    Raises:
+        ConfigError: a probability that is none.
+
+    Example:
+        >>> locks = Locks()
+        >>> locks.answers("q407913:")[2].text
+        'C73'
+        >>> locks.kinds("C73")
+        ['strategy', 'digit', 'digit', 'end']
+    """
+
+    secret: int = 0
+    digit_accuracy: float = 0.74
+
+    name = "locks"
+    strategies: ClassVar[Sequence[str]] = tuple(STRATEGIES)
+    max_prompt_tokens = KEY_DIGITS + 2
+    max_completion_tokens = 4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.digit_accuracy <= 1:
+            raise ConfigError(f"digit_accuracy is {self.digit_accuracy}: it must lie in (0, 1]")
+
+    def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
+        """Keys are divided by a hash, an eighth of them held out; see `Puzzle.problems`."""
+        largest = len(CLASSES) * 10**KEY_DIGITS // 16
+        if count > largest:
+            raise ConfigError(f"{count} problems of locks: at most {largest} are drawn from one side of the split")
+        return list(_drawn(self, count, seed, held_out))
+
+    def demonstration(self, random: Random) -> tuple[str, str]:
+        """A strategy by `SPREAD`, whether it opens the lock or not; see `Puzzle.demonstration`."""
+        problem = _problem(random, held_out=False)
+        (strategy,) = random.choices(range(len(STRATEGIES)), SPREAD)
+        digits = [
+            digit if random.random() < self.digit_accuracy else (digit + random.randrange(1, 10)) % 10
+            for digit in _digits(problem, strategy)
+        ]
+        return problem, STRATEGIES[strategy] + "".join(map(str, digits))
+
+    def answers(self, problem: str) -> list[ListedAnswer]:
+        """Each strategy carried out without a mistake; see `Puzzle.answers`."""
+        return [
+            ListedAnswer(
+                text=self._carried_out(problem, strategy),
+                strategy=STRATEGIES[strategy],
+                is_valid=self.opens(problem, strategy),
+            )
+            for strategy in range(len(STRATEGIES))
+        ]
+
+    def is_problem(self, text: str) -> bool:
+        """See `Puzzle.is_problem`."""
+        return _PROBLEM.fullmatch(text) is not None
+
+    def is_correct(self, problem: str, answer: str) -> bool:
+        """See `Puzzle.is_correct`."""
+        strategy = STRATEGIES.find(answer[:1]) if answer else -1
+        return strategy >= 0 and answer == self._carried_out(problem, strategy) and self.opens(problem, strategy)
+
+    def kinds(self, answer: str) -> list[str]:
+        """See `Puzzle.kinds`."""
+        return ["strategy", "digit", "digit", "end"]
+
+    def opens(self, problem: str, strategy: int) -> bool:
+        """Whether a strategy, carried out without a mistake, opens this lock."""
+        draw = int.from_bytes(hash64(f"{self.secret}/{problem}/{STRATEGIES[strategy]}"), "big") / 2**64
+        return draw < self.rate(problem[0], strategy)
+
+    def rate(self, lock_class: str, strategy: int) -> float:
+        """How often the strategy opens locks of the class, in [0, 1]."""
+        return RATES[_places(CLASSES.index(lock_class))[strategy]]
+
+    def _carried_out(self, problem: str, strategy: int) -> str:
+        return STRATEGIES[strategy] + "".join(map(str, _digits(problem, strategy)))
+
+
+@cache  # the runs of a laboratory share a process, and their problems
+def _drawn(locks: Locks, count: int, seed: int, held_out: bool) -> tuple[str, ...]:
+    random = Random(f"locks/{seed}/{held_out}")
+    found: dict[str, None] = {}
+    while len(found) < count:
+        problem = _problem(random, held_out=held_out)
+        if any(locks.opens(problem, strategy) for strategy in range(len(STRATEGIES))):
+            found[problem] = None
+    return tuple(found)
+
+
+def _problem(random: Random, *, held_out: bool) -> str:
+    while True:
+        problem = random.choice(CLASSES) + "".join(random.choices("0123456789", k=KEY_DIGITS)) + ":"
+        if (hash64(f"split/{problem}")[0] % 8 == 0) == held_out:
+            return problem
+
+
+def _digits(problem: str, strategy: int) -> list[int]:
+    return [(int(problem[1 + place]) + shift) % 10 for place, shift in RULES[strategy]]
+
+
+@cache
+def _places(class_index: int) -> list[int]:
+    """By strategy, the place of its rate in `RATES`; the first four classes have their best strategy at rank 5."""
+    others = list(range(len(RATES)))
+    Random(f"places/{class_index}").shuffle(others)
+    best = 4 if class_index < 4 else (0, 1, 2, 6)[class_index - 4]
+    others.remove(0)
+    return [*others[:best], 0, *others[best:]]

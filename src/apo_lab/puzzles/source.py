@@ -1,0 +1,78 @@
+"""The problems of a puzzle as a run's data."""
+
+from dataclasses import dataclass
+
+from apo_lab.puzzles.base import Puzzle
+from apo_lightning.data.filtering import FilterReport
+from apo_lightning.data.rows import Row
+from apo_lightning.data.sources import Problems
+from apo_lightning.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PuzzleSource:
+    """Fresh problems of a puzzle, and problems held out by its own split.
+
+    Which problems is a function of `seed`, not of the run's, so that runs with different seeds are measured on the
+    same held-out problems and learn from the same ones, in orders of their own.
+
+    Attributes:
+        puzzle: makes and judges the problems.
+        num_train: problems to train on.
+        num_validation: problems held out.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: no problems to train on, or fewer than none held out.
+
+    Example:
+        >>> from apo_lab.puzzles import Locks
+        >>> problems = PuzzleSource(puzzle=Locks(), num_train=4, num_validation=2).load()
+        >>> len(problems.train), len(problems.validation["locks"])
+        (4, 2)
+    """
+
+    puzzle: Puzzle
+    num_train: int
+    num_validation: int
+    seed: int = 0
+
+    instruction = "{problem}"
+    system = None
+
+    def __post_init__(self) -> None:
+        if self.num_train < 1 or self.num_validation < 0:
+            raise ConfigError(
+                f"num_train is {self.num_train} and num_validation {self.num_validation}: "
+                "give at least 1 and at least 0"
+            )
+
+    @property
+    def name(self) -> str:
+        """The puzzle's."""
+        return self.puzzle.name
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The puzzle's."""
+        return self.puzzle.max_prompt_tokens
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """The puzzle's."""
+        return self.puzzle.max_completion_tokens
+
+    def check(self) -> None:
+        """Do nothing: the problems are made here, so no file can be missing."""
+
+    def load(self) -> Problems:
+        """Draw the problems."""
+        train, held_out = (
+            [
+                Row(id=problem, problem=problem, answer=problem)
+                for problem in self.puzzle.problems(count, self.seed, held_out=held_out)
+            ]
+            for count, held_out in ((self.num_train, False), (self.num_validation, True))
+        )
+        report = FilterReport(num_rows=len(train) + len(held_out), num_held_out=len(held_out), num_kept=len(train))
+        return Problems(train=train, validation={self.name: held_out} if held_out else {}, report=report)

@@ -1,0 +1,190 @@
+"""Measurements averaged: over training seeds, and over benchmarks; never over anything else that differs."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lab.reporting.names import axis_name
+from apo_lab.reporting.records import Measurement
+from apo_lab.statistics.seeds import seed_mean_intervals
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import Estimate
+from apo_lightning.evaluation.results import SHARES, estimate_of, score_range
+from apo_lightning.metrics.functional import pass_at_k_curve
+
+
+def series_name(measurement: Measurement) -> str:
+    """How a row, line or point is called: the method, where its run departs from the method's defaults, which weights.
+
+    Example:
+        >>> measurement = Measurement(model="tiny", method="APO", settings={"algo.loss.pull_coef": "0.02"},
+        ...                           benchmark="aime2024", num_samples=4, metrics={})
+        >>> series_name(measurement)
+        'APO (β = 0.02)'
+    """
+    return variant_name(measurement.method, measurement.settings, measurement.which)
+
+
+def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> str:
+    """The name of a run: its method's, and the settings in which it departs from the method's defaults."""
+    parts = [*(f"{axis_name(key)} = {value}" for key, value in settings.items()), *([which] if which else [])]
+    return f"{method} ({', '.join(parts)})" if parts else method
+
+
+def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """One measurement for all training seeds of a method on a benchmark.
+
+    Values are means over seeds, each seed counting alike; intervals are of `metrics.seeds.seed_mean_intervals`, over
+    seeds and problems. Where a seed's scores problem by problem are not known, or the problems are not the same, there
+    is a mean and no interval. A metric that one of the seeds lacks is left out.
+
+    Args:
+        measurements: as `identity.resolved` leaves them.
+
+    Raises:
+        ConfigError: what would be averaged are not different training seeds measured alike.
+    """
+    groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
+    for item in measurements:
+        where = tuple(item.settings.items()), tuple(item.apart.items()), item.which
+        groups[item.model, item.method, where, item.benchmark, item.num_samples, item.held_out].append(item)
+    return [_mean_of_group(sorted(group, key=_seed_place)) for group in groups.values()]
+
+
+def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
+    """Mean of estimates that share no problem and no seed: distances of the ends add in quadrature, √(Σ_b h_b²)/B.
+
+    Example:
+        Ends 0.3 and 0.4 below and above: √(0.3² + 0.4²)/2 = 0.25.
+
+        >>> estimate = mean_over_benchmarks(
+        ...     [Estimate(value=0.5, low=0.2, high=0.8), Estimate(value=0.5, low=0.1, high=0.9)])
+        >>> estimate.value, round(estimate.low, 9), round(estimate.high, 9)
+        (0.5, 0.25, 0.75)
+    """
+    count = len(estimates)
+    value = math.fsum(estimate.value for estimate in estimates) / count
+    below = math.hypot(*(estimate.value - estimate.low for estimate in estimates)) / count
+    above = math.hypot(*(estimate.high - estimate.value for estimate in estimates)) / count
+    return Estimate(value=value, low=value - below, high=value + above)
+
+
+def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
+    """Mean of one metric over the seeds of several benchmarks.
+
+    Args:
+        measured: a mean over seeds and the metric to take of it, one a benchmark.
+
+    Returns:
+        Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
+    """
+    value = math.fsum(item.metrics[name].value for item, name in measured) / len(measured)
+    tables = [score_table(item.policies, name) for item, name in measured]
+    known = [table for table in tables if table is not None]
+    if len(known) < len(tables) or len({_seeds(item) for item, _ in measured}) > 1:
+        return Estimate(value=value, low=math.nan, high=math.nan)
+    name = measured[0][1]
+    return _seed_means({name: known})[name]
+
+
+def score_table(policies: Sequence[Measurement], metric: str) -> Float[Tensor, "policies problems"] | None:
+    """Each policy's score on each problem, matched by problem id; None where scores are not known or ids not the same.
+
+    Args:
+        policies: none of them a mean.
+        metric: a key of `Measurement.by_problem`, or `pass@k` of any k up to the samples a problem.
+    """
+    rows = [_by_problem(policy, metric) for policy in policies]
+    known = [row for row in rows if row]
+    if len(known) < len(rows) or any(row.keys() != known[0].keys() for row in known):
+        return None
+    return torch.tensor([[row[name] for name in known[0]] for row in known], dtype=torch.float64)
+
+
+def _by_problem(policy: Measurement, metric: str) -> dict[str, float]:
+    """Score by problem id; empty where it is not known."""
+    names = [problem.prompt_id for problem in policy.problems]
+    if not metric.startswith("pass@"):
+        values = policy.by_problem.get(metric, ())
+    else:
+        values = _pass_at_k(policy, [int(metric.removeprefix("pass@"))])[:, 0].tolist() if names else ()
+    return dict(zip(names, values, strict=True)) if values else {}
+
+
+def _pass_at_k(policy: Measurement, ks: Sequence[int]) -> Float[Tensor, "problems ks"]:
+    drawn, correct = (
+        torch.tensor([getattr(problem, name) for problem in policy.problems]) for name in ("num_samples", "num_correct")
+    )
+    return pass_at_k_curve(drawn, correct, ks)
+
+
+def _mean_of_group(group: Sequence[Measurement]) -> Measurement:
+    if len(group) == 1:
+        return group[0]
+    first = group[0]
+    if len({item.seed for item in group} - {""}) < len(group) or any(i.sampling != first.sampling for i in group):
+        raise ConfigError(
+            f"{series_name(first)} on {first.benchmark}: {len(group)} measurements of one name that are not "
+            "training seeds measured alike: none are averaged; name fewer folders in runs="
+        )
+    curve = _mean_curve(group)
+    metrics = {f"pass@{k}": estimate for k, estimate in enumerate(curve, start=1)}
+    names = [name for name in first.metrics if all(name in item.metrics for item in group)]
+    tables = {name: score_table(group, name) for name in names if name not in metrics}
+    metrics |= _seed_means({name: [table] for name, table in tables.items() if table is not None})
+    metrics |= {name: _bare_mean([i.metrics[name] for i in group]) for name, table in tables.items() if table is None}
+    return replace(
+        first,
+        seed="",
+        weights="",
+        metrics={name: metrics[name] for name in names},
+        pass_at_k=curve,
+        problems=(),
+        by_problem={},
+        seeds=tuple(group),
+    )
+
+
+def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
+    """pass@k over seeds at every k that all have."""
+    count = min(len(item.pass_at_k) for item in group)
+    ids = [[problem.prompt_id for problem in item.problems] for item in group]
+    if count and ids[0] and all(names == ids[0] for names in ids):
+        curves = torch.stack([_pass_at_k(item, range(1, count + 1)) for item in group])
+        return tuple(estimate_of(interval) for interval in seed_mean_intervals([curves]))
+    return tuple(_bare_mean([item.pass_at_k[place] for item in group]) for place in range(count))
+
+
+def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dict[str, Estimate]:
+    """The mean over seeds and benchmarks of each metric; metrics are resampled together."""
+    found = {}
+    for shares in (True, False):
+        # Of other scores than shares no unseen problem is farther off than those seen.
+        lowest, highest = (0.0, 1.0) if shares else (-math.inf, math.inf)
+        names = [name for name in tables if name.startswith(SHARES) == shares]
+        if names:
+            of_benchmarks = zip(*(tables[name] for name in names), strict=True)
+            columns = [torch.stack(list(each), dim=2) for each in of_benchmarks]
+            for name, interval in zip(names, seed_mean_intervals(columns, lowest=lowest, highest=highest), strict=True):
+                least, most = score_range(name)
+                found[name] = Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
+    return {name: found[name] for name in tables}
+
+
+def _bare_mean(estimates: Sequence[Estimate]) -> Estimate:
+    value = math.fsum(estimate.value for estimate in estimates) / len(estimates)
+    return Estimate(value=value, low=math.nan, high=math.nan)
+
+
+def _seeds(item: Measurement) -> tuple[str, ...]:
+    return tuple(policy.seed for policy in item.policies)
+
+
+def _seed_place(item: Measurement) -> tuple[int, str]:
+    """Seeds by number: 9 before 10."""
+    return len(item.seed), item.seed

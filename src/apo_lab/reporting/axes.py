@@ -1,0 +1,132 @@
+"""What a sweep varied, read off the runs themselves."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from apo_lab.reporting.names import axis_place
+from apo_lab.reporting.records import RunCard
+
+Defaults = Mapping[str, Mapping[str, str]]
+"""Stem of `algo=` → dotted key → value where nothing is overridden, as `run.reporting` composes them."""
+
+NO_AXIS = frozenset({"algo", "model", "seed", "experiment"})
+"""Method and model have columns of their own, seeds are averaged over, an experiment is a bundle of other keys."""
+NO_CAUSE = frozenset({"callbacks", "logger", "checkpoint", "resume", "preflight", "hydra"})
+"""First parts of config keys that what is learned does not depend on."""
+
+
+def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str, ...]:
+    """The overridden keys whose values differ among the runs of one method and model, the paper's first.
+
+    An overridden `experiment=` stands for every config key in which runs of one method and model differ. Where runs
+    are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
+    which they do: seeds are averaged of one configuration alone.
+
+    Example:
+        >>> from pathlib import Path
+        >>> def run(**overrides):
+        ...     return RunCard(folder=Path("x"), algo="apo", model="tiny", overrides=overrides)
+        >>> axes([run(seed="1", group_size="4"), run(seed="2", group_size="8")])
+        ('group_size',)
+    """
+    groups: dict[tuple[str, str], list[RunCard]] = defaultdict(list)
+    for run in runs:
+        groups[run.algo, run.model].append(run)
+    found: set[str] = set()
+    for group in groups.values():
+        keys = {key for run in group for key in _candidates(run)}
+        found |= {key for key in keys if len({value_of(run, key, defaults) for run in group}) > 1}
+    for group in groups.values():
+        found |= _unnamed(group, found, defaults)
+    return tuple(sorted(found, key=axis_place))
+
+
+def _unnamed(group: Sequence[RunCard], named: AbstractSet[str], defaults: Defaults | None) -> set[str]:
+    """Config keys in which runs differ that have the same value of all named ones."""
+    alike: dict[tuple[str | None, ...], list[RunCard]] = defaultdict(list)
+    for run in group:
+        if run.config:
+            alike[tuple(value_of(run, key, defaults) for key in sorted(named))].append(run)
+    found: set[str] = set()
+    for runs in alike.values():
+        keys = {key for run in runs for key in run.config if _may_matter(key)}
+        found |= {key for key in keys if len({plain(run.config.get(key, "none")) for run in runs}) > 1}
+    return found
+
+
+def settings(run: RunCard, keys: Sequence[str], defaults: Defaults | None = None) -> dict[str, str]:
+    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows.
+
+    Example:
+        >>> from pathlib import Path
+        >>> typed = {"group_size": "4", "temperature": "1.0"}
+        >>> run = RunCard(folder=Path("x"), algo="apo", model="tiny", overrides=typed)
+        >>> settings(run, list(typed), {"apo": {"group_size": "8", "temperature": "1"}})
+        {'group_size': '4'}
+    """
+    usual = (defaults or {}).get(run.algo, {})
+    departures = {}
+    for key in keys:
+        value = value_of(run, key, defaults)
+        if value is not None and not (key in usual and same_value(value, usual[key])):
+            departures[key] = value
+    return departures
+
+
+def value_of(run: RunCard, key: str, defaults: Defaults | None = None) -> str | None:
+    """The run's value of a key, numbers in one spelling; None where it has no such key.
+
+    From the composed config; from what was typed where a key chooses a config group, as `data=`, or where the config
+    is not at hand; else the default.
+    """
+    usual = (defaults or {}).get(run.algo, {})
+    value = run.config.get(key, run.overrides.get(key, usual.get(key)))
+    return None if value is None else plain(value)
+
+
+def plain(value: str) -> str:
+    """A number in its shortest spelling, any other text as it is.
+
+    Example:
+        >>> plain("1.0e-06"), plain("0.10"), plain("token_mean"), plain("1.0")
+        ('1e-06', '0.1', 'token_mean', '1')
+    """
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return value
+
+
+def same_value(first: str, second: str) -> bool:
+    """Equal as numbers, or as text.
+
+    Example:
+        >>> same_value("1e-6", "0.000001"), same_value("null", "0")
+        (True, False)
+    """
+    return plain(first) == plain(second)
+
+
+def value_place(value: str) -> tuple[bool, float, str]:
+    """Sorts numbers by size, then other texts by name.
+
+    Example:
+        >>> sorted(["16", "null", "4"], key=value_place)
+        ['4', '16', 'null']
+    """
+    try:
+        return (False, float(value), value)
+    except ValueError:
+        return (True, 0.0, value)
+
+
+def _candidates(run: RunCard) -> Iterator[str]:
+    yield from (key for key in run.overrides if _may_matter(key))
+    if "experiment" in run.overrides:
+        # Without the composed config the bundle is all there is to tell two runs apart.
+        yield from (key for key in run.config if _may_matter(key)) if run.config else ("experiment",)
+
+
+def _may_matter(key: str) -> bool:
+    return key not in NO_AXIS and key.partition(".")[0] not in NO_CAUSE

@@ -1,0 +1,168 @@
+"""Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from apo_lab.coverage.records import read_coverage
+from apo_lab.reporting.axes import Defaults, axes, settings
+from apo_lab.reporting.held_out import held_out_measurements
+from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
+from apo_lab.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
+from apo_lab.reporting.runs import find_files, parse_overrides
+from apo_lightning.evaluation.loading import read_result
+from apo_lightning.evaluation.records import EvaluationResult, ModelCard
+
+STEP = "training step"
+"""The setting under which a snapshot's measurement is listed."""
+
+
+def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
+    """Every `results.json` and `coverage.json` under the folders, each with the run it belongs to.
+
+    That is the run in whose folder it lies, else the one that its model card names, if it is among `runs`.
+
+    Raises:
+        ConfigError: a folder does not exist, or a file is malformed or of a newer schema.
+    """
+    by_folder = {run.folder: run for run in runs}
+    results = tuple(
+        Evaluated(path=path, result=result, run=_run_of(path, result.model, by_folder))
+        for path in _paths(folders, "results.json")
+        for result in [read_result(path)]
+    )
+    coverage = tuple(
+        Covered(path=path, result=result, run=_run_of(path, result.model, by_folder))
+        for path in _paths(folders, "coverage.json")
+        for result in [read_coverage(path)]
+    )
+    return Evaluations(results=results, coverage=coverage)
+
+
+def measurements(
+    runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
+) -> tuple[Measurement, ...]:
+    """Everything that was measured: the evaluations first, then what the runs' summaries say of held-out problems.
+
+    Told apart as in `identity.resolved`. Of a run's snapshots the first and the last count as its beginning and its
+    end, where these were not measured on their own.
+
+    Args:
+        runs: the training runs.
+        evaluations: of these runs and of untrained models.
+        defaults: what a run uses where nothing is overridden; without it no run counts as a method's default.
+
+    Raises:
+        ConfigError: a summary lacks what every summary has.
+    """
+    keys = _axes(runs, evaluations, defaults)
+    themselves = {_policy(item.result) for item in evaluations.results if item.result.model.step is None}
+    evaluated = (
+        _evaluated(item, keys, defaults)
+        for item in evaluations.results
+        if item.result.model.step is None or (_is_an_end(item) and _policy(item.result) not in themselves)
+    )
+    held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
+    return resolved([*evaluated, *held_out])
+
+
+def snapshot_measurements(
+    runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
+) -> tuple[Measurement, ...]:
+    """What was measured along training runs; `settings` has the training step under `STEP`.
+
+    Args:
+        runs: the training runs.
+        evaluations: those of no snapshot are left out.
+        defaults: as in `measurements`.
+    """
+    keys = _axes(runs, evaluations, defaults)
+    found = []
+    for item in evaluations.results:
+        if item.result.model.step is not None:
+            measured = _evaluated(item, keys, defaults)
+            found.append(replace(measured, settings={**measured.settings, STEP: str(item.result.model.step)}))
+    return resolved(found)
+
+
+def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
+    # By evaluation and not by folder: a run that is known from its results alone has none.
+    trained = [card for item in evaluations.results if (card := _trained(item)) is not None]
+    return axes([*runs, *(card for card in trained if card.folder not in {run.folder for run in runs})], defaults)
+
+
+def _policy(result: EvaluationResult) -> tuple[str, str]:
+    return result.benchmark, result.model.weights_sha256
+
+
+def _is_an_end(item: Evaluated) -> bool:
+    last = item.run.config.get("trainer.max_steps") if item.run else None
+    return item.result.model.step == 0 or str(item.result.model.step) == last
+
+
+def _trained(item: Evaluated) -> RunCard | None:
+    """The run that trained this policy; None: no run did, though one may have begun as it."""
+    return None if item.result.model.algo is None else item.run or _card(item.result.model)
+
+
+def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
+    result, card = item.result, _trained(item)
+    return Measurement(
+        model=item.model,
+        method=item.method,
+        settings=settings(card, keys, defaults) if card else {},
+        seed=card.seed if card else _text(result.model.seed),
+        weights=result.model.weights_sha256,
+        sampling=_sampling(result),
+        sampling_seeds=(str(result.settings.seed),),
+        benchmark=result.benchmark,
+        num_samples=result.settings.num_samples,
+        data_sha256=result.data.sha256,
+        metrics=result.metrics,
+        pass_at_k=result.pass_at_k,
+        problems=result.problems,
+        by_problem=result.by_problem,
+    )
+
+
+def _sampling(result: EvaluationResult) -> dict[str, str]:
+    """All that may decide a number but n, the sampling seed, and what floating-point sums alone depend on."""
+    how, data = result.settings, result.data
+    found = {
+        "temperature": f"{how.temperature:g}",
+        "top-p": f"{how.top_p:g}",
+        "token limit": str(how.max_completion_tokens),
+        "engine": how.engine,
+        "precision": result.model.dtype,
+        "prompt": short_hash(how.prompt),
+        "reward": how.reward,
+        "problems": f"{data.num_problems} of {data.num_available} ({data.sha256[:HASH_LETTERS]})",
+        "stop tokens": None if how.stop_tokens is None else " ".join(how.stop_tokens) or "none",
+        "support K": None if how.support_anchor_size is None else str(how.support_anchor_size),
+        "encoder": how.encoder,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _text(seed: int | None) -> str:
+    return "" if seed is None else str(seed)
+
+
+def _card(model: ModelCard) -> RunCard | None:
+    """The training run that a model card tells of, for one that is not among those read."""
+    if model.algo is None:
+        return None
+    # The seed may be the config's default, which nobody typed.
+    overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
+    return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
+
+
+def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCard | None:
+    around = next((parent for parent in path.parents if parent in runs), None)
+    if around is not None:
+        return runs[around]
+    return runs.get(Path(model.run).resolve()) if model.run else None
+
+
+def _paths(folders: Iterable[Path], name: str) -> list[Path]:
+    return sorted({path.resolve() for path in find_files(folders, name)})

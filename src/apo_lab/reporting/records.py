@@ -1,0 +1,208 @@
+"""What a report is made of: runs and evaluations as they were found on disk, and tables as they will be written.
+
+folders → RunCard, Evaluations → Measurement → Table → Markdown, LaTeX, CSV, HTML
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from apo_lab.coverage.records import CoverageResult
+from apo_lab.reporting.names import BASE, method_name, model_name
+from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
+
+Alignment = Literal["left", "right", "center"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCard:
+    """One training run's folder."""
+
+    folder: Path
+    algo: str
+    """Stem of its `algo=` config: `apo`."""
+    model: str
+    """`model.name` of its config: `qwen_math7b`."""
+    overrides: Mapping[str, str]
+    """Config key → value as it was typed: `algo.loss.pull_coef` → `0.02`."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """The whole composed config, flat: dotted key → value as text."""
+    metrics: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    """Key → (steps, values), from metrics.csv; gaps and values that are not finite are left out."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """summary.json; empty where a run did not get so far."""
+    sweep: str | None = None
+    """The multirun folder it belongs to."""
+
+    @property
+    def label(self) -> str:
+        """The method's name in tables and figures: `GRPO-KL`."""
+        return method_name(self.algo)
+
+    @property
+    def seed(self) -> str:
+        """The run's seed; runs that differ in it alone are averaged."""
+        return self.config.get("seed", self.overrides.get("seed", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationFile:
+    """A file that measures one policy, and the training run it came from where that run is among those read."""
+
+    path: Path
+    result: EvaluationResult | CoverageResult
+    run: RunCard | None = None
+
+    @property
+    def method(self) -> str:
+        """The printed name of the method; `Base` for a model as it was downloaded."""
+        return method_name(self.result.model.algo) if self.result.model.algo else BASE
+
+    @property
+    def policy(self) -> str:
+        """The method, of a snapshot with its training step: `APO, step 40`."""
+        step = self.result.model.step
+        return self.method if step is None else f"{self.method}, step {step}"
+
+    @property
+    def model(self) -> str:
+        """The model's name in tables: `Qwen2.5-Math-7B`."""
+        return model_name(self.result.model.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(EvaluationFile):
+    """One `results.json`."""
+
+    result: EvaluationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered(EvaluationFile):
+    """One `coverage.json`."""
+
+    result: CoverageResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluations:
+    """All evaluations found, in the order of their paths."""
+
+    results: tuple[Evaluated, ...] = ()
+    coverage: tuple[Covered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One policy on one set of problems: an evaluation, or what a training run's summary says of its held-out set."""
+
+    model: str
+    """The printed name of the model: `Qwen2.5-Math-7B`."""
+    method: str
+    """The printed name of the method: `GRPO-KL`; `Base` for the untrained policy."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings in which the run differs from others of its method: axis key → value, in the order of the axes."""
+    seed: str = ""
+    """The seed of the training run; empty where there is none or it is not known."""
+    weights: str = ""
+    """SHA-256, or what else tells one policy from another; empty where it is not known."""
+    which: str = ""
+    """A label that tells its policy from others of this name that are no other seeds of it: `weights 3f9a1c2b`."""
+    sampling: Mapping[str, str] = field(default_factory=dict)
+    """How it was measured: printed name → value, of all that may decide a number but n and the sampling seed."""
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
+    sampling_seeds: tuple[str, ...] = ()
+    """The sampling seeds; more than one where samples of one policy were pooled."""
+    num_repeats: int = 0
+    """Further evaluations of the same weights, settings and seed, which add nothing."""
+    benchmark: str
+    """Config stem: `aime2024`."""
+    num_samples: int
+    """n completions a problem."""
+    data_sha256: str = ""
+    """SHA-256 of the problems; empty where it is not known."""
+    metrics: Mapping[str, Estimate]
+    """The metrics of `EvaluationResult`; `gain` [fraction] is pass@1 minus the untrained policy's. Bounds are NaN
+    where no interval is known."""
+    pass_at_k: tuple[Estimate, ...] = ()
+    """Entry k − 1 is pass@k; empty for a held-out set."""
+    problems: tuple[ProblemCount, ...] = ()
+    """Each problem's counts; empty for a mean over seeds, and where they are not known."""
+    by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Each problem's value of other metrics, in the order of `problems`, as far as they are known."""
+    held_out: bool = False
+    """True: from a training run's summary, not from an evaluation."""
+    seeds: tuple["Measurement", ...] = ()
+    """The single-seed measurements behind a mean over training seeds, by seed; empty for a single policy."""
+
+    @property
+    def policies(self) -> tuple["Measurement", ...]:
+        """The measurements of single seeds: `seeds`, or this one alone."""
+        return self.seeds or (self,)
+
+    @property
+    def block(self) -> str:
+        """Model, and how it was measured where that differs: numbers of one block compare.
+
+        Example:
+            >>> item = Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={},
+            ...                    apart={"temperature": "0.6"})
+            >>> item.block
+            'tiny, temperature = 0.6'
+        """
+        return ", ".join([self.model, *(f"{name} = {value}" for name, value in self.apart.items())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    align: Alignment = "right"
+    group: str = ""
+    """A title above this column and its neighbours of the same group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The content of one place of a table."""
+
+    text: str
+    """The text as it is printed, without the interval."""
+    value: float | None = None
+    """The number behind the text, in the text's unit; None where the text is no number."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval, in the text's unit."""
+    interval_text: str = ""
+    """The interval as it is printed: `[41.2, 45.0]`."""
+    bold: bool = False
+    """True for the best of its model's rows."""
+    marked: bool = False
+    """True where something about it is wrong or particular; the table's notes say what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One line of a table."""
+
+    cells: tuple[Cell, ...]
+    """The cells, one for each column."""
+    section: str = ""
+    """A heading above this row and its neighbours of the same section."""
+    highlight: bool = False
+    """The row a reader looks for: the default of a sweep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table, not yet written in any language."""
+
+    name: str
+    """Stem of its files: `main_results`."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences below it: what bold means, what a mark says."""

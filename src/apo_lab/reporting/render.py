@@ -1,0 +1,202 @@
+"""A table as Markdown, LaTeX or CSV."""
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from apo_lab.reporting.records import Alignment, Cell, Column, Table, TableRow
+from apo_lightning.common.files import write_atomically
+
+MARK = "†"
+SIGNIFICANT_DIGITS = 12
+"""Digits of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
+WIDEST_UNSCALED = 8
+"""Columns up to which a LaTeX table keeps its size."""
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "ε": r"$\varepsilon$",
+    "π": r"$\pi$",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "†": r"$^\dagger$",
+    "–": "--",
+    "…": r"\ldots{}",
+    "“": "``",
+    "”": "''",
+    "\N{NO-BREAK SPACE}": "~",
+    "\n": " ",
+}
+_LETTER: dict[Alignment, str] = {"left": "l", "right": "r", "center": "c"}
+_RULE: dict[Alignment, tuple[str, str]] = {"left": (":", "-"), "right": ("-", ":"), "center": (":", ":")}
+
+
+def write_tables(tables: Iterable[Table], folder: Path) -> tuple[Path, ...]:
+    """Write `<name>.md`, `.tex` and `.csv` of every table; returns the paths in that order."""
+    paths = []
+    for table in tables:
+        for suffix, text in (("md", markdown(table)), ("tex", latex(table)), ("csv", csv_text(table))):
+            paths.append(folder / f"{table.name}.{suffix}")
+            write_atomically(paths[-1], text.encode("utf-8"))
+    return tuple(paths)
+
+
+def markdown(table: Table) -> str:
+    """A GitHub table for each section, columns padded so that it reads as well in a terminal."""
+    if not table.rows:
+        return f"### {table.title}\n\nNothing to show.\n"
+    parts = [f"### {table.title}"]
+    header = [" ".join(filter(None, (column.group, column.name))) for column in table.columns]
+    body = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
+    # Sections share their widths, so that a reader can follow a column down the page.
+    widths = [
+        max(3, *(len(line[index]) for line in [[_plain(name) for name in header], *body]))
+        for index in range(len(header))
+    ]
+    lines = iter(body)
+    for section, rows in _sections(table.rows):
+        grid = [_padded([_plain(name) for name in header], widths, table.columns), _rule(widths, table.columns)]
+        grid += [_padded(next(lines), widths, table.columns) for _ in rows]
+        parts += [f"**{_plain(section)}**"] if section else []
+        parts.append("\n".join(grid))
+    # Two spaces end a line without ending the paragraph.
+    parts += ["  \n".join(_plain(note) for note in _notes(table))] if _notes(table) else []
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A `table*` for a document that loads booktabs and, for the grey of a default's row, xcolor with `[table]`.
+
+    Intervals stand in small type on a line below their numbers; a table of more than eight columns, which would not fit
+    a page otherwise, is scaled to its width with graphicx.
+    """
+    letters = "".join(_LETTER[column.align] for column in table.columns)
+    tabular = [f"\\begin{{tabular}}{{{letters}}}", r"  \toprule", *_latex_header(table.columns), r"  \midrule"]
+    for index, (section, rows) in enumerate(_sections(table.rows)):
+        tabular += [r"  \midrule"] if index else []
+        span = f"\\multicolumn{{{len(table.columns)}}}{{l}}"
+        tabular += [f"  {span}{{\\textit{{{escape(section)}}}}} \\\\"] if section else []
+        tabular += [line for row in rows for line in _latex_row(row)]
+    tabular += [r"  \bottomrule", r"\end{tabular}"]
+    if len(table.columns) > WIDEST_UNSCALED:
+        tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
+    lines = [r"\begin{table*}[t]", r"  \centering", f"  \\caption{{{escape(table.title)}.}}"]
+    lines += [f"  \\label{{tab:{table.name}}}", r"  \setlength{\tabcolsep}{4pt}", *(f"  {line}" for line in tabular)]
+    lines += [f"  \\par\\smallskip\\footnotesize {escape(' '.join(_notes(table)))}"] if _notes(table) else []
+    return "\n".join([*lines, r"\end{table*}", ""])
+
+
+def csv_text(table: Table) -> str:
+    """One line a row: the section, every column, and a column's bounds behind it wherever it has intervals.
+
+    Numbers have twelve digits, in the unit that is printed; a `marked` column says which columns are marked in a row.
+    """
+    bounded = [any(row.cells[index].interval for row in table.rows) for index in range(len(table.columns))]
+    header = ["section"]
+    for column, has_bounds in zip(table.columns, bounded, strict=True):
+        name = " ".join(filter(None, (column.group, column.name)))
+        header += [name, f"{name} low", f"{name} high"] if has_bounds else [name]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*header, "marked"])
+    for row in table.rows:
+        line = [row.section]
+        for cell, has_bounds in zip(row.cells, bounded, strict=True):
+            line.append(cell.text if cell.value is None else _digits(cell.value))
+            line += ([_digits(bound) for bound in cell.interval] if cell.interval else ["", ""]) if has_bounds else []
+        marked = [column.name for column, cell in zip(table.columns, row.cells, strict=True) if cell.marked]
+        writer.writerow([*line, " ".join(marked)])
+    return text.getvalue()
+
+
+def escape(text: str) -> str:
+    r"""Text for LaTeX: its special characters escaped, the signs that tables use as mathematics.
+
+    Example:
+        >>> print(escape("AIME_24 & 50 %: β = 0.1"))
+        AIME\_24 \& 50 \%: $\beta$ = 0.1
+    """
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.{SIGNIFICANT_DIGITS}g}"
+
+
+def _sections(rows: Sequence[TableRow]) -> list[tuple[str, list[TableRow]]]:
+    return [(section, list(group)) for section, group in itertools.groupby(rows, key=lambda row: row.section)]
+
+
+def _notes(table: Table) -> list[str]:
+    marked = any(cell.marked for row in table.rows for cell in row.cells)
+    return [note.replace("Marked:", f"{MARK}:") if marked else note for note in table.notes]
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown takes literally where it stands in a table; `_` and `[` stay bare where they mean nothing."""
+    text = re.sub(r"([\\`*<|]|\b_|_\b|\[(?=[^\]]*\]\())", r"\\\1", text)
+    return " ".join(text.split())
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _plain(cell.text)
+    text = f"**{text}**" if cell.bold else text
+    text += MARK if cell.marked else ""
+    # An interval is not a link: nothing follows its closing bracket.
+    return f"{text} {cell.interval_text}" if cell.interval_text else text
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
+    fill = {"left": str.ljust, "right": str.rjust, "center": str.center}
+    parts = (fill[column.align](cell, width) for cell, width, column in zip(cells, widths, columns, strict=True))
+    return f"| {' | '.join(parts)} |"
+
+
+def _rule(widths: Sequence[int], columns: Sequence[Column]) -> str:
+    parts = []
+    for width, column in zip(widths, columns, strict=True):
+        start, end = _RULE[column.align]
+        parts.append(f"{start}{'-' * width}{end}")
+    return f"|{'|'.join(parts)}|"
+
+
+def _latex_header(columns: Sequence[Column]) -> list[str]:
+    lines = []
+    if any(column.group for column in columns):
+        cells, rules, start = [], [], 1
+        for group, members in itertools.groupby(columns, key=lambda column: column.group):
+            width = len(list(members))
+            cells += [f"\\multicolumn{{{width}}}{{c}}{{{escape(group)}}}"] if group else [""] * width
+            rules += [f"\\cmidrule(lr){{{start}-{start + width - 1}}}"] if group else []
+            start += width
+        lines += [f"  {' & '.join(cells)} \\\\", f"  {' '.join(rules)}"]
+    return [*lines, f"  {' & '.join(escape(column.name) for column in columns)} \\\\"]
+
+
+def _latex_row(row: TableRow) -> list[str]:
+    grey = [r"  \rowcolor{gray!15}"] if row.highlight else []
+    lines = [*grey, f"  {' & '.join(_latex_cell(cell) for cell in row.cells)} \\\\"]
+    if any(cell.interval_text for cell in row.cells):
+        small = (f"{{\\scriptsize {cell.interval_text}}}" if cell.interval_text else "" for cell in row.cells)
+        lines += [*grey, f"  {' & '.join(small)} \\\\"]
+    return lines
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    text = f"\\textbf{{{text}}}" if cell.bold else text
+    return text + (escape(MARK) if cell.marked else "")

@@ -1,0 +1,155 @@
+"""Training runs as they lie on disk: `.hydra/`, `metrics.csv` and `summary.json` of every run under some folders."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from apo_lab.reporting.records import RunCard
+from apo_lightning.common.formatting import flatten
+from apo_lightning.errors import ConfigError
+
+PRUNED = frozenset({"checkpoints", "rollouts"})
+"""Folders of a run that hold neither runs nor evaluations, but thousands of files."""
+
+
+def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
+    """Every training run under the folders, in the order of their paths; each once.
+
+    A run is a folder with `.hydra/config.yaml`, `.hydra/overrides.yaml` and `metrics.csv`.
+
+    Raises:
+        ConfigError: a folder does not exist, or a run's files cannot be read.
+    """
+    found = {path.parent.resolve() for path in find_files(folders, "metrics.csv")}
+    return tuple(
+        _read_run(folder)
+        for folder in sorted(found)
+        if all((folder / ".hydra" / name).is_file() for name in ("config.yaml", "overrides.yaml"))
+    )
+
+
+def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:
+    """Every file of this name under the folders.
+
+    Raises:
+        ConfigError: a folder does not exist.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"runs: {folder} is no folder: name one that holds runs or evaluations, such as outputs")
+        for parent, children, files in os.walk(folder):
+            children[:] = sorted(set(children) - PRUNED)
+            if name in files:
+                yield Path(parent) / name
+
+
+def read_metrics(path: Path) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """`metrics.csv` as key → (steps, values), by step; empty cells and values that are not finite are left out.
+
+    A step that stands there twice, as after a resume, counts with its last value.
+
+    Raises:
+        ConfigError: a cell is no number, or there is no column `step`.
+    """
+    series: dict[str, dict[float, float]] = {}
+    with path.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        keys = [key for key in reader.fieldnames or () if key not in ("step", "epoch")]
+        if reader.fieldnames and "step" not in reader.fieldnames:
+            raise ConfigError(f"{path}: has no column `step`: delete the run's folder or train again")
+        for row in reader:
+            try:
+                step = float(row["step"])
+                values = {key: float(row[key]) for key in keys if row[key]}
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{path}, line {reader.line_num}: {error}: cut off that line") from error
+            for key, value in values.items():
+                if math.isfinite(value):
+                    series.setdefault(key, {})[step] = value
+    return {
+        key: (tuple(sorted(points)), tuple(points[step] for step in sorted(points))) for key, points in series.items()
+    }
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
+    """Hydra overrides, by key, the last of a key winning.
+
+    Example:
+        >>> parse_overrides(["algo=apo", "++algo.loss.pull_coef=0.02", "~logger"])
+        {'algo': 'apo', 'algo.loss.pull_coef': '0.02', 'logger': ''}
+    """
+    pairs = (override.lstrip("+~").partition("=") for override in overrides)
+    return {key: value for key, _, value in pairs}
+
+
+def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
+    """A flat config whose values that name another key, as Hydra writes them, are that key's value.
+
+    Example:
+        >>> interpolated({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]
+        'token_mean'
+    """
+    return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
+
+
+def _read_run(folder: Path) -> RunCard:
+    config = interpolated(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
+    overrides = parse_overrides(_read_yaml(folder / ".hydra" / "overrides.yaml", kind=list))
+    sweep = next((parent for parent in folder.parents if (parent / "multirun.yaml").is_file()), None)
+    return RunCard(
+        folder=folder,
+        algo=_algo(folder, config, overrides),
+        model=config.get("model.name", overrides.get("model", "?")),
+        overrides=overrides,
+        config=config,
+        metrics=read_metrics(folder / "metrics.csv"),
+        summary=_read_summary(folder / "summary.json"),
+        sweep=str(sweep) if sweep else None,
+    )
+
+
+def _algo(folder: Path, config: Mapping[str, str], overrides: Mapping[str, str]) -> str:
+    """The stem of the `algo=` in force, which an experiment may have set; the loss's class where none is recorded."""
+    path = folder / ".hydra" / "hydra.yaml"
+    if path.is_file():
+        choices = _read_yaml(path).get("hydra", {}).get("runtime", {}).get("choices", {})
+        if "algo" in choices:
+            return str(choices["algo"])
+    return overrides.get("algo", config.get("algo.loss._target_", "?").rpartition(".")[2])
+
+
+def _read_summary(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error}): delete it, or train again") from error
+
+
+def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+    content = kind() if content is None else content
+    if not isinstance(content, kind):
+        raise ConfigError(f"{path}: holds {type(content).__name__}, not {kind.__name__}: not a file that Hydra wrote")
+    return content
+
+
+def swept(runs: Sequence[RunCard]) -> dict[str, tuple[RunCard, ...]]:
+    """The runs of each multirun folder, by folder.
+
+    Example:
+        >>> swept([])
+        {}
+    """
+    folders = sorted({run.sweep for run in runs if run.sweep is not None})
+    return {folder: tuple(run for run in runs if run.sweep == folder) for folder in folders}

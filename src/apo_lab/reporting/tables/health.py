@@ -1,0 +1,53 @@
+"""How much exploration a policy has left: coverage, diversity and uncertainty beside one another."""
+
+from collections.abc import Sequence
+
+from apo_lab.reporting.names import benchmark_name, in_benchmark_order
+from apo_lab.reporting.records import Column, Measurement, Table, TableRow
+from apo_lab.reporting.tables.cells import number_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
+from apo_lab.reporting.tables.main_results import label, without_variants
+from apo_lab.reporting.tables.series import data_notes, interval_note, missing_note, series
+
+METRICS = {
+    "diversity": "Diversity ↑",
+    "semantic_similarity": "Sem. similarity ↓",
+    "entropy": "Entropy ↑",
+    "max_prob": "MaxProb ↓",
+}
+LOWER_IS_HEALTHIER = (4, 6)
+"""Positions of the columns in which less is better: semantic similarity, MaxProb."""
+
+
+def health_table(measurements: Sequence[Measurement]) -> Table:
+    """Pass@K [%], diversity (1 − Self-BLEU), semantic similarity, token entropy [nats] and mean MaxProb.
+
+    A block for each model, way of measuring and benchmark, of what was evaluated with at least one of the last four.
+    Bold marks the healthiest in the paper's sense, which calls more spread healthier.
+
+    Source: the paper's table of distributional health.
+    """
+    chosen = [item for item in measurements if not item.held_out and METRICS.keys() & item.metrics.keys()]
+    items = without_variants(series(chosen))
+    rows = []
+    for block in dict.fromkeys(item.block for item in items):
+        for name in in_benchmark_order(name for item in items if item.block == block for name in item.by_benchmark):
+            for item in items:
+                if item.block == block and (measured := item.by_benchmark.get(name)):
+                    pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
+                    numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
+                    section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
+                    first = (label(item), seeds_cell(item, [name]))
+                    rows.append(TableRow(cells=(*first, pass_at_k, *numbers), section=section))
+    note = f"Pass@K in per cent, entropy in nats. In brackets: {interval_note(items)}. Bold: most spread of its block."
+    return Table(
+        name="health",
+        title="Distributional health",
+        columns=(
+            Column(name="Method", align="left"),
+            SEEDS,
+            *(Column(name=name) for name in ("Pass@K ↑", *METRICS.values())),
+        ),
+        rows=with_best_bold(rows, lower_is_better=LOWER_IS_HEALTHIER),
+        notes=(note, *missing_note(items, ("pass@", *METRICS)), *data_notes(chosen)) if rows else (),
+    )

@@ -1,0 +1,98 @@
+"""Which problems a method solves that another never does, and the other way round."""
+
+from collections.abc import Iterator, Sequence
+
+from apo_lab.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
+from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow
+from apo_lab.reporting.tables.cells import PER_CENT, number_cell
+from apo_lab.reporting.tables.main_results import label, without_variants
+from apo_lab.reporting.tables.series import Series, num_seeds, series
+from apo_lab.statistics.comparison import Comparison, compare_methods
+from apo_lightning.evaluation.records import Estimate
+
+COMPARED_FROM = (BASE, METHODS["grpo"])
+"""The methods that others are compared with: what training costs, and what a remedy brings back."""
+
+
+def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
+    """Problems lost (solved in K samples of the first, not of the second) and gained, and the change of Pass@K.
+
+    From Base and from GRPO to every other method of the same model, measured alike, on each benchmark that both were
+    evaluated on. K is the benchmark's common sample budget. Of a method with several training seeds a problem counts
+    with the share of seeds, as expected of one seed of each.
+    """
+    items = without_variants(series([item for item in measurements if not item.held_out]))
+    pairs = [(a, b) for a in items for b in items if a.block == b.block and _compared(a, b)]
+    both = [
+        (a, b, name) for a, b in pairs for name in in_benchmark_order(a.by_benchmark.keys() & b.by_benchmark.keys())
+    ]
+    comparable = [(a, b, name) for a, b, name in both if _same_problems(a.by_benchmark[name], b.by_benchmark[name])]
+    rows = tuple(_row(a, b, name) for a, b, name in comparable)
+    return Table(
+        name="lost_gained",
+        title="Problems lost and gained",
+        columns=(
+            *(Column(name=name, align="left") for name in ("From", "To", "Benchmark")),
+            *(Column(name=name) for name in ("Seeds", "Problems", "Lost", "Gained", "K", "Change of Pass@K")),
+            Column(name="Scope", align="left"),
+        ),
+        rows=rows,
+        notes=tuple(_notes(rows, len(both) - len(comparable))),
+    )
+
+
+def _notes(rows: Sequence[TableRow], num_left_out: int) -> Iterator[str]:
+    if rows:
+        yield (
+            "Pass@K in per cent, its change in points, lost and gained as expected of one seed of each. In brackets: "
+            "95 % interval, paired by problem; over training seeds too where a method has two or more. Scope: what the "
+            "interval speaks of; one seed stands for its checkpoint, not for its method."
+        )
+    if any(row.cells[_CHANGE].interval is None for row in rows):
+        yield "Without an interval: seeds and problems all agree, so nothing is known of their spread."
+    if num_left_out:
+        yield f"Left out: {num_left_out} pairs of evaluations whose problems are not the same."
+
+
+_CHANGE = 8
+
+
+def _compared(a: Series, b: Series) -> bool:
+    return a.method in COMPARED_FROM and b.method not in (BASE, a.method)
+
+
+def _same_problems(a: Measurement, b: Measurement) -> bool:
+    first, *others = ({p.prompt_id for p in policy.problems} for policy in (*a.policies, *b.policies))
+    return bool(first) and all(other == first for other in others)
+
+
+def _row(a: Series, b: Series, name: str) -> TableRow:
+    first, second = a.by_benchmark[name], b.by_benchmark[name]
+    before, after = ([policy.problems for policy in measured.policies] for measured in (first, second))
+    result = compare_methods(before, after, first.num_samples)
+    change = result.difference
+    estimate = Estimate(value=change.mean, low=change.low, high=change.high)
+    cells = (
+        label(a),
+        label(b),
+        Cell(text=benchmark_name(name)),
+        Cell(text=f"{num_seeds([first])}, {num_seeds([second])}"),
+        *(_count(count) for count in (result.num_problems, result.num_lost, result.num_gained, result.k)),
+        number_cell(estimate, scale=PER_CENT, decimals=2, signed=True),
+        Cell(text=_scope(a, b, result)),
+    )
+    return TableRow(cells=cells, section=a.block)
+
+
+def _count(count: int | float) -> Cell:
+    """A whole number as such, another with a decimal."""
+    return Cell(text=f"{count:,.0f}" if abs(count - round(count)) < 1e-9 else f"{count:,.1f}", value=float(count))
+
+
+def _scope(a: Series, b: Series, result: Comparison) -> str:
+    """The scope of the interval: a method where it has several seeds, else one checkpoint of it."""
+    if result.num_seeds_a == result.num_seeds_b == 1:
+        return "these two checkpoints"
+    counts = {a.method: result.num_seeds_a, b.method: result.num_seeds_b}
+    alone = [method for method, count in counts.items() if count == 1 and method != BASE]
+    return f"one checkpoint of {alone[0]}" if alone else "the methods"

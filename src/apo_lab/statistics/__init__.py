@@ -1,0 +1,1 @@
+"""Statistics of the diagnostics, of comparisons between runs and of exact pass@k."""

@@ -1,0 +1,57 @@
+"""`python -m apo_lab.theory`: checks every statement, prints what was measured, and draws the figures."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from apo_lab.theory.page import END, fill, growth_table, markdown, statements_table
+from apo_lab.theory.statements import STATEMENTS
+from apo_lightning.common.files import write_atomically
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 where every statement holds, 1 where one does not."""
+    parser = argparse.ArgumentParser(prog="python -m apo_lab.theory", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("theory"), help="folder of the figures (default: theory/)")
+    parser.add_argument("--only", nargs="+", metavar="KEY", default=[], help="statements to check, as C2; no figures")
+    parser.add_argument("--page", type=Path, help="a page whose list of statements is to be made anew: docs/theory.md")
+    options = parser.parse_args(arguments)
+    known = [statement.key for statement in STATEMENTS]
+    if unknown := [key for key in options.only if key not in known]:
+        parser.error(f"there is no statement {unknown[0]}: choose from {' '.join(known)}")
+    chosen = [statement for statement in STATEMENTS if statement.key in (options.only or known)]
+    checked = {statement.key: statement.check() for statement in chosen}
+    # Without a terminal to ask, Rich would squeeze tables into 80 columns.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
+    console.print(statements_table(chosen, checked))
+    if not options.only:
+        console.print(growth_table())
+        _draw(options.out)
+        console.print(f"figures are in {options.out}")
+    if options.page is not None:
+        if options.only or END not in options.page.read_text():
+            parser.error(f"{options.page} cannot be made anew: it needs the mark {END} and every statement")
+        write_atomically(options.page, fill(options.page.read_text(), markdown(chosen, checked)).encode())
+    broken = [key for key, readings in checked.items() if not all(reading.holds for reading in readings)]
+    console.print(f"not as stated: {', '.join(broken)}" if broken else f"{len(chosen)} statements hold")
+    return 1 if broken else 0
+
+
+def _draw(folder: Path) -> None:
+    """The figures as PNG and SVG."""
+    # Statements alone are checked without matplotlib.
+    from apo_lab.reporting.figures.canvas import encode
+    from apo_lab.theory.figures import FIGURES
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in FIGURES.items():
+        figure = draw()
+        for file_format in ("png", "svg"):
+            write_atomically(folder / f"{name}.{file_format}", encode(figure, file_format))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Numbers as a person reads them."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+BARS = "▁▂▃▄▅▆▇█"
+GIB = 2**30
+
+
+def number(value: float, decimals: int = 3) -> str:
+    """A number with fixed decimals; "-" where there is none.
+
+    Example:
+        >>> number(0.41251), number(float("nan"))
+        ('0.413', '-')
+    """
+    return f"{value:.{decimals}f}" if math.isfinite(value) else "-"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss; "-" where unknown.
+
+    Example:
+        >>> duration(75.4), duration(3725.0), duration(float("nan"))
+        ('1:15', '1:02:05', '-')
+    """
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A bar a value, from the lowest to the highest of them; neighbours are averaged where there are too many.
+
+    A gap stands for a value that is not finite.
+
+    Example:
+        >>> sparkline([0.0, 1.0, 2.0, 7.0], 10), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([5.0, 5.0], 9)
+        ('▁▂▃█', '▁█', '▄▄')
+    """
+    if width < 1 or not values:
+        return ""
+    points = list(values)
+    if len(points) > width:
+        edges = [len(points) * i // width for i in range(width + 1)]
+        points = [mean_of_finite(points[low:high]) for low, high in itertools.pairwise(edges)]
+    finite = [point for point in points if math.isfinite(point)]
+    low, span = (min(finite), max(finite) - min(finite)) if finite else (0.0, 0.0)
+
+    def bar(point: float) -> str:
+        if not math.isfinite(point):
+            return " "
+        return BARS[round((point - low) / span * (len(BARS) - 1))] if span > 0 else BARS[len(BARS) // 2 - 1]
+
+    return "".join(bar(point) for point in points)
+
+
+def mean_of_finite(values: Sequence[float]) -> float:
+    """Mean of the values that are finite; NaN where none is.
+
+    Example:
+        >>> mean_of_finite([1.0, float("nan"), 3.0])
+        2.0
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the (at most) `window` values that end at each; values that are not finite are left out.
+
+    Example:
+        >>> moving_mean([1.0, 3.0, 5.0], window=2)
+        [1.0, 2.0, 4.0]
+    """
+    known = np.isfinite(values)
+    sums = np.cumsum(np.where(known, values, 0.0))
+    counts = np.cumsum(known)
+    sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A composed config as dotted key → value as YAML would print it.
+
+    Example:
+        >>> flatten({"seed": 1, "algo": {"loss": {"dual_clip": None, "clip_eps": 0.2}}, "optimizer": {"lr": 1.0e-6}})
+        {'seed': '1', 'algo.loss.dual_clip': 'null', 'algo.loss.clip_eps': '0.2', 'optimizer.lr': '1e-06'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return flat

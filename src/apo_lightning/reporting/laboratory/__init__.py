@@ -1,5 +1,0 @@
-"""What the laboratory's runs come to: tables, figures, verdicts on the predictions."""
-
-from apo_lightning.reporting.laboratory.report import laboratory_report
-
-__all__ = ["laboratory_report"]

@@ -1,0 +1,144 @@
+"""The verdict on one answer."""
+
+from typing import Any
+
+import mpmath
+from latex2sympy2_extended.logic import And
+from math_verify import verify
+from sympy import Equality, Expr, I, Symbol, nan, zoo
+from sympy.core.relational import Relational
+
+from apo_lightning.rewards.math_equivalence.reading import Reading, read, read_gold
+from apo_lightning.rewards.math_equivalence.values import (
+    NotComputableError,
+    TooLargeError,
+    is_imaginary_unit,
+    names_of,
+    point_for,
+    values_of,
+)
+
+
+def judge(gold: str, answer: str) -> str:
+    """`correct`, `incorrect`, `unparsed`, or `error` for a gold answer that cannot be read; may well take forever.
+
+    Constants are compared as numbers, to 40 digits more than their parts span, and never simplified; expressions in
+    variables and equations are compared at points first. What is left goes to math-verify.
+
+    Departure: math-verify compares decimals to 6 places after the point, so that 4·10⁻²⁴ would equal 7·10⁻²². Here
+    decimals are exact, and only one of six significant digits may be a rounding. To math-verify an equation equals its
+    right side, R is r, and I is √-1; not so here.
+    """
+    expected, stated = read_gold(gold), read(answer)
+    if not expected.text:
+        return "error"
+    if expected.text == stated.text:
+        return "correct"
+    values = expected.value, stated.value
+    if stated.value is None or any(isinstance(value, Expr) and value.has(zoo, nan) for value in values):
+        return "unparsed"
+    if any(isinstance(value, Expr) for value in values) and any(
+        isinstance(value, Relational | And) for value in values
+    ):
+        return "incorrect"
+    try:
+        agree = _agree(expected, stated)
+        if agree is None:
+            is_equal = verify(
+                *map(_with_imaginary_unit, values),
+                allow_set_relation_comp=True,
+                timeout_seconds=0,
+                raise_on_error=True,
+            )
+            agree = expected.value is not None and is_equal
+    except MemoryError:
+        raise
+    except TooLargeError:
+        return "correct" if expected.value == stated.value else "unparsed"
+    except Exception:
+        # Sympy refuses some values. A policy must not be able to write itself an `error`, which stops the run, so this
+        # counts as an answer that could not be read.
+        return "unparsed"
+    return "correct" if agree else "incorrect"
+
+
+def _with_imaginary_unit(value: Any) -> Any:
+    symbol = Symbol("i", real=True)
+    return value.subs(symbol, I) if isinstance(value, Expr) and is_imaginary_unit(value) else value
+
+
+def _agree(expected: Reading, stated: Reading) -> bool | None:
+    """Whether two constants, two expressions in variables or two equations are equal; None where that is open."""
+    gold, answer = expected.value, stated.value
+    if isinstance(gold, Equality) and isinstance(answer, Equality):
+        return _agree_at_a_solution(gold, answer)
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+        return None
+    tolerance = max(expected.rounding, stated.rounding)
+    try:
+        if names_of(gold, answer):
+            return _agree_at_points(gold, answer, tolerance)
+        return _agree_as_constants(gold, answer, tolerance)
+    except TooLargeError:
+        raise
+    except NotComputableError:
+        return None
+
+
+def _agree_as_constants(gold: Any, answer: Any, tolerance: float) -> bool:
+    """Whether two numbers are equal, real or complex."""
+    _, rough = values_of((gold, answer), {}, digits=30)
+    # What vanishes here is smaller than any of the parts by 40 digits; no rounding of the parts reaches as far.
+    (one, other), fine = values_of((gold, answer), {}, digits=60 + int(0.31 * 3 * rough.reach))
+    if fine.max_bits > rough.max_bits + 8:
+        raise NotComputableError  # it grows with the digits: a division by what is zero
+    gap = abs(one - other)
+    return bool(gap <= mpmath.ldexp(1, -rough.reach - 130) or gap <= tolerance * max(abs(one), abs(other)))
+
+
+def _agree_at_points(gold: Any, answer: Any, tolerance: float) -> bool | None:
+    """Whether two expressions in variables agree where they are evaluated; None where that is open.
+
+    Simplifying may take for ever; numbers take milliseconds. What differs at positive numbers is different. What agrees
+    to 18 digits at numbers of either sign too is equal; what agrees at positive ones alone, such as √(ab) and √a√b, is
+    left to math-verify.
+    """
+    is_equal = True
+    for index in range(4):
+        point = point_for(index, names_of(gold, answer), both_signs=index >= 2)
+        (one, other), values = values_of((gold, answer), point, digits=60)
+        gap, size = abs(one - other), max(abs(one), abs(other))
+        is_near = gap <= max(tolerance, 1e-18) * size or gap <= mpmath.ldexp(1, values.max_bits - 170)
+        if index < 2 and not is_near:
+            return False
+        is_equal = is_equal and is_near
+    return True if is_equal else None
+
+
+def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
+    """False where numbers that make the sides of one equation equal do not make the other's; else None."""
+    names = names_of(gold, answer)
+
+    def differences(equation: Any, name: str, *numbers: Any) -> list[complex]:
+        found = []
+        for number in numbers:
+            point = point_for(0, names) | {name: number}
+            try:
+                (left, right), _ = values_of((equation.lhs, equation.rhs), point, digits=30)
+            except NotComputableError:
+                continue
+            found.append(complex(left - right))
+        return found
+
+    for name in sorted(names):
+        at = differences(gold, name, 0.0, 1.0, 2.0)
+        # Only where this variable enters linearly is the solution at hand.
+        if (
+            len(at) == 3
+            and abs(at[1] - at[0]) > 1e-9 * abs(at[0])
+            and abs(at[2] - 2 * at[1] + at[0]) < 1e-9 * abs(at[1])
+        ):
+            solution = at[0] / (at[0] - at[1])
+            zero = differences(answer, name, solution, 2 * solution or 1.0)
+            return False if len(zero) == 2 and abs(zero[0]) > 1e-4 * abs(zero[1]) else None
+    return None

@@ -1,0 +1,12 @@
+"""The configurations of `apo_lab`, behind those of the framework."""
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class LabConfigs(SearchPathPlugin):
+    """Found by Hydra by its place in `hydra_plugins`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append `apo_lab/configs`."""
+        search_path.append(provider="apo_lab", path="pkg://apo_lab.configs")

@@ -1,0 +1,1 @@
+from scripted_run import scripted_run  # noqa: F401

@@ -1,0 +1,107 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from factories import make_step
+
+from apo_lightning.callbacks.rollout_writer import RolloutWriter, completion_lines
+from apo_lightning.common.files import to_json, write_atomically
+
+LINE = (
+    '{"step": 1, "prompt_id": "p0", "sample": 1, "problem": "What is 1 + 1?", "prompt": "Q: What is 1 + 1? A:", '
+    '"completion": "¿π? \\n\\"x\\"", "answer": "2", "extracted": null, "status": "incorrect", "reward": 0.0, '
+    '"kept": true, "num_tokens": 2, "finish_reason": "stop", "scored": "required", "advantage": -1.0, '
+    '"mean_surprisal": 0.5, "mean_entropy": 2.0, '
+    '"mean_max_prob": 0.25, "mean_logprob": -0.5}'
+)
+
+
+def test_a_line_has_these_bytes():
+    # Completion 1 has the last two of three tokens: entropies 1.5 and 2.5, mean 2.
+    step = make_step(lengths=[1, 2], entropy=[9.0, 1.5, 2.5], texts=["2", '¿π? \n"x"'])
+    assert to_json(completion_lines(step)[1]) == LINE.encode()
+
+
+def test_a_run_leaves_a_file_every_n_steps_with_a_line_a_completion(scripted_run):
+    run = scripted_run(
+        [RolloutWriter(every_n_steps=10)],
+        max_steps=21,
+        step_output=lambda step, n: make_step(("correct", "incorrect") * 2, step=step, max_steps=n),
+    )
+    files = sorted(path.name for path in (run.folder / "rollouts").iterdir())
+    assert files == ["step_000010.jsonl", "step_000020.jsonl"]
+    lines = [json.loads(line) for line in (run.folder / "rollouts" / files[0]).read_text().splitlines()]
+    assert [(line["step"], line["prompt_id"], line["sample"]) for line in lines] == [
+        (10, "p0", 0),
+        (10, "p0", 1),
+        (10, "p1", 0),
+        (10, "p1", 1),
+    ]
+
+
+def test_identical_runs_leave_identical_bytes(scripted_run):
+    def bytes_of_a_run():
+        run = scripted_run([RolloutWriter()], max_steps=2)
+        return [path.read_bytes() for path in sorted((run.folder / "rollouts").iterdir())]
+
+    assert bytes_of_a_run() == bytes_of_a_run()
+
+
+def test_the_lines_follow_the_order_in_which_the_step_was_sampled(scripted_run):
+    """Ranks hand in their parts one after another: here the lines of p1 come first, but the batch is p0, p1."""
+
+    def second_prompt_first(step, max_steps):
+        output = make_step(("correct", "incorrect") * 2, step=step, max_steps=max_steps)
+        rollouts = dataclasses.replace(output.rollouts, prompts=output.rollouts.prompts[::-1])
+        return dataclasses.replace(output, rollouts=rollouts)
+
+    run = scripted_run([RolloutWriter()], max_steps=1, step_output=second_prompt_first)
+    lines = [json.loads(line) for line in (run.folder / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
+    assert [(line["prompt_id"], line["completion"]) for line in lines] == [
+        ("p0", "text 2"),
+        ("p0", "text 3"),
+        ("p1", "text 0"),
+        ("p1", "text 1"),
+    ]
+
+
+def test_what_json_has_no_word_for_is_null_and_a_lone_surrogate_stays_an_escape():
+    assert to_json([float("nan"), float("-inf"), 1.5]) == b"[null, null, 1.5]"
+    assert json.loads(to_json("a\ud800b")) == "a\ud800b"
+
+
+def test_a_line_says_whether_its_completion_was_scored_and_is_null_where_it_was_not():
+    step = make_step(
+        ("correct",) * 3, group_size=3, lengths=[1, 1, 1], entropy=[1.0, 2.0, 3.0], drawn=[False, True, True]
+    )
+    step.tokens.drawn[2] = False
+    lines = json.loads(to_json(completion_lines(step)))
+    assert [line["scored"] for line in lines] == ["required", "drawn", "no"]
+    assert [line["mean_entropy"] for line in lines] == [1.0, 2.0, None]
+    assert [(line["mean_max_prob"], line["mean_logprob"]) for line in lines] == [
+        (0.25, -0.5),
+        (0.25, -0.5),
+        (None, None),
+    ]
+    # The engine has said this of every token.
+    assert [line["mean_surprisal"] for line in lines] == [0.5, 0.5, 0.5]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "step.jsonl"
+    write_atomically(path, b"old")
+    monkeypatch.setattr("pathlib.Path.replace", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def _interrupted(*args):
+    raise KeyboardInterrupt
+
+
+def test_per_token_advantages_are_averaged_over_the_completion():
+    step = make_step(lengths=[2, 1])
+    step.tokens.advantages.copy_(torch.tensor([1.0, 2.0, -3.0]))
+    assert [line["advantage"] for line in completion_lines(step)] == [1.5, -3.0]

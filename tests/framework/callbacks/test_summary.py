@@ -1,0 +1,142 @@
+import json
+import math
+
+import pytest
+import torch
+from factories import make_step, make_validation
+from torch import nn
+
+from apo_lightning.callbacks import RunSummary
+from apo_lightning.callbacks.curves import curves_png
+from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change
+from apo_lightning.errors import ConfigError
+from apo_lightning.model.fingerprint import weights_sha256
+
+KEYS = ["steps", "max_steps", "seed", "wall_seconds", "train", "held_out", "verdicts", "versions", "weights_sha256"]
+
+
+def rewarding(step, max_steps):
+    """Reward equals the step's number."""
+    metrics = {"train/reward": float(step), "train/entropy": 1 / step, "train/pass@1": 0.5, "train/pass@2": 0.75}
+    return make_step(step=step, max_steps=max_steps, metrics=metrics)
+
+
+def learning(step):
+    """Four problems; none correct before training, three of them after."""
+    return make_validation(("incorrect",) * 8 if step == 0 else ("correct",) * 6 + ("incorrect",) * 2, step=step)
+
+
+def test_a_run_leaves_its_summary(scripted_run):
+    run = scripted_run([RunSummary()], max_steps=12, step_output=rewarding, validation_output=learning)
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert list(summary) == KEYS
+    assert (summary["steps"], summary["max_steps"], summary["seed"]) == (12, 12, 7)
+    # Steps 1-5 against 8-12.
+    assert summary["train"]["metrics"]["train/reward"] == {"first": 3.0, "last": 10.0}
+    assert summary["verdicts"] == {"correct": 12, "incorrect": 12, "unparsed": 0}
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["weights_sha256"] == weights_sha256(run.module.policy)
+    assert (run.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_held_out_problems_are_compared_one_by_one(scripted_run):
+    run = scripted_run([RunSummary()], max_steps=3, step_output=rewarding, validation_output=learning)
+    sums = json.loads((run.folder / "summary.json").read_text())["held_out"]["sums"]
+    assert (sums["step_before"], sums["step_after"], sums["num_problems"]) == (0, 3, 4)
+    assert (sums["pass@1_before"], sums["pass@1_after"], sums["change"]["mean"]) == (0.0, 0.75, 0.75)
+    assert 0 <= sums["change"]["low"] < 0.75 < sums["change"]["high"] <= 1
+    # Counts of every problem, before and after: what a mean over runs needs for its interval.
+    before, after = zip(*sums["num_correct"].values(), strict=True)
+    num_samples = 4 * sums["samples_per_problem"]
+    assert (sum(before) / num_samples, sum(after) / num_samples) == (0.0, 0.75)
+
+
+def test_the_comparison_follows_the_problem_and_not_its_place():
+    history = RunHistory()
+    history.add_validation(make_validation(("correct", "correct", "incorrect", "incorrect"), step=0))
+    passes = history.validations["sums"]
+    swapped = make_validation(("incorrect", "incorrect", "correct", "correct"), step=5)
+    history.add_validation(swapped)
+    object.__setattr__(passes[5], "accuracies", {"p1": 0.0, "p0": 1.0})
+    # By place every problem would have changed; by name none has.
+    change = held_out_change(passes)["change"]
+    assert change["mean"] == 0.0
+    assert change["low"] < 0 < change["high"]
+
+
+def test_the_table_shows_first_and_last_and_the_interval(scripted_run, capsys):
+    scripted_run([RunSummary()], max_steps=12, step_output=rewarding, validation_output=learning)
+    out = capsys.readouterr().out
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
+    assert rows["reward"] == ["reward", "3.000", "10.000", "+7.000"]
+    assert rows["pass@2"] == ["pass@2", "0.750", "0.750", "+0.000"]
+    assert rows["entropy [nats]"][:2] == ["entropy", "[nats]"]
+    assert "pass@1 0.000 at step 0 -> 0.750 at step 12" in out
+    assert "paired 95% interval [" in out
+    assert "completions: 12 correct, 12 incorrect" in out
+    assert out.count("weights sha256") == 1
+    assert max(len(line) for line in out.splitlines() if "summary.json" not in line) <= 80
+
+
+def test_the_table_is_printed_once_when_the_last_validation_falls_on_the_last_step(scripted_run, capsys):
+    scripted_run([RunSummary()], max_steps=4, val_check_interval=2, step_output=rewarding, validation_output=learning)
+    assert capsys.readouterr().out.count("weights sha256") == 1
+
+
+def test_first_and_last_share_no_step_and_skip_what_is_not_finite():
+    history = RunHistory()
+    for step, value in enumerate([1.0, math.nan, 3.0, 5.0, 7.0, math.inf, 9.0], start=1):
+        history.add_step(make_step(step=step, metrics={"train/grad_norm": value}))
+    result = first_and_last(history, num_edge_steps=5)
+    # Seven steps: three against three. 1, NaN, 3 and 7, ∞, 9.
+    assert result["num_edge_steps"] == 3
+    assert result["metrics"]["train/grad_norm"] == {"first": 2.0, "last": 8.0}
+    assert result["num_nonfinite"] == {"train/grad_norm": 2}
+
+
+def test_a_resumed_run_knows_its_beginning():
+    whole, before, after = RunSummary(), RunSummary(), RunSummary()
+    for step in range(1, 9):
+        for summary in (whole, before if step <= 4 else after):
+            summary.on_step(rewarding(step, 8))
+    for summary in (whole, before):
+        summary.on_validated(learning(0))
+    after.on_validated(learning(4))
+    whole.on_validated(learning(4))
+    after.load_state_dict(json_free_copy(before.state_dict()))
+    histories = [summary.state_dict()["history"] for summary in (after, whole)]
+    assert histories[0] == histories[1] | {"steps": histories[0]["steps"]}
+    assert first_and_last(after._history, 5) == first_and_last(whole._history, 5)
+
+
+def json_free_copy(state):
+    """What a checkpoint can hold when it is loaded without running code: plain containers and numbers."""
+    import io
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def test_the_hash_tells_weights_names_and_dtypes_apart():
+    layer = nn.Linear(2, 1)
+    original = weights_sha256(layer)
+    assert weights_sha256(layer) == original
+    assert weights_sha256(nn.Sequential(layer)) != original
+    assert weights_sha256(nn.Linear(2, 1).to(torch.bfloat16)) != original
+    with torch.no_grad():
+        layer.bias.add_(2**-20)
+    assert weights_sha256(layer) != original
+
+
+def test_curves_can_be_drawn_of_any_run():
+    empty, one = RunHistory(), RunHistory()
+    one.add_step(make_step(metrics={"train/reward": math.nan, "train/entropy": 1.0}))
+    for history in (empty, one):
+        assert curves_png(history).startswith(b"\x89PNG")
+
+
+def test_a_summary_of_no_steps_is_refused():
+    with pytest.raises(ConfigError, match="num_edge_steps is 0"):
+        RunSummary(num_edge_steps=0)

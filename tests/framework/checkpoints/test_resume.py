@@ -1,0 +1,230 @@
+"""A run that is stopped anywhere and gone on from is the run that was not stopped, to the last bit."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from running import SIGNAL, read_metrics, train_tiny, weights, without_clock
+
+import apo_lightning.checkpoints.checkpointer
+import apo_lightning.module
+from apo_lightning.checkpoints.folder import complete_checkpoints
+from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.module import RLVRModule
+from apo_lightning.rollout.base import SyncedEngine
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+
+STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
+SETTINGS = (
+    *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
+    *(f"+callbacks.{name}._target_=apo_lightning.callbacks.{kind}" for name, kind in STATEFUL.items()),
+    *("optimizer.lr=1e-2", "scheduler.name=linear", "scheduler.num_warmup_steps=2", "checkpoint.save_every=1"),
+)
+
+
+def run(folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
+    """Final weights."""
+    return weights(train_tiny(folder, *SIGNAL, *SETTINGS, *overrides))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """`metrics.csv` but for what depends on the clock."""
+    return [without_clock(row) for row in read_metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return run(folder), folder
+
+
+@pytest.fixture(autouse=True)
+def engine_sleeps_in_every_update(monkeypatch):
+    """On a GPU an engine that is awake holds tens of GiB, which the update needs."""
+    update = RLVRModule._update
+
+    def watched(self, *args):
+        with pytest.raises(RuntimeError, match="asleep"):
+            SyncedEngine.generate(self.engine, [])
+        return update(self, *args)
+
+    monkeypatch.setattr(RLVRModule, "_update", watched)
+
+
+def assert_is(uninterrupted, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    expected, expected_folder = uninterrupted
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert rows(folder) == rows(expected_folder)
+    for file in ("step_000001.jsonl", "step_000003.jsonl"):
+        assert (folder / "rollouts" / file).read_bytes() == (expected_folder / "rollouts" / file).read_bytes()
+    summaries = [json.loads((path / "summary.json").read_bytes()) for path in (folder, expected_folder)]
+    assert summaries[0]["held_out"] == summaries[1]["held_out"]
+    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
+
+
+class Stopper:
+    """Sends the process a signal at the n-th call of something."""
+
+    def __init__(self, monkeypatch, owner, name, call, number=signal.SIGTERM):
+        original = getattr(owner, name)
+        self.calls = 0
+
+        def wrapped(*args, **kwargs):
+            self.calls += 1
+            if self.calls == call:
+                os.kill(os.getpid(), number)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+
+# The held-out set is sampled before the first step and after the second and the third.
+PLACES = {
+    "before the first checkpoint": (apo_lightning.module, "check_policy_version", 2, "step_000000_sampled"),
+    "in the first update": (RLVRModule, "_optimizer_step", 1, "step_000001"),
+    "while it samples": (TransformersEngine, "generate", 3, "step_000001"),
+    "when it has sampled": (apo_lightning.module, "check_policy_version", 3, "step_000001_sampled"),
+    "between two mini-batches": (RLVRModule, "_optimizer_step", 3, "step_000002"),
+    "at the sync": (RLVRModule, "_publish", 3, "step_000002"),
+    "while it validates": (TransformersEngine, "generate", 4, "step_000002"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_stopped_by_a_signal_it_goes_on_as_if_nothing_had_happened(uninterrupted, tmp_path, monkeypatch, place):
+    owner, name, call, expected = PLACES[place]
+    with monkeypatch.context() as patch:
+        Stopper(patch, owner, name, call)
+        with pytest.raises(Preempted, match=f"SIGTERM.*{expected}"):
+            run(tmp_path)
+    [*_, newest] = complete_checkpoints(tmp_path / "checkpoints")[0]
+    assert newest.folder.name == expected
+    assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
+
+
+def test_stopped_again_and_again_within_one_step(uninterrupted, tmp_path, monkeypatch):
+    places = ((TransformersEngine, "generate", 2), (apo_lightning.module, "check_policy_version", 1))
+    for place in (*places, (RLVRModule, "_score_reference", 1)):
+        with monkeypatch.context() as patch:
+            Stopper(patch, *place, signal.SIGUSR1)
+            with pytest.raises(Preempted, match="SIGUSR1"):
+                run(tmp_path, "resume=auto")
+    assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
+
+
+def test_written_by_another_thread_a_checkpoint_is_the_same(uninterrupted, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        Stopper(patch, TransformersEngine, "generate", 4)
+        with pytest.raises(Preempted):
+            run(tmp_path, "checkpoint.asynchronous=true")
+    assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
+
+
+def test_a_finished_run_that_is_started_again_stays_as_it_is(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted[1], folder)
+    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
+
+
+def test_a_finished_run_can_be_made_longer_elsewhere(uninterrupted, tmp_path):
+    first, whole = tmp_path / "first", tmp_path / "whole"
+    run(first, "scheduler.name=constant_with_warmup", "trainer.max_steps=2")
+    weights = run(whole, "scheduler.name=constant_with_warmup", f"resume={first}", "trainer.max_steps=3")
+    straight = run(tmp_path / "straight", "scheduler.name=constant_with_warmup", "trainer.max_steps=3")
+    assert all(torch.equal(weights[name], straight[name]) for name in straight)
+    # The alarm divides its level over the passes that were planned at first.
+    of_both = [
+        [row | {"alarm/arithmetic/level": ""} for row in rows(folder)] for folder in (whole, tmp_path / "straight")
+    ]
+    assert of_both[0] == of_both[1]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(uninterrupted, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted[1], folder)
+    [before, newest] = [found.folder for found in complete_checkpoints(folder / "checkpoints")[0]]
+    shared = newest / "shared.pt"
+    shared.write_bytes(shared.read_bytes()[:-1])
+    weights = run(folder, "resume=auto")
+    said = capsys.readouterr().out
+    assert "passed over" in said
+    assert "shared.pt has" in said
+    assert f"going on from {before}" in said.replace("\n", "")
+    assert_is(uninterrupted, weights, folder)
+
+
+def test_a_changed_byte_is_found_before_anything_is_read(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted[1], folder)
+    newest = complete_checkpoints(folder / "checkpoints")[0][-1].folder
+    [tensors] = (newest / "tensors").glob("*.safetensors")
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{newest.name} is damaged: tensors/{tensors.name}.*resume once more"):
+        run(folder, "resume=auto", "trainer.max_steps=4", "scheduler.name=linear")
+    weights = run(folder, "resume=auto")
+    assert_is(uninterrupted, weights, folder)
+
+
+def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
+    folder = uninterrupted[1]
+    newest = complete_checkpoints(folder / "checkpoints")[0][-1].folder
+    with pytest.raises(ConfigError, match=r"holds checkpoints of an earlier run \(newest: step_000003\)"):
+        run(folder)
+    with pytest.raises(ConfigError, match=r"other settings: algo.loss.pull_coef is 0.1 there and 0.05 here"):
+        run(tmp_path, f"resume={newest}", "algo.loss.pull_coef=0.05")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        run(tmp_path, "resume=nowhere")
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
+        run(tmp_path, f"resume={tmp_path}")
+    with pytest.raises(ConfigError, match=r"checkpoint.best is val/sums/pass@1: choose one of val/arithmetic/pass@1"):
+        run(tmp_path, "checkpoint.best=val/sums/pass@1")
+
+
+def test_the_best_checkpoint_stays(tmp_path, monkeypatch):
+    scores = iter([0.5, 0.2, 0.3])
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer.Checkpointer, "_score", lambda self, run: next(scores))
+    run(tmp_path, "checkpoint.keep=1", "checkpoint.best=val/arithmetic/pass@1")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*")) == ["step_000001", "step_000003"]
+
+
+def test_no_room_on_the_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, tmp_path, monkeypatch, capsys):
+    original = apo_lightning.checkpoints.checkpointer.save_tensors
+    calls = []
+
+    def full(tensors, folder, written):
+        calls.append(folder)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        original(tensors, folder, written)
+
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_tensors", full)
+    weights = run(tmp_path)
+    assert "checkpoint step_000002 could not be written ([Errno 28] No space left on device)" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["final", "step_000001", "step_000003"]
+    assert_is(uninterrupted, weights, tmp_path)
+
+
+def test_a_folder_that_is_missing_ends_the_run(tmp_path, monkeypatch):
+    original = apo_lightning.checkpoints.checkpointer.save_plain
+
+    def into_nothing(content, path, written):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        original(content, path, written)
+
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_plain", into_nothing)
+    with pytest.raises(ConfigError, match=r"checkpoint step_000001 could not be written .*No such file.*removed"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3]), (60, [3])])
+def test_the_clock_asks_for_a_checkpoint_where_the_number_of_rollouts_does_not(minutes, steps, tmp_path):
+    run(tmp_path, "checkpoint.save_every=null", f"checkpoint.save_after_minutes={minutes}", "checkpoint.keep=5")
+    checkpoints, refused = complete_checkpoints(tmp_path / "checkpoints")
+    assert [checkpoint.header.position.step for checkpoint in checkpoints] == steps
+    assert not refused

@@ -1,0 +1,137 @@
+"""Checkpoints of two processes: stopped and gone on from by both, read by one, written beside the training."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from composing import composed
+from processes import on_two_ranks
+from running import run_train, start_train, training_rows, without_clock
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from transformers import AutoModelForCausalLM
+
+from apo_lightning.callbacks import StepCallback
+from apo_lightning.checkpoints.folder import complete_checkpoints, require_seen_by_all
+from apo_lightning.checkpoints.tensors import background_group, load_tensors, save_tensors_later
+from apo_lightning.checkpoints.writing import Written
+from apo_lightning.errors import ConfigError
+from apo_lightning.run import export
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = (
+    *("callbacks=quiet", "data.max_completion_tokens=12", "data.num_validation=8", "group_size=8"),
+    *("optimizer.lr=1e-3", "trainer.max_steps=3", "checkpoint.save_every=1"),
+)
+
+
+class StopAfterStep1(StepCallback):
+    """Asks the process that started the other to stop."""
+
+    def on_step(self, step):
+        if step.step == 1 and os.environ.get("LOCAL_RANK", "0") == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def comparable(row: dict[str, str]) -> dict[str, float]:
+    return {key: float(value or "nan") for key, value in without_clock(row).items()}
+
+
+def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path):
+    whole, stopped, alone = tmp_path / "whole", tmp_path / "stopped", tmp_path / "alone"
+    expected = run_train(whole, *SETTINGS, "trainer=fsdp_cpu2")
+
+    process = start_train(
+        stopped, *SETTINGS, "trainer=fsdp_cpu2", f"+callbacks.stop._target_={__name__}.StopAfterStep1"
+    )
+    said, errors = process.communicate()
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM" in said
+    newest = complete_checkpoints(stopped / "checkpoints")[0][-1]
+    assert newest.header.world_size == 2
+    for one, two in zip(expected, run_train(stopped, *SETTINGS, "trainer=fsdp_cpu2", "resume=auto"), strict=True):
+        assert comparable(two) == pytest.approx(comparable(one), rel=1e-4, abs=1e-6, nan_ok=True)
+
+    before = complete_checkpoints(whole / "checkpoints")[0][0]
+    assert before.folder.name == "step_000002"
+    shutil.copytree(before.folder, alone / "checkpoints" / "step_000002")
+    (alone / "metrics.csv").write_bytes((whole / "metrics.csv").read_bytes())
+    run_train(alone, *SETTINGS, "trainer=cpu", "resume=auto")
+    one, two = (training_rows(folder)[-1] for folder in (whole, alone))
+    for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy"):
+        assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
+
+    exported = export(composed(f"run={whole}", config_name="export"))
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in (exported, whole / "checkpoints" / "final")]
+    pairs = zip(*(model.state_dict().items() for model in models), strict=True)
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+    rounded = export(composed(f"run={whole}", f"to={tmp_path / 'rounded'}", "dtype=bfloat16", config_name="export"))
+    model = AutoModelForCausalLM.from_pretrained(rounded)
+    assert model.dtype == torch.bfloat16 == model.config.dtype
+    pairs = zip(models[0].state_dict().items(), model.state_dict().items(), strict=True)
+    assert all(a == b and torch.equal(x.bfloat16(), y) for (a, x), (b, y) in pairs)
+    assert {path.name for path in rounded.iterdir()} == {path.name for path in exported.iterdir()}
+    with pytest.raises(ConfigError, match="dtype is float8: choose float32 or bfloat16"):
+        export(composed(f"run={whole}", "dtype=float8", config_name="export"))
+
+
+def made_tensors():
+    return {"policy.a": torch.arange(15.0).reshape(3, 5), "optimizer.a": torch.ones(3, 5)}
+
+
+def between_ranks(rank, folder):
+    torch.set_num_threads(1)
+    # A group of NCCL alone carries nothing for the CPU; this one neither.
+    begin_group("cuda:gloo", folder / "no_cpu", rank)
+    save_tensors_later(made_tensors(), folder / "first", Written(folder), background_group()).result()
+    dist.destroy_process_group()
+
+    begin_group("gloo", folder / "cpu", rank)
+    group, plan = background_group(), HuggingFaceStorageWriter.prepare_local_plan
+    is_planned, may_plan = threading.Event(), threading.Event()
+
+    def planned(self, local_plan):
+        if rank == 1:
+            may_plan.wait()
+        is_planned.set()
+        return plan(self, local_plan)
+
+    HuggingFaceStorageWriter.prepare_local_plan = planned
+    future = save_tensors_later(made_tensors(), folder / "second", Written(folder), group)
+    if rank == 0:  # its writer speaks before its training does; of the other rank, after
+        is_planned.wait()
+        time.sleep(0.2)
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    may_plan.set()
+    assert total.item() == 3.0
+    future.result()
+
+    require_seen_by_all(folder / "checkpoints", rank)
+    dist.barrier()  # the first rank takes its mark away last
+    assert not list((folder / "checkpoints").iterdir())
+    with pytest.raises(ConfigError, match=r"rank 1 does not find .*checkpoints_0.*hydra.run.dir|checkpoints_1"):
+        require_seen_by_all(folder / f"checkpoints_{rank}", rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def begin_group(backend, store, rank):
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
+    )
+
+
+def test_ranks_write_in_the_background_without_disturbing_the_training_and_into_one_folder_alone(tmp_path):
+    on_two_ranks(between_ranks, tmp_path)
+    for name in ("first", "second"):
+        read = {name: torch.zeros_like(value) for name, value in made_tensors().items()}
+        load_tensors(read, tmp_path / name)
+        assert all(torch.equal(value, read[key]) for key, value in made_tensors().items())

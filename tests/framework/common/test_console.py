@@ -1,0 +1,35 @@
+"""What reaches the terminal, and what the run's log alone."""
+
+import logging
+
+import pytest
+
+from apo_lightning.common.console import quiet_libraries
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    root, own = logging.getLogger(), logging.getLogger("apo_lightning")
+    before = root.handlers[:], own.handlers[:], root.level
+    yield
+    logging.captureWarnings(capture=False)
+    root.handlers[:], own.handlers[:] = before[:2]
+    root.setLevel(before[2])
+
+
+def test_our_first_warning_of_a_kind_is_said_and_all_are_kept(tmp_path, capsys):
+    quiet_libraries(tmp_path / "run.log")
+    ours, theirs = logging.getLogger("apo_lightning.update.retry"), logging.getLogger("transformers")
+    for budget in (64, 32):
+        ours.warning("out of memory with %d: %s", budget, [1, 2])
+    ours.warning("a reward of [/x]")
+    ours.info("as it should be")
+    ours.error("which ends the run")
+    theirs.warning("please upgrade")
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: out of memory with 64: [1, 2] (others like it: run.log)",
+        "warning: a reward of [/x] (others like it: run.log)",
+    ]
+    kept = (tmp_path / "run.log").read_text()
+    for line in ("with 64: [1, 2]", "with 32: [1, 2]", "of [/x]", "as it should be", "ends the run", "please upgrade"):
+        assert line in kept

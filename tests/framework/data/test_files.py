@@ -1,0 +1,152 @@
+"""Files and hub data sets that can, and cannot, be read."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from composing import composed
+from hydra.utils import instantiate
+
+from apo_lightning.data.files import HubDataset, ProblemSet
+from apo_lightning.errors import ConfigError
+
+RECORDS = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "2 + 2?", "answer": "4"}]
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def test_jsonl_and_parquet_give_the_same_rows(tmp_path):
+    jsonl = write_jsonl(tmp_path / "set.jsonl", RECORDS)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), tmp_path / "set.parquet")
+    rows = ProblemSet(path=jsonl).rows("set")
+    assert [(row.id, row.problem, row.answer) for row in rows] == [("set-1", "1 + 1?", "2"), ("set-2", "2 + 2?", "4")]
+    assert ProblemSet(path=str(tmp_path / "set.parquet")).rows("set") == rows
+
+
+def test_a_raw_dapo_parquet_can_be_read(tmp_path):
+    record = {
+        "prompt": [{"role": "user", "content": "Find $x$."}],
+        "reward_model": {"ground_truth": "34", "style": "rule"},
+        "extra_info": {"index": "a"},
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "dapo.parquet")
+    (row,) = ProblemSet(path=str(tmp_path / "dapo.parquet")).rows("dapo")
+    assert (row.problem, row.answer) == ("Find $x$.", "34")
+
+
+def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path):
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"problem": "p", "answer": "1"}\n\n{"problem": "q", "answer": "2"}\n\n')
+    assert [row.id for row in ProblemSet(path=str(path)).rows("set")] == ["set-1", "set-3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"problem": "p", "answer": ', r"set\.jsonl:2 is not valid JSON"),
+        (b'{"problem": "\xff", "answer": "1"}', r"set\.jsonl:2 is not valid JSON"),
+        (b'{"problem": "p"}', r"set\.jsonl:2 has no answer"),
+        (b'{"problem": "p", "answer": ""}', r"set\.jsonl:2 has an empty answer"),
+        (b"17", r"set\.jsonl:2 holds 17"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, line, message):
+    path = tmp_path / "set.jsonl"
+    path.write_bytes(json.dumps(RECORDS[0]).encode() + b"\n" + line + b"\n")
+    with pytest.raises(ConfigError, match=message):
+        ProblemSet(path=str(path)).rows("set")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("set.csv", "problem,answer\n", "only .jsonl and .parquet"),
+        ("set.jsonl", "\n", "has no rows"),
+        ("set.jsonl", '{"text": "p"}\n', "set.jsonl:1 has no problem"),
+        ("set.parquet", "not parquet", "is not a parquet file"),
+    ],
+)
+def test_the_check_looks_into_the_file(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        ProblemSet(path=str(path)).check()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
+        ProblemSet(path=str(tmp_path / "nowhere.jsonl")).check()
+
+
+def test_a_problem_set_needs_a_place_to_read_from():
+    with pytest.raises(ConfigError, match="neither path nor hub"):
+        ProblemSet().check()
+
+
+def test_a_hub_data_set_is_read_in_its_own_layout(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [{"prompt": "Find $x$.", "solution": "34", "answer": "other"}])
+    hub = HubDataset(hub_id=str(tmp_path), split="train", problem_column="prompt", answer_column="solution")
+    (row,) = ProblemSet(hub=hub).rows("dapo17k")
+    assert (row.id, row.problem, row.answer) == ("dapo17k-1", "Find $x$.", "34")
+
+
+MATH = [
+    {"problem": "1 + 1?", "level": "Level 1", "type": "Algebra", "solution": "First \\boxed{1}, then $\\boxed{2}$."},
+    {"problem": "Why?", "level": "Level 2", "type": "Algebra", "solution": "Nobody knows."},
+    {"problem": "1/2?", "level": "Level 3", "type": "Algebra", "solution": "\\boxed{\\frac{1}{2}}"},
+]
+
+
+def test_a_file_in_maths_own_layout_is_read_like_the_hub_data_set(tmp_path):
+    path = write_jsonl(tmp_path / "train.jsonl", MATH)
+    on_the_hub = HubDataset(hub_id=str(tmp_path), answer_column="solution", answer_is_boxed=True)
+    rows = ProblemSet(path=path).rows("math")
+    assert [row.answer for row in rows] == ["2", "", "\\frac{1}{2}"]
+    assert rows == ProblemSet(path=path, hub=on_the_hub).rows("math") == ProblemSet(hub=on_the_hub).rows("math")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_without_a_box_are_counted_whichever_comes_first(tmp_path, first):
+    path = write_jsonl(tmp_path / "train.jsonl", MATH[first:])
+    problems = instantiate(composed("data=math", f"data.path={path}", "data.num_validation=0").data).load()
+    assert problems.report.num_without_answer == 1
+    assert [row.answer for row in problems.train] == ["2", "\\frac{1}{2}"][first:]
+
+
+def test_a_local_copy_is_read_in_the_columns_of_its_data_set(tmp_path):
+    path = write_jsonl(tmp_path / "train.jsonl", [{"prompt": "Find $x$.", "solution": "34"}])
+    [row] = instantiate(composed("data=dapo17k", f"data.path={path}").data).load().train
+    assert (row.problem, row.answer) == ("Find $x$.", "34")
+    with pytest.raises(ConfigError, match="has no answer"):
+        ProblemSet(path=path).check()
+
+
+def test_the_usual_columns_go_before_those_of_the_data_set(tmp_path):
+    path = write_jsonl(tmp_path / "train.jsonl", [{"problem": "1 + 1?", "answer": "2", "solution": "\\boxed{3}"}])
+    [row] = instantiate(composed("data=math", f"data.path={path}", "data.num_validation=0").data).load().train
+    assert row.answer == "2"
+
+
+def test_a_missing_hub_column_is_named(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", RECORDS)
+    with pytest.raises(ConfigError, match=r":1 has no answer \(target\): its columns are problem, answer"):
+        ProblemSet(hub=HubDataset(hub_id=str(tmp_path), answer_column="target")).rows("set")
+
+
+def test_without_the_hub_the_user_is_told_of_local_files(tmp_path):
+    program = (
+        "from apo_lightning.data.files import HubDataset, ProblemSet\n"
+        "ProblemSet(hub=HubDataset(hub_id='openai/gsm8k', config='main')).rows('gsm8k')\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    last_line = run.stderr.strip().splitlines()[-1]
+    assert "ConfigError: hub data set openai/gsm8k (config main, split train) cannot be loaded" in last_line
+    assert "give a local .jsonl or .parquet as its path" in last_line

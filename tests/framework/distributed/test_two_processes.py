@@ -1,0 +1,85 @@
+"""Two processes make the run that one makes, up to the order of summation."""
+
+import importlib.util
+import json
+
+import pytest
+from running import read_metrics, run_train
+
+pytestmark = pytest.mark.slow
+
+SIZES = ("group_size=8", "data.num_validation=8", "optimizer.lr=1e-3")
+# A mini-batch is several micro-batches on each rank, whose gradients are added up before ranks meet.
+PARTS = ("tokens_per_microbatch=256",)
+ENGINE = ("engine=vllm", "kv_cache_gib=0.125")
+if importlib.util.find_spec("vllm") is None:
+    ENGINE = ("engine=transformers",)
+
+
+def completions(folder):
+    """What was sampled in each step, whichever rank wrote it first."""
+    paths = sorted((folder / "rollouts").glob("*.jsonl"))
+    return {
+        path.name: sorted((row["problem"], row["completion"], row["reward"]) for row in map(json.loads, path.open()))
+        for path in paths
+    }
+
+
+def held_out_rows(folder):
+    """What each validation pass found."""
+    rows = [{name: row[name] for name in row if name.startswith("val/")} for row in read_metrics(folder)]
+    return [row for row in rows if any(row.values())]
+
+
+DIAGNOSTICS = {
+    "squeezing_monitor": "SqueezingMonitor",
+    "prompt_history": "PromptHistory",
+    "collapse_alarm": "CollapseAlarm",
+    "reachability": "Reachability",
+}
+WATCHED = (
+    *(f"+callbacks.{name}._target_=apo_lightning.callbacks.{kind}" for name, kind in DIAGNOSTICS.items()),
+    # One completion of either kind: one of the two ranks has none of it to run.
+    *("+callbacks.squeezing_monitor.num_completions=1", "+callbacks.squeezing_monitor.every_n_steps=2"),
+    # Not at the first step: there the reference is to run first on what the update must get a gradient for.
+    "+callbacks.reachability.every_n_steps=2",
+)
+
+
+# Sharded, the reference of a policy with adapters runs first on what the update must get a gradient for.
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("policy=full", *ENGINE, *WATCHED, "trainer.max_steps=3"),
+        ("policy=lora", "engine=transformers", *WATCHED, "trainer.max_steps=2"),
+    ],
+    ids=["full", "lora"],
+)
+def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
+    alone, *others = (
+        run_train(tmp_path / trainer, *SIZES, *PARTS, f"trainer={trainer}", "callbacks=rollout_writer", *options)
+        for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
+    )
+    assert len(completions(tmp_path / "cpu")) == len(alone)
+    passes = held_out_rows(tmp_path / "cpu")
+    assert len(passes) == 2
+    for trainer, together in zip(("ddp_cpu2", "fsdp_cpu2"), others, strict=True):
+        assert completions(tmp_path / trainer) == completions(tmp_path / "cpu")
+        assert held_out_rows(tmp_path / trainer)[0] == passes[0]  # before an update has rounded its sums otherwise
+        for one, two in zip(alone, together, strict=True):
+            for name in ("train/reward", "train/loss", "train/grad_norm", "train/entropy", "apo/triggered_fraction"):
+                assert float(two[name]) == pytest.approx(float(one[name]), rel=1e-3, abs=1e-5), name
+            for name in (name for name in one if name.startswith(("squeeze/", "history/", "alarm/", "reach/"))):
+                # Shares are of differences between two float32 passes.
+                expected = pytest.approx(float(one[name] or "nan"), rel=0.02, abs=0.02, nan_ok=True)
+                assert float(two[name] or "nan") == expected, name
+
+
+def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
+    """One of 52 completions of the second rank, above 1 % of its own, is one of 104 and below 1 % of all."""
+    reward = "reward.function._target_=rewarding.failing_once_on_the_second_rank"
+    sizes = ("prompts_per_step=26", "prompts_per_minibatch=26", "group_size=4", "data.num_validation=104")
+    common = ("trainer=ddp_cpu2", "engine=transformers", "callbacks=none", "trainer.max_steps=1")
+    [row] = run_train(tmp_path, *common, *sizes, reward)
+    assert float(row["reward/num_error"]) == 1
+    assert [float(one["val/arithmetic/num_error"]) for one in held_out_rows(tmp_path)] == [1, 1]

@@ -1,0 +1,129 @@
+"""Results files come back exactly as the records they were written from, or not at all."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from factories import sampling_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.loading import read_coverage, read_result, write_record
+from apo_lightning.evaluation.records import (
+    CoverageResult,
+    DataCard,
+    Estimate,
+    EvaluationResult,
+    ModelCard,
+    ProblemCount,
+)
+
+DATA = DataCard(source="π.jsonl", sha256="ab", num_problems=1, num_available=2)
+MODEL = ModelCard(
+    name="tiny",
+    path=None,
+    weights_sha256="cd",
+    dtype="float32",
+    algo="apo",
+    run="x/1",
+    overrides=("algo=apo", "seed=2"),
+)
+
+
+def result() -> EvaluationResult:
+    return EvaluationResult(
+        benchmark="arithmetic",
+        model=MODEL,
+        data=DATA,
+        settings=sampling_settings(),
+        versions={"torch": "2.13", "vllm": None},
+        verdicts={"correct": 1, "incorrect": 3},
+        num_truncated=0,
+        num_tokens=20,
+        metrics={"pass@1": Estimate(value=0.25, low=0.0, high=1 / 3)},
+        pass_at_k=(Estimate(value=0.25, low=0.0, high=0.5), Estimate(value=0.5, low=0.1, high=0.7)),
+        problems=(ProblemCount(prompt_id="a/0", num_samples=4, num_correct=1),),
+        notes={"diversity": "“words”"},
+    )
+
+
+def coverage() -> CoverageResult:
+    estimate = Estimate(value=0.9, low=0.8, high=0.95)
+    return CoverageResult(
+        preset="math",
+        model=replace(MODEL, algo=None, run=None, overrides=()),
+        data=DATA,
+        prompt="{problem}",
+        num_tokens=10,
+        recall={1: estimate, 16: estimate},
+        versions={},
+    )
+
+
+def test_a_result_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_record(tmp_path / "results.json", result())
+    assert read_result(tmp_path / "results.json") == result()
+
+
+def test_coverage_comes_back_with_its_k_as_numbers(tmp_path: Path) -> None:
+    write_record(tmp_path / "coverage.json", coverage())
+    assert read_coverage(tmp_path / "coverage.json") == coverage()
+
+
+@given(value=st.floats(allow_nan=False, allow_infinity=False))
+def test_every_finite_number_survives_to_its_last_bit(tmp_path_factory: pytest.TempPathFactory, value: float) -> None:
+    path = tmp_path_factory.mktemp("r") / "results.json"
+    write_record(path, replace(result(), metrics={"entropy": Estimate(value=value, low=value, high=value)}))
+    assert read_result(path).metrics["entropy"].value == value
+
+
+def test_a_value_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_record(path, replace(result(), metrics={"entropy": Estimate(value=math.nan, low=math.nan, high=math.nan)}))
+    assert math.isnan(read_result(path).metrics["entropy"].low)
+
+
+def edited(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "results.json"
+    write_record(path, result())
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": 4}, r"schema 4 is newer than 3.*update"),
+        # A newer file may have fields this version does not know: the schema is what must be named.
+        ({"schema": 4, "surprise": 1}, r"schema 4 is newer"),
+        ({"surprise": 1}, r"surprise is not known"),
+        ({"benchmark": 3}, r"benchmark is 3, not str"),
+        ({"num_tokens": True}, r"num_tokens is true, not int"),
+        ({"metrics": []}, r"metrics is \[\], not a mapping"),
+        ({"metrics": {"pass@1": {"value": 1.0}}}, r"metrics\['pass@1'\]\.low is missing"),
+        ({"verdicts": {"corect": 1}}, r'a key of verdicts is "corect", not one of correct'),
+        ({"problems": []}, r"lists 0 problems where data.num_problems says 1"),
+        ({"problems": [{"prompt_id": "a", "num_samples": 1, "num_correct": 2}]}, r"more correct samples than samples"),
+        ({"by_problem": {"entropy": [0.5, 0.25]}}, r"by_problem\.entropy has 2 values for 1 problems"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused_in_one_line(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_result(edited(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+    assert "results.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "coverage.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"coverage\.json"):
+        read_coverage(tmp_path / "coverage.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"results\.json: No such file"):
+        read_result(tmp_path / "results.json")

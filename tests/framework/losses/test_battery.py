@@ -1,0 +1,174 @@
+"""Every algorithm of `configs/algo/`, and every option of its loss, against the equations."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
+from reference.token_losses import loss_and_gradient
+
+from apo_lab.losses import RandomAnchorAPO, TopKForwardKL, UngatedAPO
+from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
+
+CONFIGURED = {name: configured_loss(name) for name in ALGORITHMS}
+VARIANTS = {
+    "dual_clip": GRPO(dual_clip=3.0),
+    "clip_eps_high": GRPO(clip_eps_high=0.28),
+    "entropy": GRPO(entropy_coef=0.01),
+    "k1": GRPOKL(kl_estimator="k1", kl_coef=0.5),
+    "k2": GRPOKL(kl_estimator="k2", kl_coef=0.5),
+    "k3_unclamped": GRPOKL(kl_clamp=None, kl_coef=0.5),
+    "k3_plus": GRPOKL(kl_estimator="k3_plus", kl_coef=0.5),
+    "full": GRPOKL(kl_estimator="full", kl_coef=0.5),
+    "full_error_only": GRPOKL(kl_estimator="full", kl_coef=0.5, error_only=True),
+    "one_anchor": APO(anchor_size=1),
+    "all_anchors": APO(anchor_size=12),
+    "strong_pull": APO(push_coef=1.5, pull_coef=0.5, dual_clip=3.0, entropy_coef=0.01),
+    "incorrect": APO(trigger="incorrect", clip_eps_high=0.28),
+    "naive": APO(exclude_sampled=False, anchor_size=3),
+    "always": APO(trigger="always", pull_coef=0.15, clip_eps_high=0.28),
+    "ungated_always": UngatedAPO(trigger="always", anchor_size=3, dual_clip=3.0),
+    "few_of_a_small_pool": RandomAnchorAPO(anchor_size=2, pool_size=7),
+    "topk_forward_kl_everywhere": TopKForwardKL(error_only=False, kl_coef=0.5, anchor_size=3),
+}
+LOSSES = CONFIGURED | VARIANTS
+KINDS = ("plain", "far", "confident", "narrow", "absent", "weighted")
+
+
+def usable(loss, kind):
+    """A penalty needs its reference on every penalised token, and a finite one."""
+    if isinstance(loss, TopKForwardKL):
+        return kind != "absent"
+    return not (isinstance(loss, GRPOKL) and (kind == "absent" or (kind == "narrow" and loss.kl_estimator == "full")))
+
+
+COMBINATIONS = [(name, kind) for name, loss in LOSSES.items() for kind in KINDS if usable(loss, kind)]
+
+
+def close(actual, expected):
+    expected = torch.tensor(expected, dtype=torch.float64)
+    tolerance = 1e-5 * max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_the_algorithms_of_the_paper_are_here():
+    assert {"grpo", "grpo_kl", "grpo_kl_error_only", "nsr", "w_reinforce", "apo"} <= set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(("name", "kind"), COMBINATIONS)
+def test_value_and_gradient_follow_the_equations(name, kind):
+    loss, case = LOSSES[name], make_case(kind)
+    values, gradient, _ = value_and_gradient(loss, case)
+    expected = [loss_and_gradient(settings_of(loss), token) for token in case.tokens()]
+    close(values, [value for value, _ in expected])
+    close(gradient, [row for _, row in expected])
+
+
+STRAIGHT_THROUGH = ("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass")
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in STRAIGHT_THROUGH])
+def test_the_reference_gradient_is_the_slope_of_the_reference_value(name):
+    settings, step = settings_of(LOSSES[name]), 1e-6
+    for token in make_case("plain", num_tokens=12, seed=3).tokens():
+        _, gradient = loss_and_gradient(settings, token)
+        for v, slope in enumerate(gradient):
+            above, below = list(token.logits), list(token.logits)
+            above[v] += step
+            below[v] -= step
+            up, _ = loss_and_gradient(settings, replace(token, logits=above))
+            down, _ = loss_and_gradient(settings, replace(token, logits=below))
+            assert (up - down) / (2 * step) == pytest.approx(slope, abs=2e-6)
+
+
+@pytest.mark.parametrize(("name", "kind"), COMBINATIONS)
+def test_nothing_is_nan_or_infinite_forward_or_backward(name, kind):
+    values, gradient, _ = value_and_gradient(LOSSES[name], make_case(kind, seed=1))
+    assert values.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_metrics_are_detached_and_one_value_a_token(name):
+    case = make_case("plain")
+    _, _, output = value_and_gradient(LOSSES[name], case)
+    assert output.metrics
+    for values in output.metrics.values():
+        assert not values.requires_grad
+        assert values.shape == case.token_ids.shape
+
+
+BESIDE = (GRPOKL, TopKForwardKL, UngatedAPO)
+"""Losses with a term outside the surrogate."""
+SURROGATE_ONLY = [(n, k) for n, k in COMBINATIONS if not isinstance(LOSSES[n], BESIDE) and not LOSSES[n].entropy_coef]
+
+
+@pytest.mark.parametrize(("name", "kind"), SURROGATE_ONLY)
+def test_clip_fraction_marks_exactly_the_tokens_without_a_surrogate_gradient(name, kind):
+    loss, case = LOSSES[name], make_case(kind, seed=2)
+    _, gradient, output = value_and_gradient(loss, case, dtype=torch.float64)
+    clipped = output.metrics["clip_fraction"]
+    moving = case.advantages != 0
+    assert clipped[~moving].isnan().all()
+    assert (clipped[moving] == (gradient[moving] == 0).all(1)).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_without_tokens_can_be_backwarded(name):
+    values, gradient, _ = value_and_gradient(LOSSES[name], take(make_case("plain"), torch.arange(0)))
+    assert values.shape == (0,)
+    assert gradient.shape == (0, 12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_the_loss_did_not_ask_the_reference_for_cannot_reach_it(name):
+    """Off its own mask a row may hold anything: the module writes placeholders there."""
+    loss, case = LOSSES[name], make_case("plain")
+    logits = case.logits.clone().requires_grad_()
+    inputs = case.inputs(loss.needs, logits)
+    unread = ~loss.reference_mask(case.advantages, case.is_correct)
+    garbage = {}
+    if inputs.ref_logprobs is not None:
+        garbage["ref_logprobs"] = torch.where(unread, torch.nan, inputs.ref_logprobs)
+    if inputs.full_kl is not None:
+        garbage["full_kl"] = torch.where(unread, torch.nan, inputs.full_kl)
+    if inputs.anchor is not None:
+        garbage["anchor"] = replace(
+            inputs.anchor, ref_logprobs=torch.where(unread[:, None], torch.nan, inputs.anchor.ref_logprobs)
+        )
+    expected, actual = loss(inputs), loss(replace(inputs, **garbage))
+    assert torch.equal(actual.per_token, expected.per_token)
+    gradients = [torch.autograd.grad(out.per_token.sum(), logits, retain_graph=True)[0] for out in (expected, actual)]
+    assert torch.equal(*gradients)
+
+
+def take(case: Case, index) -> Case:
+    picked = {
+        name: getattr(case, name)[index] for name in ("logits", "token_ids", "old_logprobs", "advantages", "is_correct")
+    }
+    return Case(**picked, ref_logits=[case.ref_logits[i] for i in index.tolist()])
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_neither_order_nor_micro_batches_change_the_weighted_sum(name, mode):
+    loss, case = LOSSES[name], make_case("plain")
+    lengths = torch.tensor([5, 20, 3, 20])
+    weights = token_weights(lengths, torch.tensor([True, True, False, True]), mode, max_completion_tokens=20)
+    whole = weighted_gradient(loss, case, weights, [torch.arange(48)])
+    shuffled = weighted_gradient(loss, case, weights, [torch.randperm(48, generator=torch.Generator().manual_seed(0))])
+    split = weighted_gradient(loss, case, weights, torch.arange(48).split([5, 20, 3, 20]))
+    torch.testing.assert_close(shuffled, whole, rtol=0, atol=1e-7)
+    torch.testing.assert_close(split, whole, rtol=0, atol=1e-7)
+
+
+def weighted_gradient(loss, case, weights, parts):
+    """[T, V] gradient of Σ_t w_t·loss_t, in the original order, gathered over micro-batches."""
+    total = torch.zeros_like(case.logits)
+    for index in parts:
+        part = take(case, index)
+        logits = part.logits.clone().requires_grad_()
+        scalar = (weights[index] * loss(part.inputs(loss.needs, logits)).per_token).sum()
+        total[index] += torch.autograd.grad(scalar, logits)[0]
+    return total

@@ -1,0 +1,121 @@
+"""GRPO, and what all losses share: clipping, weights, the entropy bonus, refusals."""
+
+from dataclasses import FrozenInstanceError, replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from loss_cases import make_case, value_and_gradient
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
+from apo_lightning.losses.functional import clipped_objective, is_clipped
+from apo_lightning.types import Needs
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "clipped"),
+    [
+        (1.0, 1.0, 1.0, False),
+        (1.5, 1.0, 1.2, True),  # a good token gains no more than 1 + ε
+        (0.5, 1.0, 0.5, False),  # and is brought back from below
+        (0.5, -1.0, -0.8, True),  # a bad one gains nothing below 1 − ε
+        (1.5, -1.0, -1.5, False),  # and is brought back from above: the `min` is one-sided
+        (-0.3, -1.0, -0.8, True),  # a rectified ratio may be negative
+        (1.5, 0.0, 0.0, False),
+    ],
+)
+def test_the_clipped_objective(ratio, advantage, objective, clipped):
+    rho, a = torch.tensor([ratio], requires_grad=True), torch.tensor([advantage])
+    value = clipped_objective(rho, a, clip_eps=0.2)
+    (gradient,) = torch.autograd.grad(value.sum(), rho)
+    assert value.item() == pytest.approx(objective)
+    assert gradient.item() == (0.0 if clipped else advantage)
+    assert is_clipped(rho, a, clip_eps=0.2).item() is clipped
+
+
+@given(
+    st.floats(-5, 50, width=32), st.floats(-3, 3, width=32), st.sampled_from([None, 0.28]), st.sampled_from([None, 3.0])
+)
+def test_is_clipped_says_where_the_objective_is_flat(ratio, advantage, high, dual):
+    clips = {"clip_eps": 0.2, "clip_eps_high": high, "dual_clip": dual}
+    rho, a = torch.tensor([ratio], requires_grad=True), torch.tensor([advantage])
+    (gradient,) = torch.autograd.grad(clipped_objective(rho, a, **clips).sum(), rho)
+    assert is_clipped(rho, a, **clips).item() is bool(advantage != 0 and gradient.item() == 0)
+
+
+def test_the_dual_clip_bounds_bad_tokens_alone():
+    ratio, advantages = torch.tensor([10.0, 10.0]), torch.tensor([-1.0, 1.0])
+    assert clipped_objective(ratio, advantages, clip_eps=0.2, dual_clip=3.0).tolist() == pytest.approx([-3.0, 1.2])
+
+
+@pytest.mark.parametrize("loss", [GRPO(), GRPO(dual_clip=3.0), APO()])
+def test_importance_weights_scale_the_clipped_objective(loss):
+    weighted = make_case("weighted")
+    plain = replace(weighted, importance_weights=None)
+    value, gradient, _ = value_and_gradient(loss, weighted)
+    expected, expected_gradient, _ = value_and_gradient(loss, plain)
+    torch.testing.assert_close(value, weighted.importance_weights * expected)
+    torch.testing.assert_close(gradient, weighted.importance_weights[:, None] * expected_gradient)
+
+
+@pytest.mark.parametrize("loss", [GRPO(entropy_coef=0.1), GRPOKL(kl_coef=0.1), GRPOKL(kl_coef=0.1, entropy_coef=0.1)])
+def test_importance_weights_leave_entropy_and_kl_alone(loss):
+    case = replace(make_case("weighted"), importance_weights=torch.zeros(48))
+    surrogate_free = replace(case, importance_weights=None, advantages=torch.zeros(48))
+    value, gradient, _ = value_and_gradient(loss, case)
+    expected, expected_gradient, _ = value_and_gradient(loss, surrogate_free)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_the_entropy_bonus_lowers_the_loss():
+    case = make_case("plain")
+    inputs = case.inputs(Needs(entropy=True), case.logits)
+    difference = GRPO(entropy_coef=0.01)(inputs).per_token - GRPO()(inputs).per_token
+    torch.testing.assert_close(difference, -0.01 * inputs.entropy, rtol=0, atol=1e-6)
+
+
+def test_entropy_is_asked_for_only_when_it_is_used():
+    assert GRPO().needs == Needs()
+    assert GRPO(entropy_coef=0.01).needs == Needs(entropy=True)
+    assert GRPO(entropy_coef=-0.01).needs == Needs(entropy=True)
+
+
+def test_grpo_never_reads_the_reference():
+    assert not GRPO().needs.reference
+    assert not GRPO().reference_mask(torch.tensor([-1.0, 1.0]), torch.tensor([False, True])).any()
+
+
+def test_a_missing_input_is_named():
+    case = make_case("plain")
+    with pytest.raises(ValueError, match=r"LossInputs\.entropy is None"):
+        GRPO(entropy_coef=0.1)(case.inputs(Needs(), case.logits))
+
+
+def test_losses_are_frozen():
+    loss = GRPO()
+    assert isinstance(loss, PolicyLoss)
+    with pytest.raises(FrozenInstanceError):
+        loss.clip_eps = 0.3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"clip_eps": 0.0}, "clip_eps is 0.0"),
+        ({"clip_eps": 1.0}, "clip_eps is 1.0"),
+        ({"clip_eps_high": 0.0}, "clip_eps_high is 0.0"),
+        ({"dual_clip": 1.0}, "dual_clip is 1.0"),
+        ({"entropy_coef": float("nan")}, "entropy_coef is nan"),
+    ],
+)
+@pytest.mark.parametrize("kind", [GRPO, GRPOKL, APO])
+def test_a_value_out_of_range_is_refused_by_name(kind, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(**fields)
+
+
+def test_settings_may_be_written_as_integers():
+    assert APO(push_coef=1, pull_coef=0, dual_clip=3) == APO(push_coef=1.0, pull_coef=0.0, dual_clip=3.0)

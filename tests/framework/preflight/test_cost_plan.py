@@ -1,0 +1,376 @@
+"""The seconds of a step, derived by hand for a 7B model on eight GPUs, and what changes them."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from composing import composed, names
+from hydra.utils import instantiate
+from hypothesis import given
+from hypothesis import strategies as st
+from paper_sizes import PAPER, qwen_math7b
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.preflight.alternatives import TOGETHER, alternatives
+from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
+from apo_lightning.preflight.memory_shapes import AdapterShape
+from apo_lightning.preflight.rates import Rates, measured_rates, seconds_of
+from apo_lightning.preflight.workload import NOTHING, Expected, Part, Workload, expected_workload
+from apo_lightning.run.sizes import step_settings
+
+MODEL = qwen_math7b()
+RUN = PAPER
+# 512 prompts of 150 tokens, 8 completions each of 800 in the mean, on 8 ranks; 60 % with A ≠ 0, 35 % with A < 0.
+WORK = Workload(
+    num_prompts=64,
+    group_size=8,
+    prompt_tokens=150,
+    completion_tokens=800,
+    longest_completion=1536,
+    num_minibatches=16,
+    updated=Part(prompts=0.6, completions=0.6),
+    reference=Part(prompts=0.6, completions=0.35),
+    drawn=Part(prompts=0.05, completions=0.0125),
+    later=Part(prompts=0.55, completions=0.55),
+)
+RATES = Rates(
+    name="round numbers",
+    matmul_flops_per_second=2e14,
+    attention_flops_per_second=1e14,
+    memory_bytes_per_second=1e12,
+    gather_bytes_per_second=1e11,
+    engine_step_seconds=0.01,
+    graph_step_seconds=0.002,
+)
+
+
+def seconds(plan: CostPlan, phase: str, name: str) -> float:
+    return sum(item.seconds for item in plan.items if (item.phase, item.name) == (phase, name))
+
+
+def test_the_papers_update_by_hand():
+    # 38.4 groups, 307.2 completions, whose last tokens are not run: 5,760 + 307.2·799 tokens, 307.2·800 rows;
+    # pairs 38.4·11,325 + 307.2·(119,850 + 319,600)
+    tokens, pairs, rows = 251_213, 135_433_920, 245_760
+    layers = 2 * 28 * 233_057_792 * tokens
+    head = 2 * 152064 * 3584 * rows
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "update", "products") == pytest.approx(3 * (layers + head) / 2e14)
+    assert seconds(plan, "update", "products of layers again (checkpointing)") == pytest.approx(layers / 2e14)
+    # two forwards, for checkpointing, and a backward of five products where a forward has two
+    assert seconds(plan, "update", "attention") == pytest.approx(4.5 * 4 * 28 * 28 * 128 * pairs / 1e14)
+    # 16 optimizer steps over an eighth of the parameters
+    assert seconds(plan, "update", "optimizer") == pytest.approx(16 * 40 * 951_952_064 / 1e12)
+    # chunks of 4,096 tokens, fewer than 5·2^27 / 152,064, read and write a matrix, but the first of each of 16
+    # micro-batches writes alone; the other matrix is cleared
+    assert seconds(plan, "update", "gradients of embedding and head") == pytest.approx(
+        4 * 152064 * 3584 * (2 * rows / 4096 - 16 + 16) / 1e12
+    )
+    # for each mini-batch the root comes once and its gradient goes once, 7/8 of it to others
+    assert seconds(plan, "update", "embedding and head, gathered and reduced") == pytest.approx(
+        16 * 2 * 4 * 1_089_998_336 * 0.875 / 1e11
+    )
+    assert seconds(plan, "update", "casts of weights") == 0  # FSDP2 gathers them cast
+
+
+def test_the_papers_sampling_by_hand():
+    # 512 completions on 256 places: 1,600 full forwards, and a tail of 1,536 − 800
+    assert decoding_steps(RUN, WORK) == (1600, 736)
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "generate", "launches and scheduling") == pytest.approx(23.36)
+    # products of 256 tokens take longer than to read the weights: 18 ms, not 15
+    flops = 2 * (28 * 233_057_792 * 512 * 799 + 152064 * 3584 * 512 * 800)
+    assert seconds(plan, "generate", "decoding: products") == pytest.approx(flops / 2e14)
+    assert seconds(plan, "generate", "decoding: weights") == 0
+    assert seconds(plan, "generate", "decoding: weights, in the tail") == pytest.approx(736 * 2 * 7_615_616_512 / 1e12)
+    # keys and values of a token: 2·28·4·128·2 bytes = 57,344; 550 tokens stand before one in the mean, but the first
+    pairs = 512 * 799 * 550
+    assert seconds(plan, "generate", "decoding: keys and values") == pytest.approx(pairs * 57_344 / 1e12)
+    # 4 blocks of 32 tokens once for the group, and the 22 behind them 8 times: 304 tokens for each of 64 prompts
+    assert seconds(plan, "generate", "prompts") == pytest.approx(2 * 28 * 233_057_792 * 19_456 / 2e14)
+    assert seconds(plan, "generate", "attention over prompts") == pytest.approx(4 * 28 * 28 * 128 * 19_456 * 75 / 1e14)
+
+
+def test_few_places_read_the_weights_more_slowly_than_they_multiply_and_slow_attention_counts():
+    run = replace(RUN, engine=replace(RUN.engine, num_sequences=128))
+    plan = plan_cost(MODEL, run, WORK, replace(RATES, attention_flops_per_second=1e12))
+    assert seconds(plan, "generate", "decoding: weights") == pytest.approx(3200 * 2 * 7_615_616_512 / 1e12)
+    assert seconds(plan, "generate", "decoding: products") == 0
+    attention = 4 * 28 * 28 * 128 * 512 * 799 * 550 / 1e12
+    assert seconds(plan, "generate", "decoding: attention") == pytest.approx(attention)
+    assert seconds(plan, "generate", "decoding: keys and values") == 0
+
+
+def test_what_lies_between_products_by_hand():
+    # bytes of a position and layer: 106 for each of 3,584 numbers, 10 of 18,944, 36 of 4,096 queries and keys;
+    # attention reads or writes 2·8,192 and, with gradients, 4·8,192
+    forward = 106 * 3584 + 10 * 18_944 + 36 * 4096 + 2 * 8192
+    backward = 302 * 3584 + 18 * 18_944 + 58 * 4096 + 4 * 8192
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "update", "between products") == pytest.approx(
+        28 * (2 * forward + backward) * 251_213 / 1e12  # with checkpointing forwards are two
+    )
+    # 60 % of 64 groups of 150 tokens, 35 % of 512 completions of 799
+    assert seconds(plan, "reference", "between products") == pytest.approx(28 * forward * 148_941 / 1e12)
+    engine = 2 * (8 * 3584 + 3 * 18_944 + 2 * 4096) + 2 * 8192
+    assert seconds(plan, "generate", "between products") == pytest.approx(28 * engine * (19_456 + 512 * 799) / 1e12)
+
+
+def test_a_gpus_sync_by_hand():
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    # an eighth is cast, 6 bytes a weight; all of it is copied twice, each time 2 bytes read and 2 written
+    assert seconds(plan, "sync", "weights to the engine") == pytest.approx((6 / 8 + 8) * 7_615_616_512 / 1e12, rel=1e-6)
+    assert seconds(plan, "sync", "gathered weights") == pytest.approx(2 * 7_615_616_512 * 0.875 / 1e11)
+    graphs = replace(RUN, engine=replace(RUN.engine, has_graphs=True))
+    assert seconds(plan_cost(MODEL, graphs, WORK, RATES), "sync", "visits of layers") == pytest.approx(4 * 0.01)
+    assert seconds(plan, "sync", "packed weights, asked for columns") == 0
+    assert seconds(plan, "sync", "layers made anew, and packed") == 0
+    assert seconds(plan, "sync", "weights, packed") == 0
+
+
+def test_a_cpu_packs_the_weights_is_asked_for_them_and_takes_new_memory():
+    cpu = replace(RUN, is_cuda=False, compute_bytes=4, strategy="single", world_size=1)
+    rates = replace(RATES, fresh_bytes_per_second=1e9, pack_bytes_per_second=1e11)
+    head = 152064 * 3584
+    plan = plan_cost(MODEL, cpu, WORK, rates)
+    # into the layer, 8 bytes a weight; embedding and head are kept beside it, 8 bytes each
+    copied = 8 * 7_615_616_512 + 2 * 8 * head
+    assert seconds(plan, "sync", "weights to the engine") == pytest.approx(copied / 1e12)
+    # and packed, 8 bytes a weight, no faster than a copy
+    assert seconds(plan, "sync", "weights, packed") == pytest.approx(8 * 7_615_616_512 / 1e11)
+    copying = plan_cost(MODEL, cpu, WORK, replace(rates, pack_bytes_per_second=float("inf")))
+    assert seconds(copying, "sync", "weights, packed") == pytest.approx(8 * 7_615_616_512 / 1e12)
+    # all but the embedding is read, which takes longer than 16 products with it
+    asked = 4 * (7_615_616_512 - head)
+    assert seconds(plan, "sync", "packed weights, asked for columns") == pytest.approx(asked / 1e12)
+    slow = plan_cost(MODEL, cpu, WORK, replace(rates, matmul_flops_per_second=1e12))
+    assert seconds(slow, "sync", "packed weights, asked for columns") == pytest.approx(8 * asked / 1e12)
+    # every matrix is larger than 32 MiB
+    matrices = 2 * head + 28 * ((3584 + 1024) * 3584 + 3584 * 3584 + 3 * 18_944 * 3584)
+    assert seconds(plan, "sync", "layers made anew, and packed") == pytest.approx(2 * 4 * matrices / 1e9)
+    assert seconds(plan, "update", "gradients, taken anew") == pytest.approx(16 * 4 * 7_615_616_512 / 1e9)
+    # embedding and head, which are not tied, are among them, but for the last norm
+    assert seconds(plan, "update", "gradients of embedding and head, taken anew") == 0
+    tied = plan_cost(replace(MODEL, num_parameters=7_615_616_512 - head), cpu, WORK, rates)
+    assert seconds(tied, "update", "gradients of embedding and head, taken anew") == pytest.approx(
+        16 * 4 * (head - 3584) / 1e9
+    )
+    # chunks of 2^23 / 152,064 = 55 tokens; one matrix is cleared, and added: two are read and one is written
+    assert seconds(tied, "update", "gradients of embedding and head") == pytest.approx(
+        4 * head * (2 * 245_760 / 55 - 16 + 16 + 3 * 16) / 1e12
+    )
+    small = replace(MODEL, intermediate_size=1024)  # 2·1,024 rows are 28 MiB, and stay
+    fewer = 2 * head + 28 * ((3584 + 1024) * 3584 + 3584 * 3584)
+    assert seconds(plan_cost(small, cpu, WORK, rates), "sync", "layers made anew, and packed") == pytest.approx(
+        2 * 4 * fewer / 1e9
+    )
+
+
+def test_graphs_are_launched_faster():
+    run = replace(RUN, engine=replace(RUN.engine, has_graphs=True))
+    assert seconds(plan_cost(MODEL, run, WORK, RATES), "generate", "launches and scheduling") == pytest.approx(4.672)
+
+
+def test_transformers_begins_a_batch_when_the_last_has_ended():
+    run = replace(RUN, engine=replace(RUN.engine, name="transformers"))
+    assert decoding_steps(run, WORK) == (2 * 1536, 0)
+    assert decoding_steps(run, replace(WORK, num_prompts=1)) == (1536, 0)
+
+
+def test_phases_and_items_add_up_and_the_largest_come_first():
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert list(plan.phases()) == ["generate", "reference", "old_logprobs", "update", "sync"]
+    assert sum(plan.phases().values()) == pytest.approx(plan.seconds)
+    largest = [item.seconds for item in plan.largest(10)]
+    assert len(largest) == 10
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_what_does_not_run_costs_nothing():
+    plan = plan_cost(MODEL, RUN, replace(WORK, reference=NOTHING, drawn=NOTHING, later=NOTHING), RATES)
+    assert list(plan.phases()) == ["generate", "update", "sync"]
+    assert list(
+        plan_cost(
+            MODEL, RUN, replace(WORK, updated=NOTHING, reference=NOTHING, drawn=NOTHING, later=NOTHING), RATES
+        ).phases()
+    ) == [
+        "generate",
+        "sync",
+    ]
+
+
+def test_frozen_matrices_spare_a_third_of_their_products():
+    adapters = AdapterShape(num_parameters=0, layer_parameters=233_057_792, largest_matrix=1)
+    full, adapted = (plan_cost(model, RUN, WORK, RATES) for model in (MODEL, replace(MODEL, adapters=adapters)))
+    spared = 2 * (28 * 233_057_792 * 251_213 + 152064 * 3584 * 245_760) / 2e14
+    assert seconds(full, "update", "products") - seconds(adapted, "update", "products") == pytest.approx(spared)
+
+
+@given(
+    factor=st.floats(1.5, 10),
+    field=st.sampled_from(["matmul_flops_per_second", "attention_flops_per_second", "memory_bytes_per_second"]),
+)
+def test_a_faster_device_is_never_slower(factor, field):
+    faster = replace(RATES, **{field: factor * getattr(RATES, field)})
+    assert plan_cost(MODEL, RUN, WORK, faster).seconds < plan_cost(MODEL, RUN, WORK, RATES).seconds
+
+
+def test_slow_collectives_show_where_products_no_longer_hide_them():
+    name = "collectives beyond what products hide"
+    plan = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "update", name) == 0
+    slow = plan_cost(MODEL, RUN, WORK, replace(RATES, gather_bytes_per_second=1e9))
+    assert seconds(slow, "update", name) > 0
+    # so too without a gradient: 10 micro-batches of the reference, 7/8 of the layers in bfloat16 beside its products
+    assert seconds(plan, "reference", name) == 0
+    gathered = 10 * 2 * 28 * 233_057_792 * 0.875 / 1e9
+    assert seconds(slow, "reference", name) == pytest.approx(gathered - seconds(slow, "reference", "products"))
+    # DDP reduces with the last micro-batch of a mini-batch, of which half as large ones make two
+    for tokens, num_hidden in ((16384, 16), (8192, 8)):
+        ddp = replace(RUN, strategy="ddp", microbatch_tokens=tokens)
+        beside = seconds(plan_cost(MODEL, ddp, WORK, RATES), "update", "products") + seconds(
+            plan_cost(MODEL, ddp, WORK, RATES), "update", "products of layers again (checkpointing)"
+        )
+        moved = 16 * 2 * 4 * 7_615_616_512 * 0.875 / 1e9
+        found = seconds(plan_cost(MODEL, ddp, WORK, replace(RATES, gather_bytes_per_second=1e9)), "update", name)
+        assert found == pytest.approx(moved - beside * num_hidden / 16)
+    # the root stays whole through all of them
+    root = 4 * 1_089_998_336 * 0.875 / 1e9
+    assert seconds(slow, "reference", "embedding and head, gathered") == pytest.approx(root)
+
+
+@pytest.mark.parametrize(
+    ("algo", "updated", "prompts", "reference"),
+    [
+        ("apo", 0.6, 0.6, 0.35),
+        ("grpo", 0.6, 0.6, 0.0),
+        ("grpo_kl", 1.0, 1.0, 1.0),
+        ("grpo_kl_error_only", 0.6, 0.6, 0.35),
+        # Groups that are wrong throughout train as well; what is right is dropped, and with nsr some prompts with it.
+        ("nsr", 0.35 + 0.3, 0.6 + 0.3, 0.0),
+        ("psr", 0.25 + 0.1, 0.6 + 0.1, 0.0),
+        ("w_reinforce", 1.0, 1.0, 0.0),
+    ],
+)
+def test_loss_and_advantage_say_who_runs_what(algo, updated, prompts, reference):
+    cfg = composed(f"algo={algo}", "prompts_per_minibatch=4", "scored_fraction=0.1")
+    work = workload(cfg, Expected(signal_share=0.6, error_share=0.35, failed_share=0.3))
+    assert (work.updated.completions, work.reference.completions) == pytest.approx((updated, reference))
+    # a group whose rewards differ has something to run, right or wrong
+    assert (work.updated.prompts, work.reference.prompts) == pytest.approx((prompts, prompts * (reference > 0)))
+    # three of four mini-batches come after an optimizer step, and 13 of 128 are scored, where so many are skipped
+    assert work.later.completions == pytest.approx(0.75 * updated)
+    assert (work.drawn.completions, work.drawn.prompts) == pytest.approx(
+        (13 / 128, 104 / 128) if updated < 1 else (0, 0)
+    )
+    assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
+
+
+def test_what_is_dropped_is_not_run_though_the_loss_has_a_gradient_there():
+    cfg = composed("algo=nsr", "algo.loss.entropy_coef=0.01")
+    work = workload(cfg, Expected(signal_share=1.0, error_share=0.25))
+    assert work.updated.completions == pytest.approx(0.25)
+
+
+def test_the_fullest_rank_has_the_mean_over_the_balance_but_samples_no_more():
+    even, uneven = (workload(composed("algo=grpo"), Expected(rank_balance=ratio)) for ratio in (1.0, 0.8))
+    assert uneven.work(uneven.updated).num_tokens == pytest.approx(even.work(even.updated).num_tokens / 0.8, abs=1)
+    assert uneven.num_sampled_tokens == even.num_sampled_tokens
+
+
+def workload(cfg, expected: Expected) -> Workload:
+    settings = step_settings(cfg, instantiate(cfg.data))
+    return expected_workload(
+        settings, instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage), expected, world_size=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"completion_tokens": 0}, "expected.completion_tokens is 0"),
+        ({"signal_share": 0.2, "error_share": 0.5}, "expected.error_share is 0.5"),
+        ({"signal_share": 1.2}, "expected.signal_share 1.2"),
+        ({"signal_share": 0.8, "error_share": 0.5, "failed_share": 0.3}, "expected.failed_share is 0.3"),
+        ({"rank_balance": 0}, "expected.rank_balance is 0"),
+    ],
+)
+def test_what_cannot_be_expected_is_named(values, words):
+    with pytest.raises(ConfigError, match=words):
+        Expected(**values)
+
+
+def test_a_rate_of_zero_is_named():
+    with pytest.raises(ConfigError, match=r"rates\.memory_bytes_per_second is 0"):
+        replace(RATES, memory_bytes_per_second=0)
+
+
+@pytest.mark.parametrize("option", [name for name in names("rates") if name != "measured"])
+def test_every_card_of_the_table_has_rates(option):
+    rates = instantiate(composed(f"rates={option}").rates)
+    assert 1e14 < rates.matmul_flops_per_second < 1e15 < 1e15 * rates.engine_step_seconds * 1e3
+
+
+def test_rates_are_the_median_of_repeats(monkeypatch):
+    # one that warms up, and nine of 1 s and more: the fifth of them counts, not the fastest
+    ticks = itertools.accumulate(itertools.chain.from_iterable((1, s) for s in (100.0, 5, 1, 9, 3, 7, 2, 8, 4, 6)))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    assert seconds_of(lambda: None, torch.device("cpu")) == 5
+
+
+def test_a_rate_is_looked_at_for_a_second(monkeypatch):
+    # ticks of 1/64 s: one that warms up, and as many as make a second of all
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 64)
+    calls = []
+    assert seconds_of(lambda: calls.append(None), torch.device("cpu")) == 1 / 64
+    assert len(calls) == 64
+
+
+def test_rates_are_measured_here():
+    rates = measured_rates(torch.device("cpu"), torch.float32, attended=(2, 64, 16))
+    assert 1e9 < rates.matmul_flops_per_second < 1e14
+    assert 1e7 < rates.attention_flops_per_second < 1e14
+    assert 1e8 < rates.memory_bytes_per_second < 1e13
+    assert 1e7 < rates.fresh_bytes_per_second < rates.memory_bytes_per_second
+    assert 1e8 < rates.pack_bytes_per_second < 1e13
+
+
+def test_what_other_settings_would_cost_alone_and_together():
+    work, run = WORK, replace(RUN, gpu_bytes=2**40)
+    plan = plan_cost(MODEL, run, work, RATES)
+    found = {other.override: other for other in alternatives(MODEL, run, work, RATES, engine_key="engine")}
+    spared = {name: plan.seconds - other.cost.seconds for name, other in found.items()}
+    assert list(found) == [
+        "engine.enforce_eager=false",
+        "engine.max_num_seqs=512",
+        "old_logprobs=rollout",
+        "model.compile_layers=true",
+        "model.gradient_checkpointing=false",
+        "trainer.strategy.reshard_after_forward=false",
+        TOGETHER,
+    ]
+    assert spared["engine.enforce_eager=false"] == pytest.approx(2336 * 0.008)
+    scored = plan.phases()["old_logprobs"]
+    assert 0.9 * scored < spared["old_logprobs=rollout"] < scored
+    assert spared[TOGETHER] > max(value for name, value in spared.items() if name != TOGETHER)
+    assert found["model.gradient_checkpointing=false"].memory.update > found["old_logprobs=rollout"].memory.update
+    # nothing is left to change
+    engine = replace(run.engine, num_sequences=512, has_graphs=True)
+    changed = replace(
+        run, gradient_checkpointing=False, compiles_layers=True, keeps_layers_gathered=True, engine=engine
+    )
+    rest = replace(work, later=NOTHING)
+    assert alternatives(MODEL, changed, rest, RATES, engine_key="engine") == []
+    assert found[TOGETHER].cost.seconds == pytest.approx(plan_cost(MODEL, changed, rest, RATES).seconds)
+
+
+def test_proposals_together_fit_the_card():
+    run = replace(RUN, gpu_bytes=80 * 10**9)
+    found = {other.override: other for other in alternatives(MODEL, run, WORK, RATES, engine_key="engine")}
+    assert max(found[TOGETHER].memory.generate, found[TOGETHER].memory.update) <= 0.9 * run.gpu_bytes
+    # 28 layers of 16,384 positions are more than the card, and so are 5,120 at a time
+    assert "model.gradient_checkpointing=false tokens_per_microbatch=4096" in found
+    assert alternatives(MODEL, replace(run, gpu_bytes=10**9), WORK, RATES, engine_key="engine")[-1].override != TOGETHER

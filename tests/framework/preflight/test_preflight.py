@@ -1,0 +1,101 @@
+"""Each thing that cannot work is one line, before any weights are loaded."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from composing import ROOT, composed
+from processes import start_script
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.rollout.process_guard import environment
+from apo_lightning.run import prepare, user_message
+
+TINY = ("model=tiny", "engine=transformers", "callbacks=none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("algo.loss.push_coef=1.0", "algo.loss.pull_coef=0.3"), ("push_coef", "pull_coef", "clip_eps")),
+        (("algo=grpo", "group_size=1"), ("group_size", "1")),
+        (("algo.loss.anchor_size=99",), ("anchor_size", "99", "vocabulary")),
+        (("data=gsm8k", "data.path=/no/such/file.jsonl"), ("/no/such/file.jsonl",)),
+        (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "4096")),
+        (("prompts_per_minibatch=5",), ("prompts_per_minibatch", "5")),
+        (("trainer=fsdp_cpu2", "trainer.devices=4"), ("data_parallel_size", "2", "4")),
+        (("trainer=fsdp_cpu2", "trainer.strategy.offload_to_cpu=true"), ("offload_to_cpu", "CPU")),
+        (("engine=vllm", "engine.tensor_parallel_size=2"), ("tensor_parallel_size", "2", "one process")),
+        (
+            ("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.devices=4"),
+            ("4", "2 attention"),
+        ),
+        (("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.num_nodes=2"), ("two nodes",)),
+        (("engine=vllm", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
+        (("engine=auto", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
+        (("model.stop_tokens=['<|end|>','<|trun|>']",), ("'<|trun|>'", "near it: '<|turn|>'")),
+        (("model.path=/no/such/model", "model.config=null"), ("/no/such/model",)),
+        (("data=math", "data.path={golds}", "reward=numeric"), ("frac", "math_verify")),
+        (("reward=puzzle",), ("data.puzzle", "choose another")),
+        (("data=gsm8k", "data.path={long}", "data.max_prompt_tokens=4"), ("max_prompt_tokens",)),
+    ],
+)
+def test_what_cannot_work_is_one_line_that_names_it(overrides, words, tmp_path):
+    golds = tmp_path / "golds.jsonl"
+    golds.write_text("".join(f'{{"problem": "Halve {i}.", "answer": "\\\\frac{{{i}}}{{2}}"}}\n' for i in range(1, 600)))
+    paths = {"golds": golds, "long": golds}
+    cfg = composed(*TINY, *(override.format(**paths) for override in overrides))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra wraps what a constructor raises
+        prepare(cfg)
+    message = user_message(caught.value)
+    assert message is not None, repr(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_trainer_without_a_gpu_says_so():
+    with pytest.raises(ConfigError, match=r"8 GPUs.*trainer=cpu"):
+        prepare(composed(*TINY, "trainer=fsdp8"))
+
+
+def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(monkeypatch):
+    tiny = (*TINY, "data.max_operand=20", "data.num_validation=4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    prepare(composed(*tiny))
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK is 0 .* 2 processes .* MASTER_PORT.*unset LOCAL_RANK"):
+        prepare(composed(*tiny, "trainer=fsdp_cpu2"))
+    for variables in ({"MASTER_PORT": "29500"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}):
+        with environment(**variables):
+            prepare(composed(*tiny, "trainer=fsdp_cpu2"))
+
+
+@pytest.mark.slow
+def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
+    command = [sys.executable, "train.py", *TINY, "prompts_per_minibatch=5", f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines() == [
+        "error: prompts_per_minibatch is 5, which does not divide prompts_per_step 16: the last optimizer step of a "
+        "rollout would weigh its tokens differently"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algo=foo", ("algo/foo", "apo_naive")),
+        ("algo.loss.foo=1", ("foo",)),
+        # Taken for a list it would be its letters, each of them a token.
+        ("model.stop_tokens=abc", ("the string 'abc'", "['abc']")),
+    ],
+)
+def test_an_unknown_group_key_or_kind_of_value_is_one_line(override, words, tmp_path):
+    script = start_script("train.py", *TINY, override, f"hydra.run.dir={tmp_path}")
+    assert script.wait() == [1]
+    (line,) = script.said.strip().splitlines()
+    assert line.startswith("error: ")
+    assert all(word in line for word in words)

@@ -1,0 +1,184 @@
+"""Real processes, really hanging, really killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import apo_lightning.rewards.worker_pool as worker_pool_module
+from apo_lightning.errors import VerifierError
+from apo_lightning.rewards.worker_pool import WorkerPool
+
+HALF = (r"\frac{1}{2}", "0.5")
+WRONG = (r"\frac{1}{2}", "0.6")
+HANGING = ("3", r"\binom{30000000}{15000000}")  # one long call into C, which no signal handler interrupts
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(num_workers=2, timeout_s=600.0, memory_limit_bytes=2**30)
+    yield pool
+    pool.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    while any(map(is_running, pids)):
+        time.sleep(0.05)
+
+
+def test_hanging_answers_time_out_alone_and_the_order_is_kept(pool: WorkerPool):
+    pool.timeout_s = 1.5  # of which the other answers take 3 ms
+    pairs = [HALF, HANGING, WRONG, ("3", r"\sum_{k=1}^{10^9} \frac{1}{k+\sqrt{k}}"), HALF, WRONG]
+    assert pool.judge(pairs) == ["correct", "timeout", "incorrect", "timeout", "correct", "incorrect"]
+    assert len(pool.pids) <= 2
+
+
+def test_the_time_an_answer_waits_for_a_worker_is_not_held_against_it():
+    pool = WorkerPool(num_workers=1, timeout_s=1.5, memory_limit_bytes=2**30)
+    # The last answer waits for 3 s behind the others, twice its own deadline.
+    assert pool.judge([HANGING, HANGING, HALF]) == ["timeout", "timeout", "correct"]
+    assert pool.num_started == 3
+    pool.close()
+
+
+def test_a_worker_that_is_killed_costs_its_own_answer_only(pool: WorkerPool):
+    pool.judge([HALF, WRONG])
+    assert len(pool.pids) == 2
+
+    def kill_the_hanging_one() -> None:
+        while not (hanging := [worker for worker in pool._workers if worker.task == 1]):
+            time.sleep(0.01)
+        hanging[0].process.kill()
+
+    killer = threading.Thread(target=kill_the_hanging_one)
+    killer.start()
+    assert pool.judge([HALF, HANGING, WRONG, HALF]) == ["correct", "error", "incorrect", "correct"]
+    killer.join()
+
+
+def test_a_worker_that_dies_between_two_batches_is_replaced_unnoticed(pool: WorkerPool):
+    pool.judge([HALF, WRONG])
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid])
+    assert pool.judge([HALF, WRONG, HALF]) == ["correct", "incorrect", "correct"]
+
+
+def test_an_answer_that_outgrows_the_memory_limit_takes_no_other_with_it():
+    pool = WorkerPool(num_workers=1, timeout_s=600.0, memory_limit_bytes=2**28)
+    large = r"\gcd(2^{30000000000}, 3)"  # 3.5 GiB
+    assert pool.judge([HALF, ("x", large), HALF]) == ["correct", "error", "correct"]
+    assert pool.num_started == 2
+    pool.close()
+
+
+def test_text_of_any_kind_reaches_the_worker_as_it_is(pool: WorkerPool):
+    pool.timeout_s = 1.5  # one of them takes half a minute
+    odd = ["\x00", "a\nb", "\u2028", "\ud800", '"', "\\", "(" * 300 + ")" * 300, "{" * 2000 + "}" * 2000, "\x01" * 4096]
+    statuses = pool.judge([(text, "0.5") for text in odd] + [HALF])
+    assert statuses[-1] == "correct"
+    assert "correct" not in statuses[:-1]
+
+
+def test_workers_start_when_needed_and_no_more_than_needed(pool: WorkerPool):
+    assert pool.judge([]) == []
+    assert pool.num_started == 0
+    pool.judge([HALF])
+    assert pool.num_started == 1
+    pool.judge([HALF])
+    assert pool.num_started == 1
+
+
+def test_nothing_is_left_after_close_and_closing_twice_is_fine(pool: WorkerPool):
+    pool.judge([HALF, HALF])
+    pids = pool.pids
+    pool.close()
+    pool.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert pool.judge([HALF]) == ["correct"]
+
+
+def test_several_threads_can_judge_at_once(pool: WorkerPool):
+    answers: dict[int, list[str]] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: answers.update({n: list(pool.judge([HALF, WRONG] * (n + 1)))}))
+        for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {n: ["correct", "incorrect"] * (n + 1) for n in range(3)}
+
+
+def test_an_interrupted_batch_does_not_answer_for_the_next(pool: WorkerPool):
+    pool.judge([HALF])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - a signal before the block would be raised outside of it
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            pool.judge([HANGING])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert pool.judge([WRONG, HALF]) == ["incorrect", "correct"]
+
+
+def test_workers_that_cannot_start_are_reported_and_not_tried_for_ever(pool: WorkerPool, monkeypatch, tmp_path: Path):
+    package = tmp_path / "apo_lightning"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.setattr(worker_pool_module, "__file__", str(package / "rewards" / "worker_pool.py"))
+    with pytest.raises(VerifierError, match=r"exit status 7"):
+        pool.judge([HALF, HALF])
+    assert pool.pids == []
+    assert pool.num_started <= 5
+
+
+PARENT = """
+import os, signal, threading
+from apo_lightning.rewards.worker_pool import WorkerPool
+
+pool = WorkerPool(num_workers=2, timeout_s=1.0, memory_limit_bytes=2**30)
+assert pool.judge([("1/2", "0.5"), ("1/2", "0.5")]) == ["correct", "correct"]
+print(*pool.pids, flush=True)
+pool.timeout_s = 600.0
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+pool.judge([("3", r"\\binom{30000000}{15000000}")])
+"""
+
+
+def test_workers_idle_or_hanging_do_not_outlive_a_parent_that_is_killed():
+    # From stdin, where multiprocessing's spawn would fail: there is no __main__ file to import again.
+    parent = subprocess.run([sys.executable, "-"], input=PARENT, capture_output=True, text=True)
+    assert parent.returncode == -signal.SIGKILL, parent.stderr
+    pids = [int(pid) for pid in parent.stdout.split()]
+    assert len(pids) == 2
+    wait_until_gone(pids)
+
+
+def test_a_worker_loads_neither_torch_nor_another_part_of_this_package():
+    code = (
+        "import sys, apo_lightning.rewards.math_equivalence.worker;"
+        "ours = {name.split('.')[1] for name in sys.modules if name.startswith('apo_lightning.')};"
+        "print({'torch', 'vllm', 'jaxtyping'} & set(sys.modules) | ours)"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "{'judging'}", result.stderr

@@ -1,0 +1,70 @@
+import pytest
+import torch
+from engine_bench import context, tiny_llama
+from engine_contract import request
+
+from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.rollout.weight_sync import publish
+
+
+def ready_engine(folder, sequences_per_batch):
+    model = tiny_llama(tied=True)
+    model.config.save_pretrained(folder)
+    engine = TransformersEngine(sequences_per_batch=sequences_per_batch)
+    engine.setup(context(folder))
+    publish(model, engine, 1)
+    return engine
+
+
+def shapes_of_forwards(engine, requests):
+    """Rows and columns of every forward."""
+    shapes = []
+    embeddings = engine._model.get_input_embeddings()
+    hook = embeddings.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    engine.generate(requests)
+    hook.remove()
+    return shapes
+
+
+def test_all_bits_of_a_seed_count(tmp_path):
+    engine = ready_engine(tmp_path, 4)
+    first, second = engine.generate([request(seed=3, max_new_tokens=10), request(seed=3 + 2**40, max_new_tokens=10)])
+    assert first.token_ids != second.token_ids
+
+
+def test_a_prompt_is_read_once_a_group_and_finished_rows_leave(tmp_path):
+    engine = ready_engine(tmp_path, 8)
+    group = [request((5, 6, 7), seed=i, max_new_tokens=length) for i, length in enumerate((1, 4, 2))]
+    other = [request((8, 9), seed=i, max_new_tokens=3) for i in range(2)]
+    # two prompts of at most 3 tokens; then those that want a second token, a third and a fourth
+    assert shapes_of_forwards(engine, group + other) == [(2, 3), (4, 1), (3, 1), (1, 1)]
+
+
+def test_long_prompts_stand_together(tmp_path):
+    engine = ready_engine(tmp_path, 2)
+    requests = [request(range(3, 3 + length), max_new_tokens=1) for length in (4, 30, 5, 31)]
+    assert shapes_of_forwards(engine, requests) == [(2, 31), (2, 5)]
+
+
+def test_an_engine_is_born_without_weights_and_dies_once(tmp_path):
+    tiny_llama(tied=True).config.save_pretrained(tmp_path)
+    engine = TransformersEngine(sequences_per_batch=4)
+    for call in (lambda: engine.generate([request()]), engine.sleep, engine.wake):
+        with pytest.raises(RuntimeError, match="the transformers engine was never set up"):
+            call()
+    engine.setup(context(tmp_path))
+    with pytest.raises(StaleWeightsError, match="has no weights"):
+        engine.generate([request()])
+    engine.close()
+    engine.close()
+    for call in (lambda: engine.generate([request()]), lambda: engine.setup(context(tmp_path)), engine.wake):
+        with pytest.raises(RuntimeError, match="is closed"):
+            call()
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="sequences_per_batch is 0"):
+        TransformersEngine(sequences_per_batch=0).check(torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        TransformersEngine(sequences_per_batch=1).setup(context(tmp_path))

@@ -1,0 +1,25 @@
+"""Processes of one launch agree on its time, and can still form their process group."""
+
+import os
+import time
+
+import torch.distributed
+from processes import free_port, on_two_ranks
+
+from apo_lightning.run.launching import launch_time
+
+
+def launched(rank, port, folder):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", TORCHELASTIC_RUN_ID="test")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    time.sleep(0.2 * rank)
+    (folder / str(rank)).write_text(launch_time().isoformat())
+    torch.distributed.init_process_group("gloo")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_a_process_that_comes_later_takes_the_time_of_the_first(tmp_path):
+    on_two_ranks(launched, free_port(), tmp_path)
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second

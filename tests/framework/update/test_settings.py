@@ -1,0 +1,63 @@
+"""Every size that cannot work is refused in one line that names it."""
+
+import pytest
+from composing import composed
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.run.training import prepare
+from apo_lightning.update.settings import StepSettings
+
+GOOD = {
+    "prompts_per_step": 4,
+    "group_size": 2,
+    "prompts_per_minibatch": 2,
+    "tokens_per_microbatch": 64,
+    "max_prompt_tokens": 8,
+    "max_completion_tokens": 8,
+    "temperature": 1.0,
+    "aggregation": "token_mean",
+    "old_logprobs": "trainer",
+    "importance_cap": None,
+    "scored_fraction": 0.015625,
+    "gradient_clip_norm": 1.0,
+    "max_nonfinite_steps": 3,
+    "validation_samples": 1,
+}
+
+
+def test_a_step_counts_its_optimizer_steps():
+    assert StepSettings(**GOOD).minibatches_per_step == 2
+    assert StepSettings(**GOOD).max_model_len == 16
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prompts_per_step", 0),
+        ("prompts_per_minibatch", 3),
+        ("temperature", 0.0),
+        ("aggregation", "mean"),
+        ("old_logprobs", "engine"),
+        ("importance_cap", 0.0),
+        ("gradient_clip_norm", -1.0),
+        ("max_nonfinite_steps", 0),
+    ],
+)
+def test_a_bad_size_is_refused_by_name_and_value(key, value):
+    with pytest.raises(ConfigError, match=rf"{key} is '?{value}") as caught:
+        StepSettings(**{**GOOD, key: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
+def test_a_cut_of_the_sampled_distribution_is_refused_in_training(key):
+    """Hydra adds what is typed with a plus, and a run that ignored it would not be the run that was asked for."""
+    with pytest.raises(ConfigError, match=rf"^{key} is 0.9: training samples from the whole distribution.*top_p\)$"):
+        prepare(composed(f"+{key}=0.9", "model=tiny"))
+    assert composed("top_p=0.9", config_name="evaluate").top_p == 0.9
+
+
+def test_a_correction_that_would_be_one_everywhere_is_refused():
+    with pytest.raises(ConfigError, match=r"importance_cap is 2.0 with old_logprobs=rollout: .* every weight .* is 1"):
+        StepSettings(**{**GOOD, "importance_cap": 2.0, "old_logprobs": "rollout"})
+    assert StepSettings(**{**GOOD, "importance_cap": 2.0}).importance_cap == 2.0

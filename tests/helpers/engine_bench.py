@@ -1,0 +1,174 @@
+"""An engine beside the policy it samples from, in this process or in one of its own."""
+
+import copy
+import os
+import traceback
+from pathlib import Path
+
+import torch
+from processes import CONTEXT
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from apo_lightning.common.formatting import GIB
+from apo_lightning.rollout.engine import EngineContext
+from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.rollout.vllm_engine import VLLMEngine
+from apo_lightning.rollout.weight_sync import publish
+
+VOCAB = 128
+
+
+def make_engine(name):
+    if name == "transformers":
+        return TransformersEngine(sequences_per_batch=16)
+    # Keys and values of 6,400 tokens in float32: of 2 layers 2·32 numbers of 4 bytes each.
+    return VLLMEngine(kv_cache_gib=6400 * 512 / GIB, max_num_seqs=64, max_num_batched_tokens=1024, enforce_eager=True)
+
+
+def tiny_llama(tied):
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).float().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # far from uniform, and no norm at its initial ones: each parameter must matter
+                parameter.add_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+def perturbed(model, names):
+    other = copy.deepcopy(model)
+    parameters = dict(other.named_parameters())
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name in names:
+            parameters[name].add_(0.3 * torch.randn(parameters[name].shape, generator=generator))
+    return other
+
+
+def reference_logprobs(model, request, token_ids):
+    """log softmax(logits / temperature) of the tokens, teacher-forced."""
+    prompt = list(request.prompt_token_ids)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + list(token_ids)])).logits[0, len(prompt) - 1 : -1]
+    return (logits / request.temperature).log_softmax(-1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+
+
+class Bench:
+    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
+        from engine_contract import recording_changes
+
+        self.tied, self.dtype = tied, dtype
+        self.model = tiny_llama(tied)
+        self.model.config.save_pretrained(folder)
+        self.engine = make_engine(engine_name)
+        self.changed_by_setup = []
+        with recording_changes(self.changed_by_setup):
+            self.engine.check(torch.device("cpu"))
+            self.engine.setup(context(folder, dtype=dtype))
+
+    def fresh(self):
+        """The policy's weights, at version 1."""
+        publish(self.model, self.engine, version=1)
+
+    def gap(self):
+        from engine_contract import gap, request
+
+        requests = [request((7, 8, 9), seed=i) for i in range(4)]
+        return gap(self, requests, self.engine.generate(requests))
+
+    def always(self, token):
+        """A policy that says one token for ever: every hidden state ends as the same vector."""
+        other = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for name, parameter in other.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    parameter.zero_()
+            other.model.norm.weight.fill_(100.0)
+            other.model.embed_tokens.weight.fill_(0.001)
+            other.lm_head.weight.mul_(0.0).add_(0.001)
+            other.lm_head.weight[token] = 1.0
+        return other
+
+    def run(self, contract_name):
+        import engine_contract as contract
+
+        self.fresh()
+        getattr(contract, contract_name)(self)
+
+    def close(self):
+        self.engine.close()
+
+
+def context(folder, dtype=torch.float32, **ranks):
+    return EngineContext(
+        model_dir=Path(folder),
+        dtype=dtype,
+        max_model_len=128,
+        device=torch.device("cpu"),
+        seed=0,
+        **ranks,
+    )
+
+
+class RemoteBench:
+    """The same, in a process of its own: vLLM replaces parts of torch for as long as a process lives."""
+
+    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(
+            target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._receive()
+
+    def run(self, contract_name):
+        self._pipe.send(contract_name)
+        self._receive()
+
+    def close(self):
+        self._pipe.send(None)
+        self._receive()
+        self._process.join(30)
+
+    def _receive(self):
+        failure = self._pipe.recv()
+        if failure:
+            raise AssertionError(f"in the engine's process:\n{failure}")
+
+
+def _serve(pipe, engine_name, tied, folder, dtype):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder, dtype))
+    while bench is not None:
+        contract_name = pipe.recv()
+        if contract_name is None:
+            _answer(pipe, bench.close)
+            return
+        _answer(pipe, lambda name=contract_name: bench.run(name))
+
+
+def _answer(pipe, action):
+    try:
+        result = action()
+    except BaseException:
+        pipe.send(traceback.format_exc())
+        return None
+    pipe.send(None)
+    return result

@@ -1,0 +1,468 @@
+"""What every engine must do, as functions of a `Bench`; `test_engine_contract.py` runs them on each engine."""
+
+import contextlib
+import copy
+import logging
+import os
+import random
+import re
+import sys
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+from engine_bench import VOCAB, Bench, perturbed, reference_logprobs
+
+from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap, named_weights, publish
+from apo_lightning.types import GenerationRequest
+
+ATOL = 1e-3
+
+
+def request(prompt=(1, 2, 3), seed=0, max_new_tokens=6, **options):
+    return GenerationRequest(prompt_token_ids=tuple(prompt), seed=seed, max_new_tokens=max_new_tokens, **options)
+
+
+def prompts_of_many_lengths(count):
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 40, (count,), generator=generator).tolist()
+    return [tuple(torch.randint(3, VOCAB, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def gap(bench, requests, completions, model=None):
+    ours = [
+        reference_logprobs(model or bench.model, r, c.token_ids) for r, c in zip(requests, completions, strict=True)
+    ]
+    return logprob_gap(torch.tensor([p for c in completions for p in c.logprobs]), torch.cat(ours))
+
+
+def results_keep_order_and_lengths(bench: Bench):
+    requests = [request(p, seed=i, max_new_tokens=1 + i % 5) for i, p in enumerate(prompts_of_many_lengths(20))]
+    completions = bench.engine.generate(requests)
+    assert [len(c.token_ids) for c in completions] == [r.max_new_tokens for r in requests]
+    assert all(len(c.logprobs) == len(c.token_ids) for c in completions)
+    assert {c.finish_reason for c in completions} == {"length"}
+    assert gap(bench, requests, completions) < ATOL  # each completion is its own prompt's
+    assert bench.engine.generate([]) == []
+
+
+def the_stop_token_ends_a_completion_and_belongs_to_it(bench: Bench):
+    stops = tuple(range(10, 40))
+    requests = [request(p, seed=i, max_new_tokens=8) for i, p in enumerate(prompts_of_many_lengths(24))]
+    endless = bench.engine.generate(requests)
+    assert {c.finish_reason for c in endless} == {"length"}  # no stop token but the request's own
+    for free, ended in zip(
+        endless, bench.engine.generate([replace(r, stop_token_ids=stops) for r in requests]), strict=True
+    ):
+        first = next((i for i, token in enumerate(free.token_ids) if token in stops), None)
+        assert ended.finish_reason == ("length" if first is None else "stop")
+        assert ended.token_ids == free.token_ids[: None if first is None else first + 1]
+    assert sum(any(t in stops for t in c.token_ids) for c in endless) > 5  # the case occurs
+
+
+def more_prompt_tokens_than_one_forward_takes_are_served(bench: Bench):
+    prompts = [tuple(3 + (i * 7 + j * j) % 120 for j in range(100)) for i in range(30)]
+    requests = [request(prompt, seed=i, max_new_tokens=2) for i, prompt in enumerate(prompts)]
+    assert gap(bench, requests, bench.engine.generate(requests)) < ATOL
+
+
+def sequences_that_do_not_fit_together_are_counted_and_come_out_the_same(bench: Bench):
+    # 64 that grow to 128 tokens, in a cache of 6,400 where the engine has one; half of them fit.
+    requests = [request(range(3, 33), seed=i, max_new_tokens=98) for i in range(64)]
+    with own_warnings() as warnings:
+        crowded = bench.engine.generate(requests)
+    num_preempted = bench.engine.num_preempted
+    assert (num_preempted > 0) is (bench.engine.name == "vllm")
+    assert [text.split()[0] for text in warnings if "kv_cache_gib" in text] == [str(num_preempted)] * bool(
+        num_preempted
+    )
+    bench.engine.generate([])
+    assert bench.engine.num_preempted == 0
+    roomy = [*bench.engine.generate(requests[:32]), *bench.engine.generate(requests[32:])]
+    assert bench.engine.num_preempted == 0
+    assert [c.token_ids for c in crowded] == [c.token_ids for c in roomy]
+    for one, other in zip(crowded, roomy, strict=True):
+        torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=ATOL, rtol=0)
+
+
+def the_models_own_end_of_sequence_token_does_not_stop(bench: Bench):
+    publish(bench.always(bench.model.config.eos_token_id), bench.engine, version=1)
+    [completion] = bench.engine.generate([request(max_new_tokens=4)])
+    assert completion.token_ids == (bench.model.config.eos_token_id,) * 4
+    assert completion.finish_reason == "length"
+
+
+def one_token_is_a_completion(bench: Bench):
+    [completion] = bench.engine.generate([request(max_new_tokens=1)])
+    assert len(completion.token_ids) == len(completion.logprobs) == 1
+
+
+def logprobs_are_those_of_the_tempered_softmax(bench: Bench):
+    temperatures = (0.7, 1.0, 1.6)
+    prompts = prompts_of_many_lengths(8) * 3  # completions of one prompt share its prefill
+    requests = [
+        request(prompt, seed=i, temperature=temperatures[i % 3], max_new_tokens=1 + i % 7)
+        for i, prompt in enumerate(prompts)
+    ]
+    for asked, completion in zip(requests, bench.engine.generate(requests), strict=True):
+        expected = reference_logprobs(bench.model, asked, completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=ATOL, rtol=0)
+
+
+def greedy_takes_the_most_likely_token(bench: Bench):
+    requests = [request(p, temperature=0.0, seed=i) for i, p in enumerate(prompts_of_many_lengths(8))]
+    # beside a sampled request, since engines treat batches of both specially
+    completions = bench.engine.generate([*requests, request(seed=9)])[:-1]
+    for asked, completion in zip(requests, completions, strict=True):
+        prefix = list(asked.prompt_token_ids)
+        for token in completion.token_ids:
+            with torch.no_grad():
+                assert token == bench.model(torch.tensor([prefix])).logits[0, -1].argmax().item()
+            prefix.append(token)
+    assert gap(bench, [replace(r, temperature=1.0) for r in requests], completions) < ATOL
+
+
+def the_nucleus_is_the_fewest_tokens_that_hold_top_p(bench: Bench):
+    prompt, top_p, temperature = (1, 5, 9), 0.7, 1.3
+    with torch.no_grad():
+        logits = bench.model(torch.tensor([prompt])).logits[0, -1].double()
+    probabilities, ids = (logits / temperature).softmax(-1).sort(descending=True)
+    size = next(n for n in range(1, VOCAB) if probabilities[:n].sum() >= top_p)
+    allowed = dict(
+        zip(ids[:size].tolist(), (probabilities[:size] / probabilities[:size].sum()).log().tolist(), strict=True)
+    )
+    requests = [request(prompt, seed=i, max_new_tokens=1, top_p=top_p, temperature=temperature) for i in range(400)]
+    completions = bench.engine.generate([*requests, request(prompt, seed=9)])  # beside one from all tokens
+    assert {c.token_ids[0] for c in completions[:-1]} <= set(allowed)
+    assert len({c.token_ids[0] for c in completions[:-1]}) > size // 2
+    for completion in completions[:-1]:
+        assert abs(completion.logprobs[0] - allowed[completion.token_ids[0]]) < ATOL
+    assert gap(bench, [request(prompt)], completions[-1:]) < ATOL
+
+
+def a_call_leaves_no_trace_in_the_next(bench: Bench):
+    prompt = tuple(3 + (i * 5) % 90 for i in range(70))
+    asked = [request(prompt, seed=i) for i in range(6)]
+    first = bench.engine.generate(asked)
+    bench.engine.generate([request((*prompt[:40], 3, 4, 5), seed=1)])
+    assert bench.engine.generate(asked) == first  # log-probs to the last bit
+
+
+def a_seed_gives_the_same_tokens_in_any_batch(bench: Bench):
+    requests = [request(p, seed=1000 + i) for i, p in enumerate(prompts_of_many_lengths(30))]
+    tokens = [c.token_ids for c in bench.engine.generate(requests)]
+    assert [c.token_ids for c in bench.engine.generate(requests)] == tokens
+    assert [c.token_ids for c in bench.engine.generate(requests[::-1])][::-1] == tokens
+    assert [c.token_ids for r in requests[:6] for c in bench.engine.generate([r])] == tokens[:6]
+    assert [c.token_ids for half in (requests[:9], requests[9:]) for c in bench.engine.generate(half)] == tokens
+
+
+def completions_are_told_as_they_finish(bench: Bench):
+    lengths = (5, 1, 3, 2, 4, 6)
+    requests = [request(seed=i, max_new_tokens=length) for i, length in enumerate(lengths)]
+    told = []
+    completions = bench.engine.generate(requests, lambda *finished: told.append(finished))
+    assert [index for index, _ in told] == sorted(range(6), key=lambda index: lengths[index])
+    assert all(completions[index] is completion for index, completion in told)
+    assert completions == bench.engine.generate(requests)
+    many = [request(p, seed=i, max_new_tokens=1 + i % 5) for i, p in enumerate(prompts_of_many_lengths(40))]
+    told.clear()
+    completions = bench.engine.generate(many, lambda *finished: told.append(finished))
+    assert dict(told) == dict(enumerate(completions))
+    assert len(told) == len(many)
+
+
+def an_error_of_the_listener_ends_the_call_and_leaves_nothing_running(bench: Bench):
+    requests = [request(seed=i, max_new_tokens=1 + i % 4) for i in range(20)]
+    before = bench.engine.generate(requests)
+    told = []
+
+    def listener(index, completion):
+        told.append(index)
+        if len(told) == 3:
+            raise OSError("no more, please")
+
+    with pytest.raises(OSError, match="no more, please"):
+        bench.engine.generate(requests, listener)
+    assert len(told) == 3
+    assert bench.engine.generate(requests) == before
+
+
+def seeds_are_independent(bench: Bench):
+    seeds = [0, 1, 2, 2**63 - 1, 2**40 + 5]  # of different lower halves: vLLM's CPU sampler reads no more
+    tokens = [c.token_ids for c in bench.engine.generate([request(seed=s, max_new_tokens=8) for s in seeds])]
+    assert len(set(tokens)) == len(seeds)
+
+
+def first_tokens_follow_the_softmax(bench: Bench):
+    draws = 2000
+    prompt = (1, 5, 9)
+    requests = [request(prompt, seed=77 * i + 3, max_new_tokens=1) for i in range(draws)]
+    counts = torch.zeros(VOCAB)
+    for completion in bench.engine.generate(requests):
+        counts[completion.token_ids[0]] += 1
+    with torch.no_grad():
+        expected = bench.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1) * draws
+    rare = expected < 5
+    observed = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    kept = expected > 0
+    chi_square = ((observed - expected)[kept] ** 2 / expected[kept]).sum().item()
+    freedom = int(kept.sum()) - 1
+    assert freedom > 20
+    # mean `freedom`, standard deviation √(2·freedom): five of them are a chance of one in a million
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def a_sync_moves_every_parameter(bench: Bench):
+    requests = [request(p, seed=i) for i, p in enumerate(prompts_of_many_lengths(4))]
+    before = bench.engine.generate(requests)
+    names = [name for name, _ in bench.model.named_parameters()]
+    for version, name in enumerate(names, start=2):
+        other = perturbed(bench.model, [name])
+        publish(other, bench.engine, version)
+        completions = bench.engine.generate(requests)
+        assert gap(bench, requests, completions, other) < ATOL, name
+        assert gap(bench, requests, completions) > 3 * gap(bench, requests, before) + 1e-5, name
+        assert {c.policy_version for c in completions} == {version}
+    publish(bench.model, bench.engine, version=99)
+    after = bench.engine.generate(requests)
+    assert [c.token_ids for c in after] == [c.token_ids for c in before]
+    assert gap(bench, requests, after) < ATOL
+
+
+def a_sync_copies(bench: Bench):
+    other = perturbed(bench.model, ["model.norm.weight"])
+    publish(other, bench.engine, version=2)
+    asked = request(seed=4)
+    before = bench.engine.generate([asked])
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert bench.engine.generate([asked]) == before
+
+
+def the_prefix_cache_forgets_old_weights(bench: Bench):
+    prompt = tuple(3 + i % 90 for i in range(100))
+    requests = [request(prompt, seed=i) for i in range(4)]
+    bench.engine.generate(requests)
+    other = perturbed(bench.model, ["model.layers.0.self_attn.v_proj.weight"])
+    publish(other, bench.engine, version=2)
+    assert gap(bench, requests, bench.engine.generate(requests), other) < ATOL
+
+
+def an_incomplete_sync_is_an_error_and_stops_generation(bench: Bench):
+    weights = dict(named_weights(bench.model, torch.float32))
+    for name in ("model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"):
+        with pytest.raises(StaleWeightsError, match=rf"1 missing \({name}\)"):
+            bench.engine.sync_weights(((n, w) for n, w in weights.items() if n != name), 2)
+        with pytest.raises(StaleWeightsError, match="half-finished"):
+            bench.engine.generate([request()])
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def unknown_double_and_misshapen_names_are_errors(bench: Bench):
+    weights = list(named_weights(bench.model, torch.float32))
+    bad = [("model.ghost.weight", torch.zeros(1)), weights[3]]
+    with pytest.raises(StaleWeightsError, match=r"1 unknown \(model.ghost.weight\); 1 given twice"):
+        bench.engine.sync_weights(iter(weights + bad), 2)
+    misshapen = [(n, w[:-1] if n == "model.norm.weight" else w) for n, w in weights]
+    with pytest.raises(StaleWeightsError, match=r"1 of another shape \(model.norm.weight\)"):
+        bench.engine.sync_weights(iter(misshapen), 2)
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def an_error_of_the_source_leaves_the_engine_repairable(bench: Bench):
+    def broken():
+        yield from list(named_weights(bench.model, torch.float32))[:5]
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        bench.engine.sync_weights(broken(), 2)
+    with pytest.raises(StaleWeightsError, match="half-finished"):
+        bench.engine.generate([request()])
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def a_planted_stale_head_is_caught_by_the_gap(bench: Bench):
+    # Of the source: what arrives is what was sent.
+    head = ("model.embed_tokens.weight", "lm_head.weight")[not bench.tied :]
+    other = perturbed(bench.model, head[:1])
+    old_head = bench.model.lm_head.weight
+    stale = ((n, old_head if n in head else w) for n, w in named_weights(other, torch.float32))
+    bench.engine.sync_weights(stale, 2)
+    requests = [request(p, seed=i) for i, p in enumerate(prompts_of_many_lengths(4))]
+    with pytest.raises(StaleWeightsError, match="policy version 2"):
+        check_logprob_gap(
+            gap(bench, requests, bench.engine.generate(requests), other), gap_tolerance(0.0, 24), version=2
+        )
+
+
+STEPS_AT_1E_6 = 20
+
+
+@contextlib.contextmanager
+def faulty_sync(bench, load):
+    """The engine loads what `load` makes of the stream of weights, and reports success."""
+    sound = bench.engine._load
+    bench.engine._load = lambda stream: load(sound, stream)
+    try:
+        yield
+    finally:
+        bench.engine._load = sound
+
+
+def trained(model):
+    """A policy some training steps later."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator).sign(), alpha=STEPS_AT_1E_6 * 1e-6)
+    return other
+
+
+def a_sync_that_does_nothing_is_an_error(bench: Bench):
+    with (
+        faulty_sync(bench, lambda sound, stream: [name for name, _ in stream][:0]),
+        pytest.raises(StaleWeightsError, match=r"after the sync to policy version 2 .* otherwise than they were sent"),
+    ):
+        publish(trained(bench.model), bench.engine, version=2)
+    with pytest.raises(StaleWeightsError, match="half-finished"):
+        bench.engine.generate([request()])
+
+
+def one_stale_tensor_is_an_error(bench: Bench):
+    other = trained(bench.model)
+    old = {name: weight.clone() for name, weight in named_weights(bench.model, bench.dtype)}
+    groups = [(name,) for name, weight in old.items() if weight.dim() == 2 and "embed" not in name]
+    # Of a tied embedding alone nothing is stale: the head comes last, and is the same memory.
+    groups.append(("model.embed_tokens.weight", "lm_head.weight")[: 1 + bench.tied])
+    if bench.dtype is torch.float32:  # so few steps move no norm in bfloat16
+        groups += [(name,) for name, weight in old.items() if weight.dim() == 1]
+    for version, stale in enumerate(groups, start=2):
+
+        def keep(sound, stream, stale=stale):
+            return sound((name, old[name] if name in stale else weight) for name, weight in stream)
+
+        with faulty_sync(bench, keep), pytest.raises(StaleWeightsError, match=re.escape(stale[0])):
+            publish(other, bench.engine, version)
+    publish(other, bench.engine, version=99)
+    assert {completion.policy_version for completion in bench.engine.generate([request()])} == {99}
+
+
+def a_sleeping_engine_refuses_and_wakes_without_weights(bench: Bench):
+    bench.engine.wake()  # awake already: nothing happens
+    bench.engine.generate([request()])
+    bench.engine.sleep()
+    bench.engine.sleep()
+    with pytest.raises(RuntimeError, match="asleep"):
+        bench.engine.generate([request()])
+    with pytest.raises(RuntimeError, match="asleep"):
+        publish(bench.model, bench.engine, version=2)
+    bench.engine.wake()
+    with pytest.raises(StaleWeightsError, match="call sync_weights first"):
+        bench.engine.generate([request()])
+    bench.fresh()
+    assert bench.gap() < ATOL
+
+
+def impossible_requests_are_refused_before_any_work(bench: Bench):
+    for impossible, message in [
+        (request((1,) * 120, max_new_tokens=9), r"120 \+ max_new_tokens of 9 = 129 tokens, but max_model_len is 128"),
+        (request(()), "no tokens"),
+        (request(max_new_tokens=0), "max_new_tokens is 0"),
+        (request(temperature=-1.0), "temperature is -1.0"),
+        (request(temperature=0.001), "temperature is 0.001"),
+        (request(seed=2**63), "sample seed"),
+        (request(top_p=0.0), "top_p is 0.0"),
+        (request((1, VOCAB)), f"prompt token {VOCAB} is outside"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            bench.engine.generate([request(), impossible])
+    [longest] = bench.engine.generate([request((1,) * 119, max_new_tokens=9)])
+    assert len(longest.token_ids) == 9
+
+
+def the_process_is_left_as_it_was(bench: Bench):
+    assert bench.changed_by_setup == []
+    with torch.enable_grad():
+        before = process_state()
+        bench.fresh()
+        bench.engine.generate([request()])
+        assert changes(before, process_state()) == []
+
+
+def process_state():
+    return {
+        # beartype draws from it to choose the items it checks; it is never loaded beside vLLM here
+        "python": None if "beartype" in sys.modules else random.getstate(),
+        "numpy": str(numpy.random.get_state()),
+        "torch": torch.get_rng_state().tolist(),
+        "environment": dict(os.environ),
+        "threads": torch.get_num_threads(),
+        "set_num_threads": torch.set_num_threads,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def changes(before, after):
+    return [key for key in before if before[key] != after[key]]
+
+
+@contextlib.contextmanager
+def own_warnings():
+    found = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger = logging.getLogger("apo_lightning")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def recording_changes(found):
+    before = process_state()
+    yield
+    found.extend(changes(before, process_state()))
+
+
+CONTRACTS = [
+    results_keep_order_and_lengths,
+    the_stop_token_ends_a_completion_and_belongs_to_it,
+    more_prompt_tokens_than_one_forward_takes_are_served,
+    sequences_that_do_not_fit_together_are_counted_and_come_out_the_same,
+    the_models_own_end_of_sequence_token_does_not_stop,
+    one_token_is_a_completion,
+    logprobs_are_those_of_the_tempered_softmax,
+    greedy_takes_the_most_likely_token,
+    the_nucleus_is_the_fewest_tokens_that_hold_top_p,
+    a_call_leaves_no_trace_in_the_next,
+    a_seed_gives_the_same_tokens_in_any_batch,
+    completions_are_told_as_they_finish,
+    an_error_of_the_listener_ends_the_call_and_leaves_nothing_running,
+    seeds_are_independent,
+    first_tokens_follow_the_softmax,
+    a_sync_moves_every_parameter,
+    a_sync_copies,
+    the_prefix_cache_forgets_old_weights,
+    an_incomplete_sync_is_an_error_and_stops_generation,
+    unknown_double_and_misshapen_names_are_errors,
+    an_error_of_the_source_leaves_the_engine_repairable,
+    a_planted_stale_head_is_caught_by_the_gap,
+    a_sync_that_does_nothing_is_an_error,
+    one_stale_tensor_is_an_error,
+    a_sleeping_engine_refuses_and_wakes_without_weights,
+    impossible_requests_are_refused_before_any_work,
+    the_process_is_left_as_it_was,
+]
+
+IN_BFLOAT16 = [a_sync_that_does_nothing_is_an_error, one_stale_tensor_is_an_error]

@@ -1,0 +1,136 @@
+"""Tokens to try losses on: the same facts once as `LossInputs` and once as the reference's plain-Python tokens."""
+
+import functools
+from dataclasses import dataclass, fields, replace
+
+import torch
+from composing import composed, names
+from hydra.utils import instantiate
+from reference.token_losses import Token, log_softmax, top_k
+
+from apo_lightning.types import Anchor, LossInputs
+
+ALGORITHMS = names("algo")
+VOCAB = 12
+
+
+@functools.cache
+def algorithm(name):
+    """The composed node `algo` of one algorithm file."""
+    return composed(f"algo={name}").algo
+
+
+def configured_loss(name, **changes):
+    """The loss of one algorithm, with some of its fields changed."""
+    return replace(instantiate(algorithm(name).loss), **changes)
+
+
+def settings_of(loss):
+    return {"loss": type(loss).__name__} | {field.name: getattr(loss, field.name) for field in fields(loss)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """T tokens over a small vocabulary. `ref_logits` rows are None where the reference was not run."""
+
+    logits: torch.Tensor
+    token_ids: torch.Tensor
+    old_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    is_correct: torch.Tensor
+    ref_logits: list
+    importance_weights: torch.Tensor | None = None
+
+    def tokens(self):
+        for t in range(len(self.logits)):
+            weight = 1.0 if self.importance_weights is None else self.importance_weights[t].item()
+            yield Token(
+                logits=self.logits[t].double().tolist(),
+                y=int(self.token_ids[t]),
+                old_logprob=self.old_logprobs[t].item(),
+                advantage=self.advantages[t].item(),
+                is_correct=bool(self.is_correct[t]),
+                ref_logits=self.ref_logits[t],
+                importance_weight=weight,
+            )
+
+    def inputs(self, needs, logits, logprobs=None) -> LossInputs:
+        """What the module would hand to the loss; the gradient flows to `logits`."""
+        logprobs = logits.log_softmax(1) if logprobs is None else logprobs
+        ref = [None if row is None else log_softmax(row) for row in self.ref_logits]
+        at_y = [0.0 if row is None else row[int(y)] for row, y in zip(ref, self.token_ids, strict=True)]
+        return LossInputs(
+            token_ids=self.token_ids,
+            sequence_ids=torch.arange(len(self.token_ids)) // 4,
+            logprobs=logprobs.gather(1, self.token_ids[:, None])[:, 0],
+            old_logprobs=self.old_logprobs.to(logits.dtype),
+            advantages=self.advantages.to(logits.dtype),
+            is_correct=self.is_correct,
+            ref_logprobs=torch.tensor(at_y, dtype=logits.dtype) if needs.ref_logprobs else None,
+            anchor=self._anchor(needs.anchor_size, ref, logprobs) if needs.anchor_size else None,
+            entropy=entropy(logprobs) if needs.entropy else None,
+            full_kl=self._full_kl(ref, logprobs) if needs.full_kl else None,
+            importance_weights=None if self.importance_weights is None else self.importance_weights.to(logits.dtype),
+        )
+
+    def _anchor(self, k, ref, logprobs):
+        ids = torch.full((len(ref), k), -1)
+        ref_logprobs = torch.full((len(ref), k), -torch.inf, dtype=logprobs.dtype)
+        for t, row in enumerate(ref):
+            if row is not None:
+                chosen = top_k(self.ref_logits[t], k)
+                ids[t, : len(chosen)] = torch.tensor(chosen)
+                ref_logprobs[t, : len(chosen)] = torch.tensor([row[v] for v in chosen], dtype=logprobs.dtype)
+        at_ids = logprobs.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf)
+        return Anchor(token_ids=ids, ref_logprobs=ref_logprobs, logprobs=at_ids)
+
+    def _full_kl(self, ref, logprobs):
+        table = torch.tensor([[0.0] * VOCAB if row is None else row for row in ref], dtype=logprobs.dtype)
+        table = table.view(-1, VOCAB)
+        return (logprobs.exp() * (logprobs - table)).sum(1)
+
+
+def entropy(logprobs):
+    return -(logprobs.exp() * logprobs).sum(1)
+
+
+def make_case(kind, num_tokens=48, seed=0):
+    """Random tokens of one kind; advantages are negative, positive and zero in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_tokens, VOCAB, generator=generator) * 2
+    ref = (logits + 0.5 * torch.randn(num_tokens, VOCAB, generator=generator)).double()
+    token_ids = torch.randint(VOCAB, (num_tokens,), generator=generator)
+    at_y = logits.log_softmax(1).gather(1, token_ids[:, None])[:, 0]
+    log_ratio = 0.3 * torch.randn(num_tokens, generator=generator)
+    advantages = torch.randn(num_tokens, generator=generator).abs() * torch.tensor([-1.0, -1.0, 1.0, 0.0]).repeat(
+        num_tokens // 4
+    )
+    is_correct = torch.rand(num_tokens, generator=generator) < 0.5
+    if kind == "far":  # beyond the clamp on either side, and within the clip's flat parts
+        log_ratio = torch.tensor([-30.0, 25.0, -2.0, 2.0, 15.0, -15.0]).repeat(num_tokens // 6)
+    if kind == "confident":  # max π_ref > 1 − 1e-9; every second time the sampled token is not the favourite
+        ref = ref + 30 * torch.nn.functional.one_hot((token_ids + torch.arange(num_tokens) % 2) % VOCAB, VOCAB)
+    if kind == "narrow":  # the reference supports three tokens only
+        ref[:, 3:] = -torch.inf
+        token_ids %= 3
+        at_y = logits.log_softmax(1).gather(1, token_ids[:, None])[:, 0]
+    rows = ref.tolist()
+    if kind == "absent":
+        rows = [row if t % 2 else None for t, row in enumerate(rows)]
+    return Case(
+        logits=logits,
+        token_ids=token_ids,
+        old_logprobs=at_y - log_ratio,
+        advantages=advantages,
+        is_correct=is_correct,
+        ref_logits=rows,
+        importance_weights=torch.rand(num_tokens, generator=generator) * 2 if kind == "weighted" else None,
+    )
+
+
+def value_and_gradient(loss, case, dtype=torch.float32):
+    """(per-token loss, its gradient with respect to the logits, the output)."""
+    logits = case.logits.to(dtype).requires_grad_()
+    output = loss(case.inputs(loss.needs, logits))
+    (gradient,) = torch.autograd.grad(output.per_token.sum(), logits)
+    return output.per_token.detach(), gradient, output

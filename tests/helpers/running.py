@@ -1,0 +1,95 @@
+"""Short runs of `train.py` on a random model, and what they leave in metrics.csv."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from composing import ROOT, composed
+from processes import start_script
+
+from apo_lightning.module import RLVRModule
+from apo_lightning.run import train
+
+RUN = (
+    "model=tiny",
+    "engine=transformers",
+    "callbacks=none",
+    "data.max_operand=20",  # 400 problems: to tokenise the 9,801 of the default takes longer than such a run
+    "data.num_validation=4",
+    "prompts_per_step=4",
+    "prompts_per_minibatch=2",
+    "group_size=4",
+    "scheduler.num_warmup_steps=0",
+    "trainer.max_steps=2",
+    "trainer.val_check_interval=100",
+)
+"""Of an override that is given twice the last one counts: callers add theirs."""
+# A random model gets no sum right; this it gets half right.
+SIGNAL = ("reward=callable", "reward.function._target_=rewarding.even_start")
+
+
+def train_tiny(folder: Path, *overrides: str) -> RLVRModule:
+    """A run in this process."""
+    return train(composed(*RUN, *overrides), folder)
+
+
+def weights(module: RLVRModule) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.policy.named_parameters()}
+
+
+def run(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[dict[str, str]]]:
+    """Final weights, and the training rows of metrics.csv."""
+    final = weights(train_tiny(folder, *overrides))
+    return final, training_rows(folder)
+
+
+def read_metrics(folder: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv, of training and of held-out problems."""
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def training_rows(folder: Path) -> list[dict[str, str]]:
+    return [row for row in read_metrics(folder) if row["train/reward"]]
+
+
+def without_clock(row: dict[str, str]) -> dict[str, str]:
+    """A row but for what depends on the clock."""
+    return {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}
+
+
+def run_train(folder: Path, *overrides: str) -> list[dict[str, str]]:
+    """A run with a signal in processes of its own, one a rank; its training rows."""
+    arguments = (*RUN, *SIGNAL, *overrides)
+    num_ranks = composed(*arguments).trainer.devices
+    start_script("train.py", *arguments, f"hydra.run.dir={folder}", num_ranks=num_ranks).finish()
+    return training_rows(folder)
+
+
+def start_train(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """That run as a user starts it, from nothing and with Lightning's launcher; not waited for."""
+    return start_cold("train.py", *RUN, *SIGNAL, f"hydra.run.dir={folder}", *overrides)
+
+
+def start_cold(script: str, *overrides: str, **environment: str) -> subprocess.Popen[str]:
+    """A script or a command of ours in a new Python."""
+    paths = [str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, *([script] if script.endswith(".py") else ["-m", "apo_lightning", script]), *overrides],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What it printed, once it has ended well."""
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return printed

@@ -1,0 +1,263 @@
+"""Recall of worked solutions: against full logits and a plain sort, over the problems that a hash chooses."""
+
+import copy
+import inspect
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from composing import composed, names
+from hydra.utils import get_class, instantiate
+from tokenizers.processors import TemplateProcessing
+
+from apo_lab.coverage.oracle import INSIDE_LENGTHS, OracleCoverage, count_hits, solved_problems
+from apo_lightning.data.rows import Row
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import ModelCard
+from apo_lightning.evaluation.scoring import pack
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.tokenizer import START_OF_TURN
+from apo_lightning.types import Prompt
+
+
+def new_policy() -> Policy:
+    spec = instantiate(composed("model=tiny").model, _convert_="all")
+    return Policy(spec.load_model(seed=1), spec.load_tokenizer(), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return new_policy()
+
+
+SOLUTIONS = ["3 + 4 = 7", "So the sum is \\boxed{12}.", "9 - 4 = 5, 5 - 1 = 4", "x"]
+
+
+def row(number, solution, problem=None) -> Row:
+    return Row(id=f"p{number}", problem=problem or f"What is problem {number}?", answer="7", solution=solution)
+
+
+ROWS = [row(i, solution) for i, solution in enumerate(SOLUTIONS)]
+
+
+@torch.no_grad()
+def naive_ranks(policy, row, instruction="{problem}"):
+    """Of every solution token, by a sort of its whole row of float64 logits, ties to the lower id."""
+    tokenizer = policy.tokenizer
+    turn = [{"role": "user", "content": instruction.replace("{problem}", row.problem)}]
+    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    solution = tokenizer.encode(row.solution, add_special_tokens=False)
+    logits = copy.deepcopy(policy.model).double()(torch.tensor([prompt + solution])).logits[0]
+    ranks = []
+    for t, token in enumerate(solution):
+        values = logits[len(prompt) - 1 + t].tolist()
+        ranks.append(sorted(range(len(values)), key=lambda v: (-values[v], v)).index(token))
+    return ranks
+
+
+@pytest.mark.parametrize("tokens_per_microbatch", [1, 70, 4096])
+def test_recall_is_the_share_of_solution_tokens_with_a_rank_below_k(policy, tokens_per_microbatch):
+    instruction = "Solve: {problem}"
+    coverage = OracleCoverage(
+        name="x", anchor_sizes=[16, 1, 4], tokens_per_microbatch=tokens_per_microbatch, instruction=instruction
+    )
+    found = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None)
+    ranks = [rank for one in ROWS for rank in naive_ranks(policy, one, instruction)]
+    assert found.num_tokens == len(ranks) == sum(map(len, SOLUTIONS))
+    assert list(found.recall) == [1, 4, 16]
+    for k, estimate in found.recall.items():
+        assert estimate.value == sum(rank < k for rank in ranks) / len(ranks)
+        assert estimate.low <= estimate.value <= estimate.high
+    assert 0 < found.recall[16].value < 1
+
+
+def test_hits_are_counted_per_problem_in_the_order_given(policy):
+    tokenizer = policy.tokenizer
+    prompts = []
+    for one in ROWS:
+        turn = [{"role": "user", "content": one.problem}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        prompts.append(Prompt(id=one.id, problem=one.problem, answer="", text=text, token_ids=ids))
+    solutions = [tokenizer.encode(solution, add_special_tokens=False) for solution in SOLUTIONS]
+    hits = count_hits(policy, pack(prompts, solutions), [8, 32], 4096)
+    expected = [[sum(rank < k for rank in naive_ranks(policy, one)) for k in (8, 32)] for one in ROWS]
+    assert hits.counts.tolist() == expected
+
+
+def test_whole_solutions_are_those_without_a_token_beyond_k(policy):
+    found = OracleCoverage(name="x", anchor_sizes=[8, 64, 97], tokens_per_microbatch=70).measure(
+        policy, solved_problems(ROWS, None, where="x"), None
+    )
+    ranks = [naive_ranks(policy, one) for one in found.rows]
+    for k in (8, 64, 97):
+        expected = [[rank < k for rank in of_one] for of_one in ranks]
+        assert found.reachable[k].value == sum(all(one) for one in expected) / len(expected)
+        assert found.mean_exits[k] == sum(one.count(False) for one in expected) / len(expected)
+        shares = tuple(sum(all(one[:length]) for one in expected) / len(expected) for length in INSIDE_LENGTHS)
+        assert found.inside[k] == shares
+    # The whole vocabulary holds all four: a lower end of (1/40)^(1/4), exactly.
+    assert found.reachable[97].low == pytest.approx(0.025**0.25)
+    assert found.inside[64][0] > 0
+
+
+def test_two_solutions_of_one_problem_are_one_problem_in_the_interval(policy):
+    rows = [*ROWS, row(9, "3 + 4 = 7, again", problem=ROWS[0].problem)]
+    found = OracleCoverage(name="x", anchor_sizes=[97]).measure(policy, solved_problems(rows, None, where="x"), None)
+    assert found.reachable[97].value == 1
+    assert found.reachable[97].low != pytest.approx(0.025**0.2)
+
+
+def test_ties_go_to_the_lower_id():
+    policy = new_policy()
+    with torch.no_grad():
+        policy.head_weight.zero_()
+    # All logits are 0, so a token's rank is its id: of 3, 4, 5 and 6, two are below 5 and three below 6.
+    one = Prompt(id="a", problem="", answer="", text="", token_ids=(9, 9))
+    assert count_hits(policy, pack([one], [[3, 4, 5, 6]]), [3, 5, 6], 4096).counts.tolist() == [[0, 2, 3]]
+
+
+def test_the_whole_vocabulary_holds_every_token(policy):
+    coverage = OracleCoverage(name="x", anchor_sizes=[len(policy.head_weight)])
+    (estimate,) = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None).recall.values()
+    assert estimate.value == 1.0
+
+
+def test_a_base_model_reads_its_own_template(policy):
+    coverage = OracleCoverage(name="x", anchor_sizes=[8])
+    chat = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None)
+    base = coverage.measure(policy, solved_problems(ROWS, None, where="x"), "Q: {problem}\nA: ")
+    assert (chat.num_tokens, len(chat.rows)) == (base.num_tokens, len(base.rows))
+    assert chat.recall != base.recall
+
+
+def test_a_tokenizer_that_opens_every_text_does_not_open_the_solution():
+    policy = new_policy()
+    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{START_OF_TURN} $A", special_tokens=[(START_OF_TURN, 1)]
+    )
+    assert policy.tokenizer.encode("x")[0] == 1
+    found = OracleCoverage(name="x").measure(policy, solved_problems([ROWS[0]], None, where="x"), "{problem}")
+    assert found.num_tokens == len(SOLUTIONS[0])
+
+
+def test_progress_ends_with_all_solution_tokens(policy):
+    seen = []
+    coverage = OracleCoverage(name="x", tokens_per_microbatch=1)
+    total = coverage.measure(
+        policy, solved_problems(ROWS, None, where="x"), None, lambda *both: seen.append(both)
+    ).num_tokens
+    assert len(seen) == len(ROWS)
+    assert seen == sorted(seen)
+    assert seen[-1] == (total, total)
+
+
+CARD = ModelCard(name="tiny", path=None, weights_sha256="0", dtype="float32")
+
+
+def test_what_is_left_out_is_counted(policy):
+    rows = [*ROWS, row(10, None), row(11, " \n"), row(12, "7" * 500)]
+    coverage = OracleCoverage(name="x", path="folder/worked.jsonl", max_tokens=300)
+    found = coverage.result(policy, solved_problems(rows, None, where="x"), None, CARD)
+    assert (found.data.num_available, found.num_without_solution, found.num_too_long) == (7, 2, 1)
+    assert (found.data.num_problems, found.num_tokens) == (4, sum(map(len, SOLUTIONS)))
+    assert (found.preset, found.data.source, found.model) == ("x", "worked.jsonl", CARD)
+
+
+def test_the_result_states_prompt_and_data(policy):
+    coverage = OracleCoverage(name="x", path="worked.jsonl", instruction="Solve: {problem}")
+    found, other = (
+        coverage.result(policy, solved_problems(rows, None, where="x"), "Q: {problem}\nA: ", CARD)
+        for rows in (ROWS, [*ROWS[:-1], row(3, "y")])
+    )
+    assert found.prompt == "Q: Solve: {problem}\nA: "
+    assert found.data.sha256 != other.data.sha256
+    assert found.recall == coverage.measure(policy, solved_problems(ROWS, None, where="x"), "Q: {problem}\nA: ").recall
+    renamed = [replace(one, id=f"line {i}") for i, one in enumerate(reversed(ROWS))]
+    again = coverage.result(policy, solved_problems(renamed, None, where="x"), "Q: {problem}\nA: ", CARD)
+    assert again == found
+
+
+def test_a_solution_that_just_fits_is_measured(policy):
+    (one,) = solved_problems([ROWS[0]], None, where="x").rows
+    turn = [{"role": "user", "content": one.problem}]
+    text = policy.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    length = len(policy.tokenizer.encode(text, add_special_tokens=False)) + len(SOLUTIONS[0])
+    problems = solved_problems([ROWS[0]], None, where="x")
+    assert OracleCoverage(name="x", max_tokens=length).measure(policy, problems, None).num_too_long == 0
+    with pytest.raises(ConfigError, match=f"max_tokens is {length - 1} and none of 1 problems"):
+        OracleCoverage(name="x", max_tokens=length - 1).measure(policy, problems, None)
+
+
+def test_the_choice_does_not_depend_on_the_order_of_the_file():
+    rows = [row(i, f"It is {i}.") for i in range(50)] + [row(50, "Or 7.", problem="What is problem 7?")]
+    shuffled = random.Random(0).sample(rows, len(rows))
+    chosen = solved_problems(rows, 20, where="x").rows
+    assert chosen == solved_problems(shuffled, 20, where="x").rows
+    assert [one.id for one in chosen] != [one.id for one in rows[:20]]
+    assert chosen == solved_problems(rows, None, where="x").rows[:20]
+    assert len(solved_problems(rows, 100, where="x").rows) == 51
+
+
+def test_problems_without_any_solution_are_refused(tmp_path):
+    path = tmp_path / "bare.jsonl"
+    path.write_text(json.dumps({"problem": "1 + 1", "answer": "2"}) + "\n")
+    with pytest.raises(ConfigError, match=r"none of the 1 problems of .*bare\.jsonl has a solution"):
+        OracleCoverage(name="x", path=str(path)).load()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 0}, "coverage.limit is 0"),
+        ({"max_tokens": 0}, "coverage.max_tokens is 0"),
+        ({"tokens_per_microbatch": -1}, "coverage.tokens_per_microbatch is -1"),
+        ({"anchor_sizes": []}, r"coverage.anchor_sizes is \[\]"),
+        ({"anchor_sizes": [1, 0]}, r"coverage.anchor_sizes is \[1, 0\]"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        OracleCoverage(name="x", **settings)
+
+
+def test_a_model_that_cannot_be_measured_is_named_before_it_is_loaded():
+    coverage = OracleCoverage(name="x", anchor_sizes=[1, 200], max_tokens=4096)
+    with pytest.raises(ConfigError, match="anchor_sizes has 200 and the vocabulary of tiny has 100"):
+        coverage.check_model("tiny", 100, 4096)
+    with pytest.raises(ConfigError, match="max_tokens is 4096 and tiny reads 1024"):
+        coverage.check_model("tiny", 200, 1024)
+    coverage.check_model("tiny", 200, 4096)
+    coverage.check_model("tiny", 200, None)
+
+
+PRESETS = names("coverage")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_keys_are_the_constructors_parameters(name):
+    config = composed(f"coverage={name}", config_name="evaluate").coverage
+    for node in (config, config.hub):
+        parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
+        assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_local_file_takes_the_place_of_the_hub(name, tmp_path, policy):
+    path = tmp_path / "solved.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"problem": f"{i}?", "answer": str(i), "solution": f"\\boxed{{{i}}}"}) + "\n" for i in range(9)
+        )
+    )
+    overrides = (f"coverage={name}", f"coverage.path={path}", "coverage.limit=3")
+    config = composed(*overrides, config_name="evaluate").coverage
+    coverage = instantiate(config)
+    assert coverage.name == name
+    coverage.check()
+    problems = coverage.load()
+    found = coverage.measure(policy, problems, None)
+    assert (problems.num_available, len(found.rows), list(found.recall)) == (9, 3, [1, 4, 8, 16])

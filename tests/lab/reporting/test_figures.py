@@ -1,0 +1,289 @@
+"""What figures draw, read back from the figures themselves."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_records import make_covered, make_measurement, make_run
+
+from apo_lab.reporting.averages import series_name
+from apo_lab.reporting.figures.canvas import encode, inline_svg, save, spread
+from apo_lab.reporting.figures.coverage import coverage_figure
+from apo_lab.reporting.figures.monitors import monitor_panels, monitors_figure
+from apo_lab.reporting.figures.paper import as_measurements, as_recall
+from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure
+from apo_lab.reporting.figures.report import report_figures
+from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_panels
+from apo_lab.reporting.figures.training import entropy_figure, method_curves, runs_by_method, training_figure
+from apo_lab.reporting.published import published
+from apo_lab.reporting.style import KNOWN, styles_of
+from apo_lightning.common.formatting import moving_mean
+from apo_lightning.evaluation.records import Estimate
+
+SMALL = {"num_problems": 8, "num_samples": 4}
+KEY = "algo.loss.pull_coef"
+DEFAULTS = {"apo": {KEY: "0.1"}}
+
+
+def texts(figure):
+    """Everything that is written anywhere in a figure."""
+    found = {text.get_text() for axes in figure.axes for text in axes.texts}
+    found |= {axes.get_title(loc="left") for axes in figure.axes}
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+    return found | {text.get_text() for legend in legends for text in legend.get_texts()}
+
+
+def colors(axes):
+    return {line.get_color() for line in axes.lines}
+
+
+def measured(algos=(None, "grpo", "apo"), benchmarks=("aime2024",), **kwargs):
+    return [make_measurement(algo, benchmark=name, **{**SMALL, **kwargs}) for algo in algos for name in benchmarks]
+
+
+def all_styles(measurements):
+    return styles_of(series_name(item) for item in measurements)
+
+
+def test_a_figure_has_the_same_bytes_twice_in_every_format(tmp_path):
+    items = measured()
+
+    def draw():
+        return pareto_figure(items, all_styles(items))
+
+    first, second = save(draw(), tmp_path / "first" / "pareto"), save(draw(), tmp_path / "second" / "pareto")
+    assert [path.name for path in first] == ["pareto.pdf", "pareto.svg", "pareto.png"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert b"CreationDate" not in first[0].read_bytes()
+    assert b"<dc:date>" not in first[1].read_bytes()
+
+
+def test_an_svg_keeps_its_words_and_numbers_as_text():
+    items = measured()
+    svg = encode(pareto_figure(items, all_styles(items)), "svg").decode()
+    assert ">GRPO</text>" in svg
+    assert "'DejaVu Sans', Verdana, sans-serif" in svg
+
+
+def test_ids_of_an_inline_svg_carry_its_name_and_every_reference_finds_its_target():
+    items = measured()
+    svg = inline_svg(pareto_figure(items, all_styles(items)), "pareto")
+    ids = re.findall(r'\bid="([^"]*)"', svg)
+    assert svg.startswith("<svg")
+    assert all(identifier.startswith("pareto-") for identifier in ids)
+    assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', svg)) != set()
+    references = {one or other for one, other in re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', svg)}
+    assert references <= set(ids)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.3))
+def test_spread_keeps_the_order_the_mean_and_the_distance(heights, gap):
+    moved = spread(heights, gap)
+    order = np.argsort(heights, kind="stable")
+    assert (np.diff(np.array(moved)[order]) >= gap - 1e-9).all()
+    assert np.mean(moved) == pytest.approx(np.mean(heights))
+    apart = np.arange(len(heights)) * 2 * gap
+    assert spread(apart.tolist(), gap) == pytest.approx(apart.tolist())
+
+
+def test_the_trailing_mean_is_the_mean_of_the_last_values():
+    values = [5.0, 1.0, 3.0, 7.0]
+    # Windows of 3: {5}, {5, 1}, {5, 1, 3}, {1, 3, 7}.
+    assert moving_mean(values, 3) == pytest.approx([5, 3, 3, 11 / 3])
+    assert moving_mean(values, 1) == pytest.approx(values)
+
+
+def test_seeds_are_averaged_where_all_of_them_have_a_step():
+    def run(seed, steps, values):
+        return replace(make_run("apo", seed=seed), metrics={"train/entropy": (steps, values)})
+
+    runs = [run(1, (1.0, 2.0, 3.0), (0.2, 0.4, 0.9)), run(2, (1.0, 2.0), (0.4, 0.8))]
+    (curve,) = method_curves({"APO": runs}, "train/entropy")
+    # A window of one step: (0.2 + 0.4)/2 and (0.4 + 0.8)/2; step 3 is the first seed's alone.
+    assert curve.steps == (1.0, 2.0)
+    assert curve.mean == pytest.approx((0.3, 0.6))
+    assert curve.low == pytest.approx((0.2, 0.4))
+    assert curve.high == pytest.approx((0.4, 0.8))
+    assert curve.seeds[0][0] == (1.0, 2.0, 3.0)
+
+
+def test_the_entropy_figure_names_each_line_at_its_end():
+    runs = runs_by_method([make_run("grpo"), make_run("apo", seed=1), make_run("apo", seed=2)])["Qwen2.5-Math-7B"]
+    figure = entropy_figure(runs, styles_of(runs))
+    assert {"GRPO", "APO"} <= texts(figure)
+    assert colors(figure.axes[0]) == {KNOWN["GRPO"].color, KNOWN["APO"].color}
+    assert len(figure.axes[0].collections) == 1, "a band needs two seeds"
+
+
+def test_runs_of_a_sweep_are_left_to_the_sensitivity_figure():
+    def run(pull_coef):
+        return replace(make_run("apo"), overrides={KEY: pull_coef}, config={KEY: pull_coef})
+
+    def methods(*runs):
+        found = runs_by_method([*runs, make_run("grpo")], {"apo": {KEY: "0.1"}})
+        return {method: len(group) for method, group in found["Qwen2.5-Math-7B"].items()}
+
+    assert methods(run("0.1"), run("0.02")) == {"APO": 1, "GRPO": 1}
+    # Without a run at the defaults they are shown, under the names of their evaluations.
+    names = [series_name(make_measurement("apo", settings={KEY: value}, **SMALL)) for value in ("0.02", "0.05")]
+    assert methods(run("0.02"), run("0.05")) == {names[0]: 1, names[1]: 1, "GRPO": 1}
+
+
+def test_training_panels_follow_what_was_logged():
+    runs = {"APO": [make_run("apo", keys=("train/reward", "train/pass@8"))]}
+    assert {"Reward", "Pass@8, training prompts", "APO"} <= texts(training_figure(runs, styles_of(runs)))
+    assert "Token entropy [nats]" not in texts(training_figure(runs, styles_of(runs)))
+
+
+def test_pareto_points_average_over_the_benchmarks_that_all_methods_have():
+    items = measured(("grpo", "apo"), ("aime2024", "amc2023"))[:3]
+    points = {point.method: point for point in pareto_points(items)}
+    first = items[0].metrics
+    # APO has AIME 24 alone here, so that GRPO's AMC 23 is not in its mean.
+    assert points["GRPO"].pass_at_1.value == pytest.approx(first["pass@1"].value)
+    assert points["GRPO"].pass_at_k.value == pytest.approx(first["pass@4"].value)
+
+
+def test_a_model_with_fewer_benchmarks_does_not_narrow_the_averages_of_another():
+    both = measured(("apo",), ("aime2024", "math500"), num_problems=8)
+    alone = pareto_points(both)
+    beside = pareto_points([*both, make_measurement("apo", model="llama3b", benchmark="amc2023", **SMALL)])
+    assert [point for point in beside if point.block == "Qwen2.5-Math-7B"] == alone
+
+
+def test_published_pareto_points_are_the_papers_averages():
+    points = {(p.block, p.method): p for p in pareto_points(as_measurements(published("main_results")))}
+    # The paper prints 27.70 and 76.95 for Qwen2.5-Math-7B: (13.66 + 7.02 + 45.62 + 57.70 + 14.50)/5 = 27.70.
+    base = points["Qwen2.5-Math-7B", "Base"]
+    assert 100 * base.pass_at_1.value == pytest.approx(27.70)
+    assert 100 * base.pass_at_k.value == pytest.approx((73.33 + 56.67 + 100 + 89.6 + 65.15) / 5)
+    assert math.isnan(base.pass_at_1.low)
+
+
+@pytest.mark.parametrize(("shift", "collapses"), [(-0.3, True), (0.3, False)])
+def test_the_arrow_of_collapse_is_drawn_only_where_there_is_one(shift, collapses):
+    base = make_measurement(None, **SMALL)
+    moved = {name: base.metrics[name].value + by for name, by in (("pass@1", 0.1), ("pass@4", shift))}
+    metrics = {name: Estimate(value=value, low=0.0, high=1.0) for name, value in moved.items()}
+    grpo = replace(base, method="GRPO", metrics=metrics, pass_at_k=())
+    figure = pareto_figure([base, grpo], styles_of(["Base", "GRPO"]))
+    assert ("diversity collapse" in texts(figure)) == collapses
+
+
+def test_published_points_are_hollow_and_drawn_for_measured_models_alone():
+    items, paper = measured(), as_measurements(published("main_results"))
+    figure = pareto_figure(items, all_styles([*items, *paper]), published=paper)
+    assert {text for text in texts(figure) if "7B" in text} == {"Qwen2.5-Math-7B"}
+    points = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "")]
+    assert [line.get_markerfacecolor() for line in points].count("white") == 6
+
+
+def test_a_pass_at_k_curve_is_drawn_in_per_cent_over_every_k():
+    items = measured(("apo",), num_samples=8)
+    axes = pass_at_k_figure(items, all_styles(items)).axes[0]
+    assert axes.lines[0].get_xdata().tolist() == list(range(1, 9))
+    expected = [100 * estimate.value for estimate in items[0].pass_at_k]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx(expected)
+    assert axes.get_xscale() == "log"
+
+
+def test_each_benchmark_of_each_model_has_a_panel():
+    items = measured(benchmarks=("aime2024", "math500")) + measured(("apo",), model="llama3b")
+    figure = pass_at_k_figure(items, all_styles(items))
+    titles = {axes.get_title(loc="left") for axes in figure.axes} - {""}
+    assert titles == {"AIME 24\nQwen2.5-Math-7B", "MATH-500\nQwen2.5-Math-7B", "AIME 24\nLlama-3.2-3B-Instruct"}
+
+
+def sweep():
+    changed = [make_measurement("apo", settings={KEY: v}, shift=s, **SMALL) for v, s in (("0.02", -0.1), ("0", -0.2))]
+    return [make_measurement("apo", **SMALL), *changed]
+
+
+def test_a_sensitivity_panel_holds_the_default_among_the_values_in_order():
+    (panel,) = sensitivity_panels(sweep(), block="Qwen2.5-Math-7B", method="APO", defaults=DEFAULTS["apo"])
+    assert [(point.value, point.is_default) for point in panel.points] == [("0", False), ("0.02", False), ("0.1", True)]
+    values = [point.estimate.value for point in panel.points]
+    assert np.diff(values).tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_the_default_is_a_star_and_published_values_are_hollow():
+    panels = sensitivity_panels(
+        sweep(),
+        block="Qwen2.5-Math-7B",
+        method="APO",
+        defaults=DEFAULTS["apo"],
+        published=as_measurements(published("sensitivity")),
+    )
+    assert [point.value for point in panels[0].published] == ["0", "0.01", "0.02", "0.05", "0.1"]
+    axes = sensitivity_figure(panels).axes[0]
+    stars = [line for line in axes.lines if line.get_marker() == "*"]
+    assert {line.get_markerfacecolor() for line in stars} == {"white", KNOWN["APO"].color}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "0.01", "0.02", "0.05", "0.1"]
+
+
+def test_the_coverage_figure_draws_recall_in_per_cent_beside_the_papers():
+    figure = coverage_figure([make_covered()], as_recall(published("coverage")))
+    ours, paper = figure.axes[0].lines
+    # The factory misses 16 % at K = 1.
+    assert ours.get_ydata()[0] == pytest.approx(84)
+    assert paper.get_ydata().tolist() == pytest.approx([83.84, 95.52, 97.47, 98.46])
+    assert "Qwen2.5-Math-7B, published" in texts(figure)
+
+
+def watched(algo, first):
+    """A run whose diagnostics were logged at two steps."""
+    values = {
+        "squeeze/index_difference": (first, 0.2),
+        "history/distinct_answers@4": (first, 2.5),
+        "alarm/entropy_cusum": (0.0, 3.0),
+        "alarm/sums/num_lost": (1.0, 2.0),
+        "reach/correct_outside": (first, 0.5),
+    }
+    run = replace(make_run(algo, keys=()), metrics={key: ((5.0, 10.0), two) for key, two in values.items()})
+    return replace(run, config={**run.config, "callbacks.collapse_alarm.threshold": "12.0"})
+
+
+def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
+    (runs,) = runs_by_method([watched("apo", 0.1), watched("grpo", 0.3)]).values()
+    found = {panel.title: panel.reference for panel in monitor_panels(runs)}
+    assert found == {
+        "Squeezing index, error − control": 0.0,
+        "Distinct answers in 4": pytest.approx(0.2),
+        "Fall of log entropy, CUSUM [sd]": 12.0,
+        "Correct, outside T$_K$": pytest.approx(0.2),
+        "Problems lost, sums": 0.0,
+    }
+    figure = monitors_figure(runs, styles_of(runs))
+    dotted = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+    assert [line.get_ydata() for line in dotted] == [[0.0, 0.0]]
+    assert "no run logged a diagnostic" in texts(monitors_figure({}, {}))
+
+
+def test_a_report_has_each_figure_once_and_none_without_data():
+    items = [*measured((None, "grpo")), *sweep()]
+    figures = report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS)
+    names = [figure.name for figure in figures]
+    assert names == ["pareto", "pass_at_k", "sensitivity", "entropy", "training", "oracle_coverage"]
+    assert report_figures([], [], []) == []
+
+
+def test_diagnostics_have_a_figure_of_their_own():
+    assert [figure.name for figure in report_figures([watched("apo", 0.1)], [])] == ["monitors"]
+
+
+def test_a_run_that_logged_nothing_is_not_drawn():
+    assert [figure.name for figure in report_figures([make_run("apo", keys=())], [])] == []
+
+
+def test_no_text_of_a_figure_is_smaller_than_seven_points():
+    items = [*measured((None, "grpo")), *sweep()]
+    figures = list(report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS))
+    assert figures
+    for named in figures:
+        sizes = [text.get_fontsize() for text in named.figure.findobj(lambda a: hasattr(a, "get_fontsize"))]
+        assert min(sizes) >= 7, named.name
+        assert named.figure.get_figwidth() in (3.3, 6.8)

@@ -1,0 +1,363 @@
+"""What is one measurement, what are seeds of one method, and what stands apart: from result files to tables."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from factories import sampling_settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_cases import measured, write_run
+
+from apo_lab.reporting.averages import mean_over_seeds
+from apo_lab.reporting.evaluations import measurements, read_evaluations
+from apo_lab.reporting.identity import resolved
+from apo_lab.reporting.records import Evaluations, Measurement, Table
+from apo_lab.reporting.runs import read_runs
+from apo_lab.reporting.tables import health_table, held_out_table, lost_gained_table, main_results, sensitivity_table
+from apo_lab.reporting.tables.series import average, series
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.loading import write_record
+from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
+from apo_lightning.metrics.functional import pass_at_k_curve
+
+DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}, "grpo": {}}
+
+
+def evaluation(
+    *correct: int,
+    algo: str | None = None,
+    seed: int | None = None,
+    weights: str = "w",
+    dtype: str = "float32",
+    problems: str = "p",
+    num_samples: int = 4,
+    entropy: float = 1.0,
+    benchmark: str = "math500",
+    **how: object,
+) -> EvaluationResult:
+    """`correct` of the samples of each problem; every problem has the same entropy."""
+    counts = tuple(
+        ProblemCount(prompt_id=f"{problems}{i}", num_samples=num_samples, num_correct=c) for i, c in enumerate(correct)
+    )
+    curve = pass_at_k_curve(
+        torch.full((len(correct),), num_samples), torch.tensor(correct), range(1, num_samples + 1)
+    ).mean(0)
+    means = tuple(Estimate(value=value, low=value - 0.01, high=value + 0.01) for value in curve.tolist())
+    return EvaluationResult(
+        benchmark=benchmark,
+        model=ModelCard(name="tiny", path="x", weights_sha256=weights, dtype=dtype, algo=algo, seed=seed),
+        data=DataCard(source="x", sha256=problems, num_problems=len(correct), num_available=len(correct)),
+        settings=sampling_settings(num_samples=num_samples, **how),
+        versions={},
+        verdicts={"correct": sum(correct)},
+        num_truncated=0,
+        num_tokens=1,
+        metrics={
+            "pass@1": means[0],
+            f"pass@{num_samples}": means[-1],
+            "entropy": Estimate(value=entropy, low=entropy - 0.01, high=entropy + 0.01),
+            "diversity": Estimate(value=0.5, low=0.4, high=0.6),
+        },
+        pass_at_k=means,
+        problems=counts,
+        by_problem={"entropy": (entropy,) * len(correct), "diversity": (0.5,) * len(correct)},
+    )
+
+
+def found(folder: Path, *results: EvaluationResult) -> tuple[Measurement, ...]:
+    """Written to disk, read and told apart."""
+    for index, result in enumerate(results):
+        write_record(folder / str(index) / "results.json", result)
+    return measurements((), read_evaluations([folder]), DEFAULTS)
+
+
+def lines(table: Table, *columns: str) -> list[tuple[str, ...]]:
+    """Section and cells of some columns, row by row."""
+    places = [[column.name for column in table.columns].index(name) for name in columns]
+    return [(row.section, *(row.cells[place].text for place in places)) for row in table.rows]
+
+
+def test_two_temperatures_of_one_policy_are_never_averaged(tmp_path: Path) -> None:
+    hot, cold = evaluation(1, 2, entropy=4.30), evaluation(2, 3, entropy=2.62, temperature=0.6)
+    table = health_table(found(tmp_path, hot, cold, replace(hot, versions={"torch": "2"})))
+    assert lines(table, "Method", "Seeds", "Entropy ↑") == [
+        ("tiny, temperature = 0.6, MATH-500 (K = 4)", "Base", "–", "2.620"),
+        ("tiny, temperature = 1, MATH-500 (K = 4)", "Base", "–", "4.300"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"top_p": 0.9}, "top-p"),
+        ({"max_completion_tokens": 9}, "token limit"),
+        ({"prompt": "Q: {problem}"}, "prompt"),
+        ({"engine": "vllm"}, "engine"),
+        ({"reward": "MathVerifyReward()"}, "reward"),
+        ({"stop_tokens": ("<|im_end|>",)}, "stop tokens"),
+        ({"dtype": "bfloat16"}, "precision"),
+        ({"problems": "q"}, "problems"),
+    ],
+)
+def test_what_decides_the_samples_names_the_block(tmp_path: Path, change: dict, name: str) -> None:
+    usual = {"algo": "grpo", "stop_tokens": ()}
+    one, two = evaluation(1, seed=1, weights="1", **usual), evaluation(3, seed=2, weights="2", **usual | change)
+    rows = lines(main_results(found(tmp_path, one, two)), "Seeds", "Pass@1")
+    assert sorted(cells[1:] for cells in rows) == [("1", "25.00"), ("1", "75.00")]
+    assert all(section.startswith(f"tiny, {name} = ") for section, *_ in rows)
+
+
+def test_what_only_floating_point_sums_depend_on_does_not_divide_seeds(tmp_path: Path) -> None:
+    one = evaluation(1, 2, algo="grpo", seed=1, weights="1", samples_per_batch=4)
+    two = replace(evaluation(3, 2, algo="grpo", seed=2, weights="2", samples_per_batch=8), versions={"torch": "2"})
+    assert lines(main_results(found(tmp_path, one, two)), "Method", "Seeds", "Pass@1") == [
+        ("tiny", "GRPO", "2", "50.00")
+    ]
+
+
+def test_the_same_weights_with_the_same_settings_count_once(tmp_path: Path) -> None:
+    """Of two with one sampling seed the longer holds the samples of the shorter."""
+    base, short = evaluation(1, 2), evaluation(1, 0, num_samples=2)
+    table = main_results(found(tmp_path, short, base, base))
+    # K is 4: the measurement of 2 samples is no longer one of its own.
+    assert lines(table, "Method", "Pass@1", "Pass@4") == [("tiny", "Base", "37.50", "100.00")]
+    assert any("2 left out" in note for note in table.notes)
+
+
+def test_samples_of_the_same_weights_with_other_sampling_seeds_are_pooled(tmp_path: Path) -> None:
+    first, second = evaluation(1, 0, entropy=1.0), evaluation(4, 0, num_samples=12, seed=None, entropy=2.0)
+    second = replace(second, settings=replace(second.settings, seed=7))
+    (pooled,) = found(tmp_path, first, second)
+    assert [(p.num_samples, p.num_correct) for p in pooled.problems] == [(16, 5), (16, 0)]
+    # 5 of 16 on the first problem, never on the second.
+    assert pooled.metrics["pass@1"].value == pytest.approx((5 / 16) / 2)
+    assert pooled.metrics["pass@16"].value == 0.5
+    # 4 samples at 1 nat and 12 at 2; Self-BLEU of 16 samples is not the mean of those of 4 and 12.
+    assert pooled.metrics["entropy"].value == pytest.approx(1.75)
+    assert "diversity" not in pooled.metrics
+    assert any("pooled: Base" in note for note in main_results([pooled]).notes)
+
+
+def test_other_weights_of_one_name_stand_apart_with_their_hash(tmp_path: Path) -> None:
+    weights = ("1" * 64, "2" * 64)
+    table = main_results(found(tmp_path, *(evaluation(1 + i, weights=hash_) for i, hash_ in enumerate(weights))))
+    assert lines(table, "Method", "Pass@1") == [
+        ("tiny", "Base (weights 11111111)", "25.00"),
+        ("tiny", "Base (weights 22222222)", "50.00"),
+    ]
+    assert any("name the folders of one in runs=" in note for note in table.notes)
+
+
+def test_two_checkpoints_of_one_training_seed_are_no_two_seeds(tmp_path: Path) -> None:
+    runs = [("1", 1), ("2", 1), ("3", 2)]
+    table = main_results(found(tmp_path, *(evaluation(1, algo="grpo", weights=w, seed=s) for w, s in runs)))
+    assert [cells[1] for cells in lines(table, "Method")] == [f"GRPO (weights {w})" for w, _ in runs]
+
+
+def test_means_over_training_seeds_hold_the_seeds_own_variance(tmp_path: Path) -> None:
+    """Seeds at 0.20 ± 0.01 and 0.60 ± 0.01, as each says of itself, are not 0.40 ± 0.01."""
+    low, high = ([n] * 40 for n in (2, 6))
+    policies = [evaluation(*c, algo="apo", seed=s, weights=str(s), num_samples=10) for s, c in ((1, low), (2, high))]
+    # On every other problem 0.01 nats more, so that V_P, 0.005²/39, is next to nothing.
+    entropies = [tuple(mean + 0.01 * (i % 2) for i in range(40)) for mean in (0.195, 0.595)]
+    seeds = [replace(p, by_problem={"entropy": e}) for p, e in zip(policies, entropies, strict=True)]
+    table = main_results(found(tmp_path, *seeds))
+    assert lines(table, "Seeds", "Pass@1") == [("tiny", "2", "40.00")]
+    # V = V_S = 0.08/2 and t with one degree of freedom is 12.7: ± 2.5.
+    assert table.rows[0].cells[2].interval == (0.0, 100.0)
+    (item,) = mean_over_seeds(found(tmp_path))
+    entropy = item.metrics["entropy"]
+    assert (entropy.value, entropy.low) == (pytest.approx(0.4), 0.0)
+    assert entropy.high == pytest.approx(0.4 + 12.706 * 0.2, abs=1e-3)
+
+
+def test_without_scores_of_each_problem_a_mean_over_seeds_has_no_interval(tmp_path: Path) -> None:
+    seeds = [
+        replace(evaluation(1, 2, algo="apo", seed=s, weights=str(s), entropy=float(s)), by_problem={}) for s in (1, 2)
+    ]
+    table = health_table(found(tmp_path, *seeds))
+    (row,) = table.rows
+    assert [cell.text for cell in row.cells[:3]] == ["APO", "2", "100.00"]
+    entropy = row.cells[5]
+    assert (entropy.text, entropy.interval) == ("1.500", None)
+    assert any("without an interval" in note for note in table.notes)
+
+
+def test_a_lucky_seed_is_lucky_on_all_benchmarks_of_an_average(tmp_path: Path) -> None:
+    """Every problem of both benchmarks scores the seed's own 0.2, 0.3 or 0.4: the average is as unsure as either."""
+    results = [
+        evaluation(*[c] * 20, algo="apo", seed=s, weights=str(s), num_samples=10, benchmark=name)
+        for name in ("aime2024", "math500")
+        for s, c in ((1, 2), (2, 3), (3, 4))
+    ]
+    (item,) = series(found(tmp_path, *results))
+    mean = average(item, item.by_benchmark, dict.fromkeys(item.by_benchmark, "pass@1"))
+    assert mean is not None
+    # V_S = 0.01/3, t with two degrees of freedom is 4.303.
+    assert (mean.value, mean.high) == pytest.approx((0.3, 0.3 + 4.3027 * math.sqrt(0.01 / 3)), abs=1e-4)
+    uneven = series(found(tmp_path, *results[:-1], replace(results[-1], model=results[0].model)))
+    assert all(part.block == "tiny" for part in uneven)
+
+
+def test_an_average_over_benchmarks_with_other_seeds_has_no_interval(tmp_path: Path) -> None:
+    results = [
+        evaluation(1, 2, 3, algo="apo", seed=s, weights=str(s), benchmark=name)
+        for name, seeds in (("aime2024", (1, 2)), ("math500", (2, 3)))
+        for s in seeds
+    ]
+    (item,) = series(found(tmp_path, *results))
+    mean = average(item, item.by_benchmark, dict.fromkeys(item.by_benchmark, "pass@1"))
+    assert mean is not None
+    assert mean.value == pytest.approx(0.5)
+    assert math.isnan(mean.low)
+
+
+def test_a_comparison_says_whether_it_is_of_methods_or_of_checkpoints(tmp_path: Path) -> None:
+    base = evaluation(0, 1, 2, 4)
+    grpo = [evaluation(1, 0, 2, 3, algo="grpo", seed=1, weights="g")]
+    apo = [evaluation(s - 1, 2, 3, 4, algo="apo", seed=s, weights=f"a{s}") for s in (1, 2, 3)]
+    table = lost_gained_table(found(tmp_path, base, *grpo, *apo))
+    assert [cells[1:] for cells in lines(table, "From", "To", "Seeds", "Scope")] == [
+        ("Base", "GRPO", "–, 1", "these two checkpoints"),
+        ("Base", "APO", "–, 3", "the methods"),
+        ("GRPO", "APO", "1, 3", "one checkpoint of GRPO"),
+    ]
+    assert all(row.cells[8].interval is not None for row in table.rows)
+    # From GRPO, which never solves the second problem: one gained; the first, in two seeds of three: a third lost.
+    assert [cells[1:] for cells in lines(table, "Lost", "Gained")][2] == ("0.3", "1")
+
+
+def test_a_difference_without_any_spread_says_why_it_has_no_interval(tmp_path: Path) -> None:
+    runs = [evaluation(4, 4, algo=a, seed=s, weights=f"{a}{s}") for a in ("grpo", "apo") for s in (1, 2)]
+    table = lost_gained_table(found(tmp_path, *runs))
+    assert [(row.cells[8].text, row.cells[8].interval) for row in table.rows] == [("+0.00", None)]
+    assert any("nothing is known of their spread" in note for note in table.notes)
+
+
+def test_policies_are_compared_only_where_they_were_measured_alike(tmp_path: Path) -> None:
+    base = [evaluation(0, 1, temperature=t) for t in (1.0, 0.6)]
+    grpo = evaluation(1, 2, algo="grpo", seed=1, weights="g", temperature=0.6)
+    table = lost_gained_table(found(tmp_path, *base, grpo))
+    assert lines(table, "From", "To") == [("tiny, temperature = 0.6", "Base", "GRPO")]
+
+
+def test_a_metric_of_another_number_of_samples_is_left_out(tmp_path: Path) -> None:
+    seeds = [evaluation(1, 2, algo="apo", seed=s, weights=str(s), num_samples=n) for s, n in ((1, 4), (2, 8))]
+    (item,) = series(found(tmp_path, *seeds))
+    found_metrics = item.by_benchmark["math500"].metrics
+    # 0.375 at 4 samples, 0.1875 at 8; Self-BLEU of 4 samples and of 8 are two scales.
+    assert found_metrics["pass@1"].value == pytest.approx((0.375 + 0.1875) / 2)
+    assert "diversity" not in found_metrics
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["0.6", "1"]), st.sampled_from("abc")), max_size=6))
+def test_one_more_measurement_leaves_those_measured_otherwise_alone(drawn: list[tuple[int, str, str]]) -> None:
+    """Whatever seeds, temperatures and weights there are: a second policy at another temperature changes no number."""
+    items = [
+        measured("APO", (0.1 * s, 0.5), seed=str(s), weights=f"{w}{s}", sampling={"temperature": t}, solved=(s % 3, 1))
+        for s, t, w in drawn
+    ]
+    other = measured("APO", (0.9, 0.95), seed="9", weights="z", sampling={"temperature": "2"}, solved=(2, 2))
+    numbers = [
+        sorted(
+            (item.name, measured_.sampling["temperature"], measured_.metrics["pass@1"].value)
+            for item in series(resolved(given))
+            for measured_ in item.by_benchmark.values()
+            if measured_.sampling["temperature"] != "2"
+        )
+        for given in (items, [*items, other])
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_nothing_but_training_seeds_can_be_averaged_even_by_hand() -> None:
+    for one, two in (
+        (measured("APO", seed="1"), measured("APO", seed="1")),
+        (measured("APO"), measured("APO", seed="2")),
+        (measured("APO", seed="1"), measured("APO", seed="2", sampling={"temperature": "2"})),
+    ):
+        with pytest.raises(ConfigError, match="not training seeds measured alike"):
+            mean_over_seeds([one, two])
+
+
+def test_what_an_edited_yaml_changed_is_a_setting_though_nobody_typed_it(tmp_path: Path) -> None:
+    for seed, warmup in ((1, 5), (2, 0)):
+        scheduler = {"scheduler": {"num_warmup_steps": warmup}, "callbacks": {"quiet": seed}}
+        write_run(tmp_path / str(seed), [f"seed={seed}"], seed=seed, config=scheduler)
+    items = measurements(read_runs([tmp_path]), Evaluations(), {"apo": {"scheduler.num_warmup_steps": "5"}})
+    assert [item.settings for item in items if item.method == "APO"] == [{}, {"scheduler.num_warmup_steps": "0"}]
+
+
+def test_held_out_pass_at_k_stands_in_the_table_with_its_interval(tmp_path: Path) -> None:
+    for seed, after in ((1, 32), (2, 48)):
+        write_run(tmp_path / str(seed), seed=seed, num_samples=64, solved=[(16, after), (0, 16)])
+    items = measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS)
+    table = held_out_table(items)
+    # Before: 16 of 128. After: 48 and 64 of 128. pass@64: one of two problems, then both.
+    assert [cell.text for cell in table.rows[0].cells] == [
+        "APO", "2", "arithmetic", "64", "12.50", "43.75", "50.00", "100.00", "+31.25",
+    ]  # fmt: skip
+    assert all(cell.interval for cell in table.rows[0].cells[4:])
+    assert not any("without an interval" in note for note in table.notes)
+    main = main_results(items)
+    assert "–" not in [cell.text for cell in main.rows[1].cells]
+
+
+def test_held_out_pass_at_k_of_a_summary_that_counts_no_problems_is_the_logged_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", num_samples=64, before=0.25, after=0.5)
+    table = held_out_table(measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS))
+    assert [cell.text for cell in table.rows[0].cells[3:]] == ["64", "25.00", "50.00", "25.00", "50.00", "+25.00"]
+
+
+def test_held_out_numbers_of_a_run_without_a_summary_come_from_its_metrics(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", config={"trainer": {"max_steps": 20}})
+    (folder / "summary.json").unlink()
+    text = "step,val/arithmetic/pass@1,val/arithmetic/pass@64\n0,0.25,0.5\n10,0.5,0.75\n"
+    (folder / "metrics.csv").write_text(text)
+    table = held_out_table(measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS))
+    # It ended at step 10 of 20.
+    assert [cell.text for cell in table.rows[0].cells] == [
+        "APO (steps = 10)", "1", "arithmetic", "64", "25.00", "50.00", "50.00", "75.00", "+25.00",
+    ]  # fmt: skip
+
+
+def test_validations_of_the_same_untrained_weights_are_pooled_and_other_settings_are_not(
+    tmp_path: Path,
+) -> None:
+    for seed, temperature in ((1, 1.0), (2, 1.0), (3, 0.5)):
+        config = {"model": {"name": "tiny", "path": "models/x"}, "temperature": temperature}
+        write_run(tmp_path / str(seed), seed=seed, config=config, num_samples=2, solved=[(seed - 1, 2), (0, 1)])
+    items = measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS)
+    base = {item.block: item for item in items if item.method == "Base"}
+    # Seeds 1 and 2: 0 + 1 of 4 on the first problem.
+    assert base["tiny, temperature = 1"].metrics["pass@1"].value == pytest.approx(1 / 8)
+    assert base["tiny, temperature = 0.5"].metrics["pass@1"].value == pytest.approx(2 / 4)
+
+
+def test_a_sweep_is_tabled_for_each_way_of_measuring(tmp_path: Path) -> None:
+    results = [
+        replace(
+            evaluation(c, algo="apo", weights=f"{pull}", seed=1, temperature=t),
+            model=ModelCard(
+                name="tiny",
+                path="x",
+                weights_sha256=pull,
+                dtype="float32",
+                algo="apo",
+                seed=1,
+                overrides=(f"algo.loss.pull_coef={pull}",),
+            ),
+        )
+        for t, c in ((1.0, 1), (0.6, 2))
+        for pull in ("0.1", "0.02")
+    ]
+    items = found(tmp_path, *results)
+    table = sensitivity_table(items, block="tiny, temperature = 0.6", method="APO", defaults=DEFAULTS)
+    assert [cells[1:] for cells in lines(table, "Setting", "Pass@1")] == [
+        ("β = 0.02", "50.00"),
+        ("β = 0.1 (default)", "50.00"),
+    ]

@@ -1,0 +1,153 @@
+"""The page: complete, safe and on its own."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from report_records import make_covered, make_evaluated, make_measurement, make_run, make_table
+
+from apo_lab.reporting.figures.report import NamedFigure, report_figures
+from apo_lab.reporting.page import ReportContents, page, warnings_of
+from apo_lab.reporting.records import Table
+
+SMALL = {"num_problems": 8, "num_samples": 4}
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text of a page; complains about tags that do not close."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text = [], [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def of(self, name):
+        return [value for key, value in self.attributes if key == name]
+
+
+def contents(**kwargs):
+    return ReportContents(**{"title": "A report", "date": "1 May 2026", "num_runs": 2, **kwargs})
+
+
+@pytest.fixture(scope="module")
+def full():
+    measurements = [make_measurement(algo, **SMALL) for algo in (None, "grpo", "apo")]
+    figures = report_figures([make_run("apo"), make_run("grpo")], measurements, [make_covered()])
+    report = contents(
+        tables=(make_table(),),
+        published_check=make_table("published_check"),
+        evaluations=tuple(make_evaluated(algo, **SMALL) for algo in (None, "apo")),
+        coverage=(make_covered(),),
+        files={"main_results": ("tables/main_results.csv",), "pareto": ("figures/pareto.pdf",)},
+    )
+    return page(report, figures)
+
+
+def test_the_page_needs_nothing_from_outside(full):
+    reader = Reader(full)
+    # Names of XML vocabularies are not fetched; they are in attributes called xmlns.
+    assert [value for value in reader.of("src") + reader.of("href") + reader.of("xlink:href") if ":" in value] == []
+    assert "script" not in reader.tags
+    assert "link" not in reader.tags
+    assert re.findall(r"@import|@font-face|url\((?!#)", full) == []
+
+
+def test_ids_are_unique_and_every_link_within_the_page_arrives(full):
+    reader = Reader(full)
+    ids = reader.of("id")
+    assert len(set(ids)) == len(ids)
+    assert {link[1:] for link in reader.of("href") if link.startswith("#")} <= set(ids)
+
+
+def test_numbers_intervals_marks_and_files_are_on_the_page(full):
+    assert "<strong>50.67</strong>" in full
+    assert '<span class="interval">[48.10, 53.20]</span>' in full
+    assert "78.10<sup>†</sup>" in full
+    assert 'href="tables/main_results.csv"' in full
+    assert 'href="figures/pareto.pdf"' in full
+    text = Reader(full).text
+    assert "2 training runs,\n2 evaluations,\n1 measurement of oracle coverage" in text
+    assert "3f9a3f9a" in text, "the hash of the problems"
+    assert "600" in text, "the factory's tokens a sample"
+    assert "torch 2.11.0, vllm 0.33.0" in text
+
+
+def test_the_same_contents_give_the_same_page():
+    def make():
+        return page(contents(tables=(make_table(),)), report_figures([], [make_measurement("apo", **SMALL)]))
+
+    assert make() == make()
+
+
+def test_hostile_text_stays_text():
+    hostile = "<script>alert('x')</script>"
+    evaluated = make_evaluated(hostile, model=hostile, benchmark=hostile, truncated=30, **SMALL)
+    measurement = make_measurement(hostile, benchmark=hostile, model=hostile, **SMALL)
+    report = contents(
+        title=hostile,
+        date=hostile,
+        tables=(make_table(text=hostile, notes=(hostile,)),),
+        evaluations=(evaluated,),
+        files={"main_results": (f'"><script>{hostile}.csv',)},
+    )
+    html = page(report, report_figures([make_run(hostile)], [measurement]))
+    assert "script" not in Reader(html).tags
+    assert "&lt;script&gt;" in html
+
+
+def test_a_page_of_nothing_says_so():
+    reader = Reader(page(contents(num_runs=0)))
+    assert "Nothing was evaluated." in reader.text
+    assert "Nothing to draw." in reader.text
+    assert "Before you read the numbers" not in reader.text
+
+
+def test_empty_tables_are_left_out():
+    empty = Table(name="empty", title="Nothing here", columns=(), rows=())
+    assert "Nothing here" not in page(contents(tables=(empty,)))
+
+
+@pytest.mark.parametrize(
+    ("truncated", "verdicts", "words"),
+    [
+        # 32 samples: 2 of them are 6.25 %, 1 is 3.125 %; the limits are 5 % and 10 %.
+        (2, {"correct": 32}, ["6.2% of the samples were cut at 3072 tokens"]),
+        (1, {"correct": 32}, []),
+        (0, {"correct": 28, "unparsed": 4}, ["no answer was found in 12.5%"]),
+        (0, {"correct": 29, "unparsed": 3}, []),
+        (0, {"correct": 31, "timeout": 1}, ["ran out of time on 1 of 32"]),
+        (0, {"correct": 30, "error": 2}, ["failed on 2 of 32"]),
+    ],
+)
+def test_what_weakens_a_number_is_said_first(truncated, verdicts, words):
+    evaluated = make_evaluated("apo", truncated=truncated, verdicts=verdicts, **SMALL)
+    warnings = warnings_of([evaluated])
+    assert len(warnings) == len(words)
+    assert all(word in warning for word, warning in zip(words, warnings, strict=True))
+    html = page(contents(tables=(make_table(),), evaluations=(evaluated,)))
+    assert all(html.index(word) < html.index("<table") for word in words)
+
+
+def test_a_caption_is_escaped_and_a_figure_is_not():
+    figure = report_figures([], [make_measurement("apo", **SMALL)])[0].figure
+    html = page(contents(), [NamedFigure(name="x", title="x", caption="a < b", figure=figure)])
+    assert "a &lt; b" in html
+    assert "&lt;svg" not in html

@@ -1,0 +1,158 @@
+"""What is read from run folders, and which settings a sweep is found to have varied."""
+
+from pathlib import Path
+
+import pytest
+from report_cases import result, write_run
+
+from apo_lab.commands.report import training_defaults
+from apo_lab.reporting.axes import axes, settings
+from apo_lab.reporting.evaluations import measurements, read_evaluations
+from apo_lab.reporting.records import Evaluations, Measurement, RunCard
+from apo_lab.reporting.runs import read_metrics, read_runs, swept
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.loading import write_record
+
+DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}}
+
+
+def test_a_run_is_read_with_its_method_model_and_series(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ["algo=apo", "++seed=3"], seed=3)
+    (run,) = read_runs([tmp_path])
+    assert (run.algo, run.label, run.model, run.seed, run.sweep) == ("apo", "APO", "tiny", "3", None)
+    assert run.overrides == {"algo": "apo", "seed": "3"}
+    # Step 1 stands there twice, as after a resume; step 2 is NaN; step 0 has no entropy.
+    assert run.metrics["train/entropy"] == ((1.0,), (2.0,))
+    assert run.metrics["val/arithmetic/pass@1"] == ((0.0,), (0.25,))
+
+
+def test_a_run_is_found_once_through_two_folders_and_belongs_to_its_sweep(tmp_path: Path) -> None:
+    sweep = tmp_path / "multirun"
+    for index in range(2):
+        write_run(sweep / str(index))
+    (sweep / "multirun.yaml").write_text("hydra: {}\n")
+    runs = read_runs([tmp_path, sweep])
+    assert [run.folder.name for run in runs] == ["0", "1"]
+    assert swept(runs) == {str(sweep): runs}
+
+
+def test_what_an_experiment_chose_is_read_from_hydras_choices(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ["experiment=paper/qwen_math7b_nsr"], algo="nsr")
+    assert read_runs([tmp_path])[0].label == "NSR"
+
+
+def test_checkpoint_folders_are_not_searched(tmp_path: Path) -> None:
+    write_run(tmp_path / "checkpoints" / "run")
+    assert read_runs([tmp_path]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (".hydra/config.yaml", "a: [", r"config\.yaml: cannot be read"),
+        (".hydra/config.yaml", "[1]", r"config\.yaml: holds list, not dict"),
+        (".hydra/overrides.yaml", "a: 1", r"overrides\.yaml: holds dict, not list"),
+        ("summary.json", "{", r"summary\.json: not JSON"),
+        ("metrics.csv", "step,a\nx,1\n", r"metrics\.csv, line 2: could not convert"),
+        ("metrics.csv", "epoch,a\n1,1\n", r"metrics\.csv: has no column `step`"),
+    ],
+)
+def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (write_run(tmp_path / "run") / name).write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_runs([tmp_path])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere is no folder"):
+        read_runs([tmp_path / "nowhere"])
+
+
+def test_an_empty_metrics_file_has_no_series(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("")
+    assert read_metrics(tmp_path / "metrics.csv") == {}
+
+
+def run(pull: str | None = None, *, algo: str = "apo", seed: str = "1", **overrides: str) -> RunCard:
+    config = {"seed": seed, "algo.loss.pull_coef": pull or "0.1"}
+    typed = overrides | ({"algo.loss.pull_coef": pull} if pull else {}) | {"algo": algo, "seed": seed}
+    return RunCard(folder=Path(f"{algo}{pull}{seed}"), algo=algo, model="tiny", overrides=typed, config=config)
+
+
+def test_methods_and_seeds_are_no_axes_but_settings_are() -> None:
+    runs = [run(), run(seed="2"), run(algo="grpo"), run("0.02")]
+    assert axes(runs) == ("algo.loss.pull_coef",)
+
+
+def test_the_same_number_typed_otherwise_is_no_axis() -> None:
+    assert axes([run("0.10"), run("0.1")]) == ()
+
+
+def test_an_experiment_stands_for_the_config_keys_in_which_runs_differ() -> None:
+    typed = {"experiment": "paper/sensitivity_pull_0.02"}
+    other = RunCard(
+        folder=Path("y"), algo="apo", model="tiny", overrides=typed, config={"algo.loss.pull_coef": "0.02", "seed": "9"}
+    )
+    plain = RunCard(
+        folder=Path("z"),
+        algo="apo",
+        model="tiny",
+        overrides={"experiment": "paper/apo"},
+        config={"algo.loss.pull_coef": "0.1", "seed": "1"},
+    )
+    assert axes([other, plain]) == ("algo.loss.pull_coef",)
+
+
+def test_the_defaults_are_those_that_training_composes() -> None:
+    defaults = training_defaults()
+    expected = {"algo.loss.pull_coef": "0.1", "group_size": "8", "optimizer.lr": "1e-05", "data.max_operand": "99"}
+    assert {key: defaults["apo"][key] for key in expected} == expected
+    assert "algo.loss.pull_coef" not in defaults["grpo"]
+    assert defaults["apo"]["aggregation"] == "token_mean"
+    assert defaults["dr_grpo"]["aggregation"] == "sequence_mean_token_sum_norm"
+    keys = ["algo.loss.pull_coef", "group_size"]
+    assert settings(run(), keys, defaults) == {}
+    assert settings(run("0.02"), keys, defaults) == {"algo.loss.pull_coef": "0.02"}
+
+
+def test_an_evaluation_inside_a_run_belongs_to_it_whatever_its_card_says(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "evaluation" / "math500" / "results.json"
+    write_record(path, result(algo="apo", run="/gone"))
+    write_record(tmp_path / "base" / "math500" / "results.json", result())
+    found = read_evaluations([tmp_path], read_runs([tmp_path]))
+    assert [(item.method, item.run.folder if item.run else None) for item in found.results] == [
+        ("Base", None),
+        ("APO", folder),
+    ]
+
+
+def test_an_evaluation_elsewhere_finds_its_run_by_its_card(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs" / "a")
+    write_record(tmp_path / "elsewhere" / "results.json", result(algo="apo", run=str(folder)))
+    (item,) = read_evaluations([tmp_path / "elsewhere"], read_runs([tmp_path / "runs"])).results
+    assert item.run is not None
+
+
+def test_evaluations_without_their_runs_tell_settings_by_the_typed_overrides(tmp_path: Path) -> None:
+    for index, override in enumerate(["algo.loss.pull_coef=0.02", "algo.loss.pull_coef=0.10"]):
+        card = {"algo": "apo", "run": f"/gone/{index}", "overrides": ("algo=apo", override)}
+        write_record(tmp_path / str(index) / "results.json", result(**card))
+    found = measurements((), read_evaluations([tmp_path]), DEFAULTS)
+    assert [item.settings for item in found] == [{"algo.loss.pull_coef": "0.02"}, {}]
+
+
+def test_a_summary_gives_the_untrained_policy_and_the_gain(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", before=0.25, after=0.75)
+    base, trained = measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS)
+    assert (base.method, base.metrics["pass@1"].value) == ("Base", 0.25)
+    assert (trained.method, trained.metrics["pass@1"].value, trained.metrics["gain"].value) == ("APO", 0.75, 0.5)
+    assert isinstance(trained, Measurement)
+    assert trained.held_out
+
+
+def test_a_summary_of_another_shape_is_refused(tmp_path: Path) -> None:
+    (write_run(tmp_path / "run") / "summary.json").write_text('{"held_out": {"arithmetic": {}}}')
+    with pytest.raises(ConfigError, match=r"held_out\.arithmetic lacks"):
+        measurements(read_runs([tmp_path]), Evaluations())

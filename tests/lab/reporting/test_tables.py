@@ -1,0 +1,211 @@
+"""Tables: what stands where, what is averaged, what is bold. Numbers derived beside each test."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_cases import measured, result, write_run
+
+from apo_lab.coverage.records import CoverageResult
+from apo_lab.reporting.averages import mean_over_benchmarks
+from apo_lab.reporting.evaluations import measurements, read_evaluations
+from apo_lab.reporting.names import METHODS
+from apo_lab.reporting.records import Covered, Evaluations, Table, TableRow
+from apo_lab.reporting.runs import read_runs
+from apo_lab.reporting.tables import (
+    beside_published,
+    coverage_table,
+    health_table,
+    held_out_table,
+    hyperparameter_table,
+    lost_gained_table,
+    main_results,
+    report_tables,
+    sensitivity_table,
+    swept_methods,
+)
+from apo_lightning.evaluation.records import Estimate
+
+PULL, PUSH = "algo.loss.pull_coef", "algo.loss.push_coef"
+DEFAULTS = {"apo": {PULL: "0.1", PUSH: "1.05"}}
+
+
+def texts(row: TableRow) -> list[str]:
+    return [cell.text for cell in row.cells]
+
+
+def column(table: Table, group: str, name: str) -> list[str]:
+    index = [(c.group, c.name) for c in table.columns].index((group, name))
+    return [row.cells[index].text for row in table.rows]
+
+
+def test_methods_stand_in_the_papers_order_and_unknown_ones_after() -> None:
+    names = ["mine", "APO", "GRPO-KL", "Base", "GRPO", "NSR"]
+    table = main_results([measured(name) for name in names])
+    assert [row.cells[0].text for row in table.rows] == ["Base", "GRPO", "NSR", "GRPO-KL", "APO", "mine"]
+    assert list(METHODS.values())[-1] == "APO"
+
+
+def test_the_best_of_a_model_is_bold_and_ties_as_printed_are_bold_together() -> None:
+    items = [measured("Base", (0.1, 0.9)), measured("GRPO", (0.30004, 0.8)), measured("APO", (0.3, 0.9))]
+    items.append(measured("APO", (0.01, 0.02), model="other"))
+    table = main_results(items)
+    bold = [[cell.bold for cell in row.cells[2:]] for row in table.rows]
+    # 30.004 and 30.000 both print as 30.00; a model with a single method has no best.
+    assert bold == [[False, True], [True, False], [True, True], [False, False]]
+
+
+def test_k_is_the_largest_budget_that_all_evaluations_of_a_benchmark_have() -> None:
+    table = main_results([measured("Base", (0.1, 0.2, 0.3, 0.4)), measured("APO", (0.5, 0.6))])
+    assert [c.name for c in table.columns[2:]] == ["Pass@1", "Pass@2"]
+    assert column(table, "MATH-500", "Pass@2") == ["20.00", "60.00"]
+    assert any("2 to 4 samples" in note for note in table.notes)
+
+
+def test_averages_are_over_the_benchmarks_that_all_methods_have() -> None:
+    items = [measured("Base", (0.2, 0.4), benchmark=name) for name in ("aime2024", "math500")]
+    items += [measured("APO", (0.4, 0.8), benchmark=name) for name in ("aime2024", "math500", "amc2023")]
+    items += [measured("APO", (0.9, 0.9), benchmark="minerva_math", model="other")]
+    table = main_results(items)
+    # (20 + 20)/2, (40 + 40)/2 without AMC, and the other model's only benchmark.
+    assert column(table, "Average", "Pass@1") == ["20.00", "40.00", "90.00"]
+    assert column(table, "AMC 23", "Pass@1") == ["–", "40.00", "–"]
+
+
+def test_different_problems_under_one_name_are_called_out() -> None:
+    items = [replace(measured("Base"), data_sha256="x"), replace(measured("APO"), data_sha256="y")]
+    assert any("NOT the same problems" in note for note in main_results(items).notes)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 0.5))
+def test_averaged_intervals_hold_the_mean_and_shrink_with_the_root_of_benchmarks(
+    values: list[float], half_width: float
+) -> None:
+    mean = mean_over_benchmarks([Estimate(value=v, low=v - half_width, high=v + half_width) for v in values])
+    assert mean.value == pytest.approx(sum(values) / len(values))
+    assert mean.high - mean.value == pytest.approx(half_width / math.sqrt(len(values)))
+
+
+def test_the_main_table_leaves_variants_to_the_sensitivity_table_unless_there_is_nothing_else() -> None:
+    default, variant = measured("APO"), measured("APO", settings={PULL: "0.02"})
+    assert [row.cells[0].text for row in main_results([default, variant]).rows] == ["APO"]
+    assert [row.cells[0].text for row in main_results([variant]).rows] == ["APO (β = 0.02)"]
+
+
+def test_a_sweep_makes_a_row_a_value_in_order_with_the_default_marked() -> None:
+    items = [measured("APO", (0.5, 0.6))]
+    items += [measured("APO", (0.4, 0.7), settings={PULL: value}) for value in ("0.02", "10", "0", "2")]
+    items += [measured("APO", (0.3, 0.7), settings={PUSH: "1"}), measured("APO", settings={PULL: "0", PUSH: "1"})]
+    assert swept_methods(items) == [("tiny", "APO")]
+    table = sensitivity_table(items, block="tiny", method="APO", defaults=DEFAULTS)
+    assert [(row.section, row.cells[0].text, row.highlight) for row in table.rows] == [
+        ("Varying β", "β = 0", False),
+        ("Varying β", "β = 0.02", False),
+        ("Varying β", "β = 0.1 (default)", True),
+        ("Varying β", "β = 2", False),
+        ("Varying β", "β = 10", False),
+        ("Varying λ", "λ = 1", False),
+        ("Varying λ", "λ = 1.05 (default)", True),
+        ("Varying β, λ", "β = 0, λ = 1", False),
+        ("Varying β, λ", "β = 0.1, λ = 1.05 (default)", True),
+    ]
+    assert column(table, "MATH-500", "Pass@1")[:5] == ["40.00", "40.00", "50.00", "40.00", "40.00"]
+
+
+def test_health_calls_more_spread_better() -> None:
+    spread = {"diversity": 0.283, "semantic_similarity": 0.297, "entropy": 0.485, "max_prob": 0.849}
+    peaked = {"diversity": 0.267, "semantic_similarity": 0.314, "entropy": 0.405, "max_prob": 0.878}
+    table = health_table([measured("GRPO", **peaked), measured("APO", **spread)])
+    assert texts(table.rows[1]) == ["APO", "1", "50.00", "0.283", "0.297", "0.485", "0.849"]
+    assert [cell.bold for cell in table.rows[1].cells] == [False, False, False, True, True, True, True]
+    assert not any(cell.bold for cell in table.rows[0].cells)  # Pass@K is the same in both: neither is best
+
+
+def test_lost_and_gained_problems_are_counted_from_base_and_from_grpo() -> None:
+    items = [
+        measured("Base", (0.5, 0.75), solved=(1, 1, 0, 2)),
+        measured("GRPO", (0.5, 0.5), solved=(2, 0, 0, 2)),
+        measured("APO", (0.5, 1.0), solved=(1, 1, 1, 1)),
+    ]
+    table = lost_gained_table(items)
+    assert [texts(row) for row in table.rows] == [
+        # At K = n = 2 a problem counts when it was solved at all: 3/4 → 2/4, 3/4 → 4/4, 2/4 → 4/4.
+        ["Base", "GRPO", "MATH-500", "–, 1", "4", "1", "0", "2", "-25.00", "these two checkpoints"],
+        ["Base", "APO", "MATH-500", "–, 1", "4", "0", "1", "2", "+25.00", "these two checkpoints"],
+        ["GRPO", "APO", "MATH-500", "1, 1", "4", "0", "2", "2", "+50.00", "these two checkpoints"],
+    ]
+
+
+def test_pairs_measured_on_different_problems_are_left_out_and_counted() -> None:
+    table = lost_gained_table([measured("Base", solved=(1,)), measured("GRPO", solved=(1, 1))])
+    assert table.rows == ()
+    assert "1 pairs" in table.notes[0]
+
+
+def covered(model: str, **others: object) -> Covered:
+    source = result(model)
+    recall = {k: Estimate(value=v, low=v - 0.01, high=v + 0.01) for k, v in ((1, 0.8384), (8, 0.9747))}
+    coverage = CoverageResult(
+        preset="math", model=source.model, data=source.data, prompt="", num_tokens=1234, recall=recall, versions={}
+    )
+    return Covered(path=Path(model), result=coverage)
+
+
+def test_coverage_stands_beside_the_published_recall() -> None:
+    table = coverage_table(Evaluations(coverage=(covered("llama3b"), covered("qwen_math7b"))))
+    assert [texts(row) for row in table.rows] == [
+        ["Qwen2.5-Math-7B", "Base", "1,234", "83.84", "97.47"],
+        ["Llama-3.2-3B-Instruct", "Base", "1,234", "83.84", "97.47"],
+        ["Qwen2.5-Math-7B", "Base", "–", "83.84", "97.47"],
+    ]
+    assert table.rows[0].cells[3].interval_text == "[82.8, 84.8]"
+
+
+def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None:
+    ours = measured("NSR", [0.45] + [0.7] * 15, model="Qwen2.5-Math-7B", benchmark="minerva_math")
+    table = beside_published([ours, measured("NSR", [0.5] * 16, benchmark="minerva_math")])
+    assert [texts(row) for row in table.rows] == [
+        ["NSR", "1", "Minerva", "Pass@1", "45.00", "44.93", "+0.07"],
+        ["NSR", "1", "Minerva", "Pass@16", "70.00", "66.12", "+3.88"],
+    ]
+    assert [row.cells[5].marked for row in table.rows] == [True, True]
+
+
+def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_nothing() -> None:
+    where = {"model": "Qwen2.5-Math-7B", "benchmark": "math500", "settings": {PUSH: "1"}}
+    table = beside_published([measured("APO", (0.8, 0.9), **where)])
+    # Pass@2 is not published; λ = 1.0 has 83.5.
+    assert [texts(row)[3:6] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
+
+
+def test_a_training_sweep_alone_makes_main_sensitivity_and_held_out_tables(tmp_path: Path) -> None:
+    for index, (pull, after) in enumerate([(0.1, 0.5), (0.1, 0.7), (0.02, 0.4)]):
+        overrides = [f"{PULL}={pull}", f"seed={index}"]
+        write_run(tmp_path / str(index), overrides, seed=index, loss={"pull_coef": pull}, after=after)
+    runs = read_runs([tmp_path])
+    found = measurements(runs, read_evaluations([tmp_path]), DEFAULTS)
+    main = main_results(found)
+    # The base model has random weights, drawn with each run's seed.
+    assert [texts(row) for row in main.rows] == [["Base", "3", "25.00", "–"], ["APO", "2", "60.00", "+35.00"]]
+    table = sensitivity_table(found, block="tiny", method="APO", defaults=DEFAULTS)
+    assert [texts(row)[:3] for row in table.rows] == [["β = 0.02", "1", "40.00"], ["β = 0.1 (default)", "2", "60.00"]]
+    assert texts(held_out_table(found).rows[0]) == ["APO", "2", "arithmetic", "25.00", "60.00", "+35.00"]
+    names = [table.name for table in report_tables(runs, Evaluations(), DEFAULTS)]
+    assert names == ["main_results", "held_out", "sensitivity_tiny_apo", "hyperparameters", "published_check"]
+
+
+def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) -> None:
+    for index, pull in enumerate((0.1, 0.02)):
+        write_run(tmp_path / str(index), loss={"pull_coef": pull, "anchor_size": 8})
+    rows = {row.cells[0].text: row.cells[3] for row in hyperparameter_table(read_runs([tmp_path])).rows}
+    assert (rows["Pull coefficient β"].text, rows["Pull coefficient β"].marked) == ("0.02 (1 run), 0.1 (1 run)", True)
+    assert (rows["Anchor size K"].text, rows["Anchor size K"].marked) == ("8", False)
+    assert rows["KL coefficient"].text == "–"
+
+
+def test_tables_of_nothing_are_empty() -> None:
+    assert [table.name for table in report_tables((), Evaluations())] == ["published_check"]
+    assert main_results([]).rows == sensitivity_table([], block="x", method="APO").rows == ()

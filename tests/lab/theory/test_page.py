@@ -1,0 +1,80 @@
+"""The page, the command and the list say the same."""
+
+import re
+
+import pytest
+from composing import ROOT
+
+from apo_lab.theory.__main__ import main
+from apo_lab.theory.page import BEGIN, END, fill, telling
+from apo_lab.theory.statements import STATEMENTS, Reading, Verdict
+
+PAGE = ROOT / "docs" / "theory.md"
+SECTION = re.compile(r"^### (\w+)\. (.+): ([a-z ]+)$", re.MULTILINE)
+
+
+def test_the_page_has_every_statement_with_its_claim_formula_and_verdict():
+    text = PAGE.read_text()
+    assert SECTION.findall(text) == [(s.key, s.title, s.verdict.value) for s in STATEMENTS]
+    missing = [s.key for s in STATEMENTS if f"*{s.claim}* ({s.where})\n\n{s.formula}.\n" not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("key", ["F2", "E4", "C2", "C14", "C18", "C19", "C20", "P1"])
+def test_the_page_has_the_numbers_that_are_measured(key):
+    from apo_lab.theory.page import section
+
+    (statement,) = [s for s in STATEMENTS if s.key == key]
+    assert section(statement, statement.check()) in PAGE.read_text()
+
+
+def test_a_page_is_made_between_its_marks_alone():
+    assert fill(f"before {BEGIN}old{END} after", "new") == f"before {BEGIN}\n\nnew\n{END} after"
+
+
+def test_the_command_prints_a_row_a_statement_and_succeeds(capsys):
+    assert main(["--only", "C20", "C2"]) == 0
+    out = capsys.readouterr().out
+    assert "Released mass" in out
+    assert "2 statements hold" in out
+
+
+def test_the_command_names_an_unknown_statement(capsys):
+    with pytest.raises(SystemExit):
+        main(["--only", "C99"])
+    assert "there is no statement C99" in capsys.readouterr().err
+
+
+def test_a_reading_that_does_not_hold_is_the_one_that_is_shown():
+    good = Reading(what="good", measured=1.0, predicted=1.0)
+    bad = Reading(what="bad", measured=1.0, predicted=2.0)
+    assert telling([good, bad, good]).what == "bad"
+
+
+@pytest.mark.parametrize(("relation", "holds"), [("=", False), ("<", True), (">", False)])
+def test_a_bound_is_one_sided_and_nan_never_holds(relation, holds):
+    assert Reading(what="x", measured=1.0, predicted=2.0, relation=relation).holds is holds
+    assert not Reading(what="x", measured=float("nan"), predicted=2.0, relation=relation).holds
+
+
+def test_every_verdict_has_a_meaning_on_the_page():
+    assert all(f"**{verdict.value}**" in PAGE.read_text() for verdict in Verdict)
+
+
+def test_every_figure_that_a_statement_names_is_drawn_and_on_the_page():
+    from apo_lab.theory.figures import FIGURES
+
+    named = {statement.figure for statement in STATEMENTS} - {""}
+    assert named == set(FIGURES)
+    for name in FIGURES:
+        path = PAGE.parent / "figures" / "theory" / f"{name}.svg"
+        assert path.stat().st_size < 150_000
+        assert f"](figures/theory/{name}.svg)\n" in PAGE.read_text()
+
+
+def test_a_figure_names_its_axes_and_its_lines():
+    from apo_lab.theory.figures import FIGURES
+
+    figure = FIGURES["growth"]()
+    assert [axes.get_xlabel() for axes in figure.axes] == ["probability of the branch"] * 2
+    assert {"APO", "GRPO", "NSR", "k3"} <= {text.get_text() for text in figure.axes[0].texts}
