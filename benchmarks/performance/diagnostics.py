@@ -7,7 +7,7 @@
 Runs `train.py` once without diagnostics, once with each set of them, and once more without, which says how much of a
 difference is noise. The first step is left out, so that 11 or 21 steps hold every frequency by which they are due.
 Prints a Markdown table: seconds a step, the share that is added, and whether the final weights are the same to the last
-bit; exits with 1 where they are not. With --runs the folders stay, for `report.py runs=FOLDER`.
+bit; exits with 1 where they are not. With --runs the folders stay, for `apo report runs=FOLDER`.
 """
 
 import argparse

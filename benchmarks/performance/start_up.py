@@ -17,15 +17,15 @@ from benchmarks import ROOT
 from benchmarks.shared.timing import print_table
 
 COMMANDS = (
-    ("train.py", "bad=override"),
-    ("train.py", "experiment=paper/qwen_math7b_apoo"),
-    ("train.py", "--help"),
-    ("evaluate.py", "bad=override"),
-    ("report.py", "bad=override"),
-    ("export.py", "bad=override"),
-    ("report.py", "runs=/no/such/folder"),
-    ("evaluate.py", "mode=guess"),
-    ("train.py", "model=tiny", "engine=transformers", "group_size=0"),
+    ("--help",),
+    ("train", "bad=override"),
+    ("train", "experiment=paper/qwen_math7b_apoo"),
+    ("train", "--help"),
+    ("evaluate", "bad=override"),
+    ("report", "bad=override"),
+    ("export", "bad=override"),
+    ("report", "runs=/no/such/folder"),
+    ("train", "model=tiny", "engine=transformers", "group_size=0"),
 )
 LARGE = ("torch", "matplotlib", "transformers", "lightning", "vllm")
 
@@ -47,12 +47,12 @@ def row(command: tuple[str, ...], rounds: int) -> list[str]:
     imported = {line.rpartition("|")[2].strip() for line in log.splitlines() if line.startswith("import time:")}
     large = ", ".join(name for name in LARGE if name in imported)
     figures = [f"{figure:.2f}" for figure in (min(seconds), statistics.median(seconds), processor)]
-    return [f"`{' '.join(command)}`", *figures, large or "–"]
+    return [f"`apo {' '.join(command)}`", *figures, large or "–"]
 
 
 def run(command: tuple[str, ...]) -> tuple[float, float, str]:
     """Seconds, seconds of a processor, and what it wrote on stderr: a line for each import among it."""
-    arguments = [sys.executable, "-X", "importtime", *command]
+    arguments = [sys.executable, "-X", "importtime", "-m", "apo_lightning", *command]
     busy, began = processor_seconds(), time.perf_counter()
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     return time.perf_counter() - began, processor_seconds() - busy, done.stderr
