@@ -76,7 +76,7 @@ class _FullKL(torch.autograd.Function):
         seen = {rows.start: _Seen.nothing(hidden[rows], tiles.head.state_dtype) for rows in tiles.head.row_tiles()}
         scratch, differences = tiles.head.scratch(), tiles.head.buffer()
         for rows, columns, _, logits, ref_logits in tiles:
-            seen[rows.start].absorb(columns, logits, ref_logits, scratch, differences)
+            seen[rows.start].update(columns, logits, ref_logits, scratch, differences)
         log_total, ref_log_total, kl = (
             torch.cat(parts) for parts in zip(*(s.finish() for s in seen.values()), strict=True)
         )
@@ -100,7 +100,7 @@ class _FullKL(torch.autograd.Function):
             grad_logits = (
                 _kl_gradient_(logits, ref_logits, *state)
                 if tiles.head.overwrites_tiles
-                else _kl_gradient_anew(logits, ref_logits, *state, dtype=ctx.compute_dtype)
+                else _kl_gradient(logits, ref_logits, *state, dtype=ctx.compute_dtype)
             )
             gradient.add(rows, columns, weight_tile, grad_logits)
         returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
@@ -121,14 +121,14 @@ class _Seen:
         policy, reference = Softmax(no_ids, dtype), Softmax(no_ids, dtype)
         return cls(policy, reference, torch.zeros_like(policy.total))
 
-    def absorb(
+    def update(
         self, columns: slice, logits: Tensor, ref_logits: Tensor, scratch: Tensor | None, differences: Tensor
     ) -> None:
         before = self.policy.largest
         difference = torch.sub(logits, ref_logits, out=part_of(differences, logits.shape))
-        weights, after = self.policy.absorb(columns, logits, scratch)
-        self.distance = _absorb_distance(weights, difference, before, after, self.distance)
-        self.reference.absorb(columns, ref_logits, scratch, keeps=False)
+        weights, after = self.policy.update(columns, logits, scratch)
+        self.distance = _update_kl_sum(weights, difference, before, after, self.distance)
+        self.reference.update(columns, ref_logits, scratch, keeps=False)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """(log Σ exp z, the reference's, KL)."""
@@ -167,7 +167,7 @@ class _TwoHeads:
 
 
 @tile_kernel
-def _absorb_distance(weights: Tensor, difference: Tensor, before: Tensor, after: Tensor, distance: Tensor) -> Tensor:
+def _update_kl_sum(weights: Tensor, difference: Tensor, before: Tensor, after: Tensor, distance: Tensor) -> Tensor:
     """Σ exp(u)·(z − z_ref) after one more tile; a token of probability 0 adds 0, whatever the reference says."""
     scale = (before - after).exp()
     terms = (weights * difference).masked_fill(weights == 0, 0.0)
@@ -185,6 +185,6 @@ def _kl_gradient_(
 
 
 @tile_kernel
-def _kl_gradient_anew(logits: Tensor, ref_logits: Tensor, *state: Tensor, dtype: torch.dtype) -> Tensor:
+def _kl_gradient(logits: Tensor, ref_logits: Tensor, *state: Tensor, dtype: torch.dtype) -> Tensor:
     """The same in memory of its own, rounded to a dtype; compiled, the copies are never made."""
     return _kl_gradient_(logits.clone(), ref_logits.clone(), *state).to(dtype)

@@ -51,8 +51,8 @@ def reference_statistics(
     for columns, weight_tile in head.column_tiles():
         for rows, softmax in zip(row_tiles, softmaxes, strict=True):
             tile = head.logits(rows, weight_tile, logits)
-            top.absorb(rows, columns, tile)
-            softmax.absorb(columns, tile, scratch, keeps=False)
+            top.update(rows, columns, tile)
+            softmax.update(columns, tile, scratch, keeps=False)
     top.settle_ties()
     logprobs = torch.cat([softmax.finish()[0] for softmax in softmaxes])
     tops = [softmax.normalise(top.values[rows]) for rows, softmax in zip(row_tiles, softmaxes, strict=True)]
@@ -78,7 +78,7 @@ class TopLogits:
         self._ties: list[tuple[slice, slice, Tensor]] = []
         """Of each tile the logit that ties for its last place; NaN, which equals nothing, where none does."""
 
-    def absorb(self, rows: slice, columns: slice, logits: Tensor) -> None:
+    def update(self, rows: slice, columns: slice, logits: Tensor) -> None:
         """See one tile; tiles come in the order of their ids."""
         k = self._k
         if k == 0:

@@ -38,7 +38,7 @@ class Softmax:
         self.total, self.dot = torch.zeros_like(self.largest), torch.zeros_like(self.largest)
         self.picked = torch.full(self.ids.shape, -torch.inf, dtype=self.dtype, device=self.ids.device)
 
-    def absorb(
+    def update(
         self, columns: slice, logits: Tensor, room: Tensor | None, *, keeps: bool = True
     ) -> tuple[Tensor, Tensor]:
         """See one tile.
@@ -55,13 +55,13 @@ class Softmax:
         state = self.largest, self.total, self.dot, self.picked
         places = self.ids - columns.start
         if room is None:
-            weights, *state = _absorb_anew(logits, *state, places, keeps)
+            weights, *state = _update(logits, *state, places, keeps)
         else:
-            weights, *state = _absorb_(logits, *state, places, part_of(room, logits.shape))
+            weights, *state = _update_(logits, *state, places, part_of(room, logits.shape))
         self.largest, self.total, self.dot, self.picked = state
         return weights, self.largest
 
-    def weights_(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def exp_logits_(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(exp(z − m), m) of a tile of these tokens, in place of its logits, once the whole vocabulary is seen."""
         largest = self.largest[tokens]
         return logits.sub_(largest.unsqueeze(1)).exp_(), largest
@@ -119,17 +119,17 @@ class LogitGradient:
             slope = slope.unsqueeze(1)
         return cls(ids, grad_ids, picked, softmax.largest[tokens].unsqueeze(1), constant.unsqueeze(1), slope)
 
-    def from_weights_(self, columns: slice, weights: Tensor, largest: Tensor) -> Tensor:
-        """∂L/∂z of one tile from exp(z − m) and the m of `Softmax.absorb`, in place of the former."""
-        gradient = _from_weights_(weights, largest.unsqueeze(1) - self.largest, self.constant, self.slope)
+    def from_exp_logits_(self, columns: slice, weights: Tensor, largest: Tensor) -> Tensor:
+        """∂L/∂z of one tile from exp(z − m) and the m of `Softmax.update`, in place of the former."""
+        gradient = _from_exp_logits_(weights, largest.unsqueeze(1) - self.largest, self.constant, self.slope)
         index, inside = positions(self.ids - columns.start, columns.stop - columns.start)
         return gradient.scatter_add_(1, index, self.grad_ids * inside)
 
-    def from_weights(self, columns: slice, weights: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    def from_exp_logits(self, columns: slice, weights: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
         """The same in memory of its own, rounded to a dtype at the end."""
         shift = largest.unsqueeze(1) - self.largest
         at_ids = self.at_ids.to(dtype)
-        return _from_weights_anew(weights, shift, self.constant, self.slope, self.ids - columns.start, at_ids)
+        return _from_exp_logits(weights, shift, self.constant, self.slope, self.ids - columns.start, at_ids)
 
     @cached_property
     def at_ids(self) -> Float[Tensor, "tokens picks"]:
@@ -148,7 +148,7 @@ def positions(places: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return places.clamp(0, width - 1), (places >= 0) & (places < width)
 
 
-def _absorb_(
+def _update_(
     logits: Tensor,
     largest: Tensor,
     total: Tensor,
@@ -170,7 +170,7 @@ def _absorb_(
     return weights, new_largest, new_total, new_dot, picked
 
 
-def _from_weights_(weights: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None) -> Tensor:
+def _from_exp_logits_(weights: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None) -> Tensor:
     """exp(u)·(constant − slope·u), in place of exp(u − shift)."""
     scale = shift.exp()
     if slope is None:
@@ -180,19 +180,19 @@ def _from_weights_(weights: Tensor, shift: Tensor, constant: Tensor, slope: Tens
 
 
 @tile_kernel
-def _absorb_anew(
+def _update(
     logits: Tensor, largest: Tensor, total: Tensor, dot: Tensor, picked: Tensor, places: Tensor, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compiled, the copy is never made: the logits are read twice, and the weights written where they are kept.
 
     Written over, the logits would be copied back: compiled kernels know no memory that is both.
     """
-    weights, largest, total, dot, picked = _absorb_(logits.clone(), largest, total, dot, picked, places, None)
+    weights, largest, total, dot, picked = _update_(logits.clone(), largest, total, dot, picked, places, None)
     return weights if keeps else logits.new_empty(0), largest, total, dot, picked
 
 
 @tile_kernel
-def _from_weights_anew(
+def _from_exp_logits(
     weights: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None, places: Tensor, at_ids: Tensor
 ) -> Tensor:
     """Compiled, one kernel from the weights to the rounded gradient; added after rounding, ids would lose 1 − p.
@@ -200,7 +200,7 @@ def _from_weights_anew(
     Ids outside of the tile are written beside it.
     """
     width = weights.shape[1]
-    gradient = _from_weights_(weights.clone(), shift, constant, slope).to(at_ids.dtype)
+    gradient = _from_exp_logits_(weights.clone(), shift, constant, slope).to(at_ids.dtype)
     _, inside = positions(places, width)
     with_beside = torch.nn.functional.pad(gradient, (0, COLUMNS_BESIDE))
     return with_beside.scatter_(1, torch.where(inside, places, width), at_ids)[:, :width]

@@ -108,7 +108,7 @@ class _TokenStatistics(torch.autograd.Function):
             for columns, weight_tile in head.column_tiles():
                 is_held = held.reserve(head)
                 room = held.room(head) if is_held else scratch
-                tile = softmax.absorb(columns, head.logits(rows, weight_tile, logits), room, keeps=is_held)
+                tile = softmax.update(columns, head.logits(rows, weight_tile, logits), room, keeps=is_held)
                 if is_held:
                     held.tiles[rows.start, columns.start] = tile
             softmaxes.append(softmax)
@@ -145,13 +145,13 @@ class _TokenStatistics(torch.autograd.Function):
                 weights, largest = tiles.pop((rows.start, columns.start), (None, None))
                 if weights is None or largest is None:
                     logits = head.buffer() if logits is None else logits
-                    weights, largest = softmax.weights_(head.logits(index, weight_tile, logits), moving)
+                    weights, largest = softmax.exp_logits_(head.logits(index, weight_tile, logits), moving)
                 elif not everything:
                     weights, largest = weights[moving], largest[moving]
                 grad_logits = (
-                    logit_gradient.from_weights_(columns, weights, largest)
+                    logit_gradient.from_exp_logits_(columns, weights, largest)
                     if head.overwrites_tiles
-                    else logit_gradient.from_weights(columns, weights, largest, head.compute_dtype)
+                    else logit_gradient.from_exp_logits(columns, weights, largest, head.compute_dtype)
                 )
                 gradient.add(index, columns, weight_tile, grad_logits)
         returned = returned_gradient(grad_weight, head_weight, ctx.workspace)

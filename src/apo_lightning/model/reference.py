@@ -36,7 +36,7 @@ class Reference:
         self.policy.to(device)
         self.policy.round_matrices()
 
-    def answering(self) -> AbstractContextManager[None]:
+    def reference_mode(self) -> AbstractContextManager[None]:
         """What `self.policy` must run in, to be the reference."""
         return nullcontext()
 
@@ -49,13 +49,13 @@ class Reference:
             anchor_size: K; 0: no anchors.
             temperature: of the rollout.
         """
-        with self.answering():
+        with self.reference_mode():
             return self.policy.as_reference(microbatch, anchor_size, temperature=temperature)
 
     @torch.no_grad()
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
         """What the exact KL needs: the reference's last hidden states at the response tokens."""
-        with self.answering():
+        with self.reference_mode():
             return self.policy.hidden_states(microbatch)
 
     @property
@@ -84,7 +84,7 @@ class AdaptersOff(Reference):
     def to(self, device: torch.device) -> None:
         """The policy is there already."""
 
-    def answering(self) -> AbstractContextManager[None]:
+    def reference_mode(self) -> AbstractContextManager[None]:
         """A context in which the adapters are off."""
         return adapters_off(self.policy.model)
 

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apo_lightning.rewards.base import Reward
+    from apo_lightning.rewards.reward import Reward
     from apo_lightning.rewards.callable import CallableReward
     from apo_lightning.rewards.math_verify import MathVerifyReward
     from apo_lightning.rewards.numeric import NumericReward
@@ -18,7 +18,7 @@ _MODULES = {
     "CallableReward": "rewards.callable",
     "MathVerifyReward": "rewards.math_verify",
     "NumericReward": "rewards.numeric",
-    "Reward": "rewards.base",
+    "Reward": "rewards.reward",
     "Verdict": "types",
     "check_error_rate": "rewards.verdicts",
 }
