@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 
@@ -63,12 +63,9 @@ class Microbatch:
     token_index: Int[Tensor, "tokens"]
     """Index of each token among all response tokens of the step."""
 
-    def only(self, wanted: Bool[Tensor, "tokens"]) -> "Microbatch":
-        """The same forward pass, whose hidden states are read at fewer tokens."""
-        return self.part(wanted.to(self.rows.device))
-
     def part(self, tokens: slice | Tensor) -> "Microbatch":
-        """The same forward pass, whose hidden states are read at these of its tokens."""
+        """The same forward pass, with hidden states read at these tokens (a slice, an index or a mask) alone."""
+        tokens = tokens if isinstance(tokens, slice) else tokens.to(self.rows.device)
         return replace(self, rows=self.rows[tokens], targets=self.targets[tokens], token_index=self.token_index[tokens])
 
 
