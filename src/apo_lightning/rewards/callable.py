@@ -13,7 +13,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CallableReward:
-    """Wraps `function(completions=[…], **columns) -> list[float | None]`, TRL's reward signature.
+    """A reward from `function(completions=[…], **columns) -> list[float | None]`, TRL's signature.
 
     The function is called once per step with keyword arguments, each a list with one entry per completion:
     `completions` (strings), `answer` and `solution` (both are the gold answer). It gets the arguments that its

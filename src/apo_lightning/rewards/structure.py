@@ -69,7 +69,10 @@ def take_apart(answer: str) -> Compound | None:
         parts = _split(answer, "separator" if kind == "list" else "union")
         if parts is not None and len(parts) > 1:
             return Compound(kind, tuple(_each_sign(parts))) if all(parts) else None
-    return _bracketed(answer) or _signed(answer)
+    if bracketed := _bracketed(answer):
+        return bracketed
+    signed = _each_sign([answer])
+    return Compound("list", tuple(signed)) if len(signed) == 2 else None
 
 
 def sides_of_equals(answer: str) -> list[str]:
@@ -113,11 +116,6 @@ def _bracketed(answer: str) -> Compound | None:
     if brackets == "()" or len(parts) > 2:
         return Compound("tuple", tuple(parts))
     return Compound("interval", tuple(parts), brackets)
-
-
-def _signed(answer: str) -> Compound | None:
-    parts = _each_sign([answer])
-    return Compound("list", tuple(parts)) if len(parts) == 2 else None
 
 
 def _each_sign(parts: list[str]) -> list[str]:
