@@ -228,7 +228,7 @@ def attend_registered(
     """Attention as transformers calls it: [1, heads, positions, head_size] in, [1, positions, heads, head_size] out.
 
     Without a layout (any other call of the model) it is transformers' own attention. The CUDA branch has not run on a
-    GPU yet; `benchmarks/gpu_ahead.py` runs its kernels in an interpreter.
+    GPU yet; `benchmarks/emulated/kernels.py` runs its kernels in an interpreter.
     """
     if layout is None:
         return sdpa_attention_forward(
