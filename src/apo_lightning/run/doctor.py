@@ -64,7 +64,7 @@ def doctor(arguments: Sequence[str]) -> int:
         "Packages": lambda: package_rows(installed, environment.accepted_versions(), has_gpu=has_gpu),
         "Machine": lambda: [*folder_rows(Path.cwd(), offline), *device_rows(machine)],
         # Measured on two cores: transformers and Lightning six seconds, the GGUF file of smollm2_135m four.
-        "Does apo train model=… fit? (some seconds: imports transformers, reads model files)": lambda: model_rows(),
+        "Memory of apo train model=… (some seconds: reads the models' configurations)": model_rows,
     }
     states = []
     for title, rows in groups.items():
@@ -235,23 +235,30 @@ def model_rows() -> Iterator[Row]:
     try:
         import torch
 
+        from apo_lightning.model.spec import PACKAGE_PREFIX
         from apo_lightning.run.preflight import room_findings
         from apo_lightning.run.sizes import plan_run, rank_layout
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         yield Row("import transformers", "broken", reason, ("pip uninstall torchvision torchaudio, or make setup",))
         return
-    trainer = "gpu" if torch.cuda.is_available() else "cpu"
+    trainer, elsewhere = "gpu" if torch.cuda.is_available() else "cpu", []
     for name in sorted(options_of("model"), key=lambda name: (name != "tiny", name)):
         cfg = composed("train", [f"model={name}", f"trainer={trainer}"])
         try:
             plan = plan_run(cfg)
-        except ConfigError:
-            yield Row(name, "note", f"{cfg.model.path} is not on this machine", (f"apo preflight model={name}",))
+        except ConfigError as error:
+            if str(cfg.model.path).startswith(PACKAGE_PREFIX):
+                yield Row(name, "limited", "its file is missing", (str(error),))
+            else:
+                elsewhere.append(name)
             continue
         findings = room_findings(cfg, plan, rank_layout(cfg), Path.cwd())
         memory = max(plan.memory.loading, plan.memory.peak) if trainer == "cpu" else plan.memory.peak
-        found = f"{memory / GIB:.1f} GiB of the {'GPU' if trainer == 'gpu' else 'memory'}"
+        found = f"needs {memory / GIB:.1f} GiB of {'the GPU' if trainer == 'gpu' else 'memory'}"
         remedies = tuple(finding.text for finding in findings)
         state = "ok" if not findings else "broken" if name == "tiny" else "limited"
         yield Row(name, state, found, remedies)
+    if elsewhere:
+        remedy = "apo preflight model=… downloads the configuration of a hub's model and plans it"
+        yield Row("not planned", "note", f"not on this machine: {', '.join(elsewhere)}", (remedy,))
