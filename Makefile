@@ -26,7 +26,7 @@ lab: setup  ## Train every method on two puzzles, three seeds each, and compare 
 	@$(python) -m apo_lightning lab $(ARGS)
 
 gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")
-	@$(python) benchmarks/gpu.py $(ARGS)
+	@$(python) -m benchmarks.gpu $(ARGS)
 
 # With more threads than cores, processes wait for one another.
 test: export OMP_NUM_THREADS := 1

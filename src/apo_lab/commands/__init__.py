@@ -8,7 +8,7 @@ LAB = Command(
     work="apo_lab.laboratory.runs:laboratory",
     config="lab",
     details="Makes the base models, trains every method over several seeds with exact pass@k, and writes "
-    "<output_dir>/report.html with curves, intervals and tests. About an hour on two cores. A command that was "
+    "<output_dir>/report/report.html with curves, intervals and tests. About an hour on two cores. A command that was "
     "interrupted continues when it is given again.",
     settings=(
         "puzzles",

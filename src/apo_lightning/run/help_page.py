@@ -139,7 +139,7 @@ def _chosen_options(config: str) -> dict[str, tuple[str, ...]]:
     """Group → the options that a primary configuration chooses by default."""
     entries: list[Any] = yaml.load(_file(config).read_text(), Loader=yaml.CSafeLoader)["defaults"]
     pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-    return {group: tuple(option if isinstance(option, list) else [option]) for group, option in pairs}
+    return {group: tuple(option if isinstance(option, list) else [option]) for group, option in pairs if option}
 
 
 def _axis(axis: str, sets: str, chosen: Iterable[str]) -> Iterator[str]:
