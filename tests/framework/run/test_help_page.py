@@ -80,7 +80,11 @@ def test_a_comment_goes_on_in_its_column_and_ends_there(tmp_path, monkeypatch):
     (tmp_path / "configs" / "own.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     found = [find_setting("own", key) for key in ("a", "b.c", "d")]
-    assert [(setting.default, setting.comment) for setting in found] == [("1", "one, two"), ("'#'", ""), ("[1,2]", "three")]
+    assert [(setting.default, setting.comment) for setting in found] == [
+        ("1", "one, two"),
+        ("'#'", ""),
+        ("[1,2]", "three"),
+    ]
     with pytest.raises(KeyError, match="no nowhere"):
         find_setting("own", "nowhere")
 
