@@ -41,7 +41,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     with _errors_to(findings):
         plan = plan_run(cfg)
         parts.append(plan_table(plan.name, f"{ranks.strategy}, {ranks.describe()}", plan.model, plan.run, plan.memory))
-        findings += _room_findings(cfg, plan, ranks, output_dir)
+        findings += room_findings(cfg, plan, ranks, output_dir)
         with _errors_to(findings):
             parts += _cost_of(cfg, plan, ranks)
     with _errors_to(findings):
@@ -85,7 +85,7 @@ def _cost_of(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> Iterator[Rendera
         yield alternatives_table(found, cost, plan.memory)
 
 
-def _room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
+def room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
     """Memory and disk too small for the plan."""
     memory, others = plan.memory, ranks.num_local - 1
     loading = (memory.loading, *[memory.loading_others] * others)
