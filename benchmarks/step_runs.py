@@ -25,7 +25,7 @@ from timing import pin_threads
 from torch import Tensor
 
 from apo_lightning.model.policy import Policy
-from apo_lightning.rollout.base import SyncedEngine
+from apo_lightning.rollout.synced_engine import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.run.training import prepare, train

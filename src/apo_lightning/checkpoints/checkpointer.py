@@ -24,7 +24,7 @@ from apo_lightning.checkpoints.folder import (
     set_aside,
     write_header,
 )
-from apo_lightning.checkpoints.plain import SHARED, TENSORS, load_plain, rank_file, save_plain
+from apo_lightning.checkpoints.small_files import SHARED, TENSORS, load_plain, rank_file, save_plain
 from apo_lightning.checkpoints.rollouts import from_plain, to_plain
 from apo_lightning.checkpoints.run_state import (
     Run,

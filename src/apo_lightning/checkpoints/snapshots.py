@@ -18,7 +18,7 @@ from apo_lightning.checkpoints.folder import (
     flush,
     write_header,
 )
-from apo_lightning.checkpoints.plain import TENSORS
+from apo_lightning.checkpoints.small_files import TENSORS
 from apo_lightning.checkpoints.run_state import TrainingRun, policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors, save_tensors
 from apo_lightning.checkpoints.writing import Written

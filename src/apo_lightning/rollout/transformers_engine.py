@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rollout.base import SyncedEngine
+from apo_lightning.rollout.synced_engine import SyncedEngine
 from apo_lightning.rollout.decoding import GrowingLayer, attend_with_unrepeated_keys, growing_cache
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.sampling import sample_tokens, uniforms

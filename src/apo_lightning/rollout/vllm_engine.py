@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.base import SyncedEngine
+from apo_lightning.rollout.synced_engine import SyncedEngine
 from apo_lightning.rollout.engine import EngineContext, FinishedListener
 from apo_lightning.rollout.kv_cache import EngineMemory
 from apo_lightning.rollout.process_guard import (

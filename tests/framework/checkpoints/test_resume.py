@@ -15,7 +15,7 @@ import apo_lightning.module
 from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
-from apo_lightning.rollout.base import SyncedEngine
+from apo_lightning.rollout.synced_engine import SyncedEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 
 STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
