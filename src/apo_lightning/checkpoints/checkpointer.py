@@ -261,8 +261,8 @@ class Checkpointer:
                 save_tensors(tensors, partial / TENSORS, written)
                 pending.tensors.set_result(None)
 
-        steps = (lambda: _empty(partial) if is_first else None, small_files, large_files)
-        if all(self._together(run, position, action) for action in steps):
+        steps = (lambda: _make_empty(partial) if is_first else None, small_files, large_files)
+        if all(self._on_all_ranks(run, partial, position, action) for action in steps):
             self._pending = pending
             self._finish(run, wait=not asynchronous)
 
@@ -278,10 +278,10 @@ class Checkpointer:
             save_tensors(policy_tensors(run.policy), partial / TENSORS, written)
             written.check()
 
-        steps = (lambda: _empty(partial) if is_first else None, write)
-        if all(self._together(run, position, action, snapshot=True) for action in steps):
+        steps = (lambda: _make_empty(partial) if is_first else None, write)
+        if all(self._on_all_ranks(run, partial, position, action) for action in steps):
             header = self._header(run, position, None, written)
-            self._together(run, position, lambda: publish(partial, header) if is_first else None, snapshot=True)
+            self._on_all_ranks(run, partial, position, lambda: publish(partial, header) if is_first else None)
 
     def _finish(self, run: TrainingRun, *, wait: bool) -> None:
         """Publish the pending checkpoint once all of its files are written."""
@@ -302,10 +302,10 @@ class Checkpointer:
                 publish(partial, header)
                 prune(self.root, self.settings.keep)
 
-        if not self._together(run, position, check):
+        if not self._on_all_ranks(run, partial, position, check):
             return
         header = self._header(run, position, pending.score, pending.written)
-        if self._together(run, position, publish_and_prune):
+        if self._on_all_ranks(run, partial, position, publish_and_prune):
             self._saved = position
 
     def _header(self, run: TrainingRun, position: Position, score: float | None, written: Written) -> Header:
@@ -319,31 +319,31 @@ class Checkpointer:
             files={name: entry for files in from_all_ranks(written.files) for name, entry in files.items()},
         )
 
-    def _together(
-        self, run: TrainingRun, position: Position, action: Callable[[], Any], *, snapshot: bool = False
-    ) -> bool:
+    def _on_all_ranks(self, run: TrainingRun, partial: Path, position: Position, action: Callable[[], Any]) -> bool:
         """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
-        what, root = ("snapshot", self.root / SNAPSHOTS) if snapshot else ("checkpoint", self.root)
         failure = None
         try:
             action()
         except (OSError, RuntimeError, CheckpointException) as error:
-            failure = _Failure.of(error)
+            cause: BaseException = error
+            if isinstance(error, CheckpointException) and error.failures:
+                cause = next(iter(error.failures.values()))[0]  # torch wraps the errors of all ranks
+            failure = in_brief(cause), isinstance(cause, FileNotFoundError)
         failures = [failure for failure in from_all_ranks(failure) if failure is not None]
-        if not failures:
-            return True
-        for failure in failures:
-            if failure.is_folder_missing:
+        what = f"{'checkpoint' if partial.parent == self.root else 'snapshot'} {position.name}"
+        for reason, is_folder_missing in failures:
+            if is_folder_missing:
                 raise ConfigError(
-                    f"{what} {position.name} could not be written ({failure.reason}): {root} was removed, or some "
-                    "ranks do not see it; restore the folder and continue with resume=auto"
+                    f"{what} could not be written ({reason}): {partial.parent} was removed, or some ranks do not see "
+                    "it; restore the folder and continue with resume=auto"
                 )
-        self.num_failed += 1
-        if run.ranks.rank == 0:
-            _empty(partial_folder(root, position), make=False)
-            newest, why = self._saved.name if self._saved is not None else "none", failures[0].reason
-            say(f"{what} {position.name} could not be written ({why}); newest checkpoint: {newest}. The run continues")
-        return False
+        if failures:
+            self.num_failed += 1
+            if run.ranks.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                newest = self._saved.name if self._saved is not None else "none"
+                say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
+        return not failures
 
     @functools.cached_property
     def _background_group(self) -> ProcessGroup | None:
@@ -355,21 +355,6 @@ class Checkpointer:
         return float(run.trainer.callback_metrics[self.settings.best])
 
 
-def _empty(folder: Path, *, make: bool = True) -> None:
+def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    if make:
-        folder.mkdir(parents=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a save failed on one rank."""
-
-    reason: str
-    is_folder_missing: bool
-
-    @classmethod
-    def of(cls, error: BaseException) -> "_Failure":
-        if isinstance(error, CheckpointException) and error.failures:
-            error = next(iter(error.failures.values()))[0]  # torch wraps the errors of all ranks
-        return cls(in_brief(error), isinstance(error, FileNotFoundError))
+    folder.mkdir(parents=True)

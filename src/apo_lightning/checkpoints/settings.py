@@ -36,18 +36,14 @@ class CheckpointSettings:
         return self.save_every is not None or self.save_after_minutes is not None
 
     def __post_init__(self) -> None:
-        if self.save_every is not None and self.save_every < 1:
-            raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
+        for name in ("save_every", "snapshot_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"checkpoint.{name} is {value}: give 1 or more{', or null' * (name != 'keep')}")
         if self.save_after_minutes is not None and not self.save_after_minutes > 0:
             raise ConfigError(
                 f"checkpoint.save_after_minutes is {self.save_after_minutes}: give minutes above 0, or null for none"
             )
-        if self.snapshot_every is not None and self.snapshot_every < 1:
-            raise ConfigError(
-                f"checkpoint.snapshot_every is {self.snapshot_every}: give 1 or more rollouts, or null for none"
-            )
-        if self.keep < 1:
-            raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
         if self.asynchronous and not torch.distributed.is_gloo_available():
             raise ConfigError(
                 "checkpoint.asynchronous is true, but needs gloo, which this build of torch lacks: choose "

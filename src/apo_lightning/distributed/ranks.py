@@ -35,17 +35,17 @@ class Ranks:
 
     def sum(self, value: float | int) -> float:
         """The sum of a value over all ranks; collective."""
-        return float(value) if self.world_size == 1 else float(self._reduce(value, "sum"))
+        return self.sums([value])[0]
 
     def sums(self, values: Sequence[float | int]) -> list[float]:
         """The element-wise sum of several values over all ranks; collective."""
         if self.world_size == 1:
             return [float(value) for value in values]
-        return self._reduce(values, "sum").tolist()
+        return self._reduce(values, torch.distributed.ReduceOp.SUM).tolist()
 
     def max(self, value: float | int) -> float:
         """The maximum of a value over all ranks; collective."""
-        return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
+        return float(value) if self.world_size == 1 else float(self._reduce([value], torch.distributed.ReduceOp.MAX))
 
     def together(self, items: Sequence[Item]) -> list[Item]:
         """The items of all ranks, in rank order, so that all ranks make the same decision; collective."""
@@ -55,10 +55,9 @@ class Ranks:
         """The union of the ranks' names; collective."""
         return frozenset[str]().union(*from_all_ranks(names))
 
-    def _reduce(self, value: float | int | Sequence[float | int], operation: str) -> Tensor:
-        tensor = torch.tensor(value, dtype=torch.float64, device=self.trainer.strategy.root_device)
-        kind = torch.distributed.ReduceOp.SUM if operation == "sum" else torch.distributed.ReduceOp.MAX
-        torch.distributed.all_reduce(tensor, op=kind)
+    def _reduce(self, values: Sequence[float | int], operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.trainer.strategy.root_device)
+        torch.distributed.all_reduce(tensor, op=operation)
         return tensor
 
 

@@ -145,7 +145,7 @@ class RolloutEngine(ABC):
             _logger.warning("the %s engine does not show %d of %d parameters (%s)", *counts, first(sorted(unseen)))
         if stale := not_as_sent(samples, shown):
             raise StaleWeightsError(
-                f"stale weights in the engine: after the sync to policy version {version} {len(stale)} of "
+                f"stale weights in the engine: after the sync to policy version {version}, {len(stale)} of "
                 f"{len(samples)} parameters in the {self.name} engine differ from what was sent ({first(stale)})"
             )
         self._has_synced = True

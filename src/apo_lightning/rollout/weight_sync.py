@@ -131,6 +131,6 @@ def check_policy_version(completions: Sequence[Completion], version: int) -> Non
     others = sorted({completion.policy_version for completion in completions} - {version})
     if others:
         raise StaleWeightsError(
-            f"stale weights in the engine: its completions have policy version {', '.join(map(str, others))}, but the "
-            f"policy is at version {version}: a weight sync was skipped, or went to another engine"
+            f"stale weights in the engine: its completions are of policy version {', '.join(map(str, others))}, and "
+            f"the policy is at version {version}: a weight sync was skipped, or went to another engine"
         )
