@@ -1,7 +1,7 @@
 """How long a step will take: operations and bytes, counted from sizes, over the rates of a device.
 
 Each item is one amount of one kind over one rate, derived in the function that returns it. Nothing is fitted to a run;
-`benchmarks/cost.py` holds the plan against real ones. Not counted: judging, which runs beside the sampling,
+`benchmarks/preflight/cost.py` holds the plan against real ones. Not counted: judging, which runs beside the sampling,
 diagnostics, held-out looks, checkpoints and start-up.
 """
 

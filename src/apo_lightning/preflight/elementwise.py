@@ -42,8 +42,8 @@ COMPILED = {
     },
 }
 """The same with `model.compile_layers`, as torch's compiler counts the kernels that it writes on a CPU and, True, on a
-GPU; by `benchmarks/compiled_traffic.py`, within 1 %. On a GPU the backward's `heads` have the output's gradient, which
-flex attention reads in two kernels, the second time."""
+GPU; by `benchmarks/preflight/compiled_traffic.py`, within 1 %. On a GPU the backward's `heads` have the output's
+gradient, which flex attention reads in two kernels, the second time."""
 NORMS_APART = {FLOAT32: 20, 2: 18}
 """What the backward's `hidden` has more on a GPU in micro-batches of fewer positions than twice D, or than 4,096: the
 gradients of a norm's input and of its weight are two kernels there."""

@@ -1,7 +1,8 @@
 """How much memory one process of a run will need, from sizes alone: no weights, no device, a second.
 
 Every allocation is a product of sizes of the model and the run, derived in the docstring of the function that returns
-it. What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
+it. What is not is measured, and a constant below says on what. `benchmarks/preflight/memory.py` holds the plan against
+real runs.
 """
 
 from dataclasses import dataclass, replace
