@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, PolicyLoss

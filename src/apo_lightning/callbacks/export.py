@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.files import publish_folder
 from apo_lightning.model.lora import has_adapters
 

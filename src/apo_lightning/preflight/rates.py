@@ -36,9 +36,9 @@ class Rates:
         gather_bytes_per_second: bytes that arrive at, or leave, one rank in a collective.
         engine_step_seconds: one decoding forward of the engine, beside products and memory: launches, scheduler.
         graph_step_seconds: the same where the forward is a CUDA graph.
-        fresh_bytes_per_second: bytes of memory that the system gives, when they are first written to; on a GPU torch
+        alloc_bandwidth: bytes of memory that the system gives, when they are first written to; on a GPU torch
             keeps what it has been given once.
-        pack_bytes_per_second: bytes read and written where a matrix is laid out anew, as oneDNN does on a CPU for its
+        repack_bandwidth: bytes read and written where a matrix is laid out anew, as oneDNN does on a CPU for its
             products.
 
     Raises:
@@ -52,8 +52,8 @@ class Rates:
     gather_bytes_per_second: float | int
     engine_step_seconds: float | int
     graph_step_seconds: float | int
-    fresh_bytes_per_second: float | int = float("inf")
-    pack_bytes_per_second: float | int = float("inf")
+    alloc_bandwidth: float | int = float("inf")
+    repack_bandwidth: float | int = float("inf")
 
     def __post_init__(self) -> None:
         for name in (
@@ -61,8 +61,8 @@ class Rates:
             "attention_flops_per_second",
             "memory_bytes_per_second",
             "gather_bytes_per_second",
-            "fresh_bytes_per_second",
-            "pack_bytes_per_second",
+            "alloc_bandwidth",
+            "repack_bandwidth",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"rates.{name} is {getattr(self, name)}: give a positive rate")
@@ -81,7 +81,7 @@ class Rates:
             products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
             a forward of the engine 20 ms (4 ms)
         """
-        on_cpus = {"new memory": self.fresh_bytes_per_second, "packing": self.pack_bytes_per_second}
+        on_cpus = {"new memory": self.alloc_bandwidth, "packing": self.repack_bandwidth}
         finite = "".join(f"{name} {rate / 1e9:,.1f} GB/s, " for name, rate in on_cpus.items() if rate < float("inf"))
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
@@ -116,8 +116,8 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
         engine_step_seconds=ENGINE_STEP_SECONDS,
         graph_step_seconds=GRAPH_STEP_SECONDS,
-        fresh_bytes_per_second=float("inf") if is_gpu else fresh_rate(),
-        pack_bytes_per_second=float("inf") if is_gpu else pack_rate(dtype),
+        alloc_bandwidth=float("inf") if is_gpu else alloc_rate(),
+        repack_bandwidth=float("inf") if is_gpu else repack_rate(dtype),
     )
 
 
@@ -159,13 +159,13 @@ def copy_rate(device: torch.device) -> float:
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
 
 
-def fresh_rate() -> float:
+def alloc_rate() -> float:
     """Bytes/s of the machine's memory that are written to for the first time: the system clears each page first."""
     num_bytes = COPY_BYTES["cpu"]
     return num_bytes / seconds_of(lambda: torch.empty(num_bytes // 4).fill_(1.0), torch.device("cpu"))
 
 
-def pack_rate(dtype: torch.dtype) -> float:
+def repack_rate(dtype: torch.dtype) -> float:
     """Bytes/s of a matrix that is laid out anew, each number read once and written once: of its transposition."""
     _, inner, columns = PRODUCT_SIZES["cpu"]
     matrix = torch.randn(columns, inner).to(dtype)

@@ -132,7 +132,7 @@ def test_a_gpus_sync_by_hand():
 
 def test_a_cpu_packs_the_weights_is_asked_for_them_and_takes_new_memory():
     cpu = replace(RUN, is_cuda=False, compute_bytes=4, strategy="single", world_size=1)
-    rates = replace(RATES, fresh_bytes_per_second=1e9, pack_bytes_per_second=1e11)
+    rates = replace(RATES, alloc_bandwidth=1e9, repack_bandwidth=1e11)
     head = 152064 * 3584
     plan = plan_cost(MODEL, cpu, WORK, rates)
     # into the layer, 8 bytes a weight; embedding and head are kept beside it, 8 bytes each
@@ -140,7 +140,7 @@ def test_a_cpu_packs_the_weights_is_asked_for_them_and_takes_new_memory():
     assert seconds(plan, "sync", "weights to the engine") == pytest.approx(copied / 1e12)
     # and packed, 8 bytes a weight, no faster than a copy
     assert seconds(plan, "sync", "weights, packed") == pytest.approx(8 * 7_615_616_512 / 1e11)
-    copying = plan_cost(MODEL, cpu, WORK, replace(rates, pack_bytes_per_second=float("inf")))
+    copying = plan_cost(MODEL, cpu, WORK, replace(rates, repack_bandwidth=float("inf")))
     assert seconds(copying, "sync", "weights, packed") == pytest.approx(8 * 7_615_616_512 / 1e12)
     # all but the embedding is read, which takes longer than 16 products with it
     asked = 4 * (7_615_616_512 - head)
@@ -334,8 +334,8 @@ def test_rates_are_measured_here():
     assert 1e9 < rates.matmul_flops_per_second < 1e14
     assert 1e7 < rates.attention_flops_per_second < 1e14
     assert 1e8 < rates.memory_bytes_per_second < 1e13
-    assert 1e7 < rates.fresh_bytes_per_second < rates.memory_bytes_per_second
-    assert 1e8 < rates.pack_bytes_per_second < 1e13
+    assert 1e7 < rates.alloc_bandwidth < rates.memory_bytes_per_second
+    assert 1e8 < rates.repack_bandwidth < 1e13
 
 
 def test_what_other_settings_would_cost_alone_and_together():
