@@ -7,8 +7,8 @@ import lightning.pytorch as pl
 from rich.console import Console
 from rich.live import Live
 
-from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.callbacks.progress_view import RunState, header, held_out_line, panel, step_line
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.types import StepOutput, ValidationOutput
 
 STEPS_PER_HEADER = 20

@@ -7,9 +7,9 @@ from typing import Any
 import lightning.pytorch as pl
 from rich.console import Console
 
-from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.callbacks.curves import curves_png
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
