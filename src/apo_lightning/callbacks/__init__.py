@@ -1,4 +1,4 @@
-"""Diagnostics and what a user sees. They read everything and steer nothing: without them a run is the same."""
+"""Diagnostics, progress, files and summaries. Callbacks read everything and change nothing about training."""
 
 from apo_lightning.callbacks.distribution_monitor import DistributionMonitor
 from apo_lightning.callbacks.export import ExportPolicy

@@ -142,7 +142,8 @@ def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, re
         who = f"{first / GIB:.1f} GiB in the first process, {others}"
     text = (
         f"{what} needs up to {needed / GIB:.1f} GiB ({who}), and of this machine's "
-        f"{machine.memory_bytes / GIB:.1f} GiB {machine.available_bytes / GIB:.1f} GiB are free: choose a smaller model, fewer processes or {remedy}"
+        f"{machine.memory_bytes / GIB:.1f} GiB {machine.available_bytes / GIB:.1f} GiB are free: "
+        f"choose a smaller model, fewer processes or {remedy}"
     )
     return [Finding("error" if needed > machine.memory_bytes else "warning", text)]
 
