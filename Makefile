@@ -26,7 +26,7 @@ lab: setup  ## See collapse, measure it, fight it: two puzzles, every method, th
 	@$(python) lab.py $(ARGS)
 
 gpu: setup  ## Is all well on one GPU? One table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")
-	@$(python) benchmarks/gpu.py $(ARGS)
+	@$(python) -m benchmarks.gpu $(ARGS)
 
 # With more threads than cores, processes wait for one another.
 test: export OMP_NUM_THREADS := 1

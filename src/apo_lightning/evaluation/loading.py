@@ -113,7 +113,7 @@ def _build_record(kind: type, value: Any, where: str) -> Any:
     return kind(**{name: _build(annotations[name], item, f"{prefix}{name}") for name, item in value.items()})
 
 
-def _json_key(key: str, kind: type) -> Any:
+def _json_key(key: str, kind: Any) -> Any:
     """JSON keys are strings; those of a mapping from int are numbers again."""
     return int(key) if kind is int and key.lstrip("-").isdecimal() else key
 

@@ -44,7 +44,7 @@ def mean_intervals(
     nothing is known of the spread, and the interval reaches to that infinite end.
 
     The order of the problems does not matter. All columns share their weights, so a whole pass@k curve costs one
-    matrix product. `benchmarks/intervals.py` measures how often such intervals hold the truth.
+    matrix product. `benchmarks/accuracy/intervals.py` measures how often such intervals hold the truth.
 
     Source: Rubin 1981, "The Bayesian bootstrap", for u = 0; Gaffke 2005 and Learned-Miller and Thomas 2019 ("A new
         confidence interval for the mean of a bounded random variable") for u ~ Gamma(1), one whole unseen problem,

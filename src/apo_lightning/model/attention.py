@@ -228,7 +228,7 @@ def attend_registered(
     """Attention as transformers calls it: [1, heads, positions, head_size] in, [1, positions, heads, head_size] out.
 
     Without a layout (the model is called as any other) it is transformers' own. The CUDA branch has not been run on
-    a GPU yet; `benchmarks/gpu_ahead.py` runs its kernels in an interpreter.
+    a GPU yet; `benchmarks/emulated/kernels.py` runs its kernels in an interpreter.
     """
     if layout is None:
         return sdpa_attention_forward(

@@ -1,7 +1,7 @@
 """How long a step takes: operations and bytes, counted from sizes, divided by the rates of a device.
 
 Each item is one amount divided by one rate, derived in the function that yields it. Nothing is fitted to runs;
-`benchmarks/cost.py` compares the plan with real ones. Not counted: verification, which overlaps the sampling,
+`benchmarks/preflight/cost.py` compares the plan with real ones. Not counted: verification, which overlaps the sampling,
 diagnostics, validation passes, checkpoints and start-up.
 """
 

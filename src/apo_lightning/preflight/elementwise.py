@@ -42,7 +42,7 @@ COMPILED = {
     },
 }
 """The same with `model.compile_layers`, on a CPU (False) and on a GPU (True), as torch's compiler counts its kernels;
-`benchmarks/compiled_traffic.py` agrees within 1 %. On a GPU the backward's `heads` includes a second read of
+`benchmarks/preflight/compiled_traffic.py` agrees within 1 %. On a GPU the backward's `heads` includes a second read of
 the output's gradient, which flex attention reads in two kernels."""
 NORMS_APART = {FLOAT32: 20, 2: 18}
 """Added to the backward's `hidden` on a GPU for micro-batches of fewer positions than 2·D or 4,096: the gradients of a

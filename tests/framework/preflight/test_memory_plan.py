@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.shared.models import QWEN7B
 from factories import logprob_sum
-from gpu_models import QWEN7B
 from paper_sizes import PAPER, qwen_math7b
 from transformers import AutoConfig, AutoModelForCausalLM
 

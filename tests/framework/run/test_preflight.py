@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from benchmarks.shared.models import LLAMA3B, QWEN7B
 from composing import composed
-from gpu_models import LLAMA3B, QWEN7B
 from processes import start_script
 
 from apo_lightning.run.preflight import preflight
