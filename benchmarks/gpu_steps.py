@@ -84,7 +84,7 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
     plan = plan_step(table, module.loss, Needs(), settings, module.ranks, seed=0)
     loss_mask = score_reference(plan, module.reference, module.loss, settings, module.ranks)
     score_policy(plan, module.policy, settings)
-    record = UpdateRecord(num_tokens=len(table.token_ids), skipped_values=module.loss.skipped_values)
+    record = UpdateRecord(num_tokens=len(table.token_ids), metric_defaults=module.loss.metric_defaults)
     for minibatch in plan.minibatches:
         update = MinibatchUpdate(
             loss=module.loss,

@@ -98,7 +98,7 @@ def make_update(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    microbatches = minibatch.minibatch.real_microbatches
+    microbatches = minibatch.minibatch.active_microbatches
     work = work_of(microbatches)
     return Update(
         run=waited_for(step, device),

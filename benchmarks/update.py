@@ -313,7 +313,7 @@ def difference(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 def needed_flops(model: PreTrainedModel, rollouts: Rollouts) -> int:
     """Of one update by our own arithmetic, every prompt once for its group."""
-    microbatches = only_minibatch(build_module(model, rollouts, torch.float32), rollouts).minibatch.real_microbatches
+    microbatches = only_minibatch(build_module(model, rollouts, torch.float32), rollouts).minibatch.active_microbatches
     return training_flops(model_size(model), work_of(microbatches))
 
 

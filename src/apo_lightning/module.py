@@ -12,11 +12,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.common.phases import StepTimer, timed
-from apo_lightning.data.validation import HeldOut
+from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, clip_grad_norm, count_rollout, total_peak_flops, zero_gradient
+from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.distributed.sharding import shard
-from apo_lightning.distributed.units import reduced, whole_root
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.step_metrics import StepMetrics, UpdateRecord
 from apo_lightning.metrics.throughput import model_size, work_of
@@ -105,7 +105,7 @@ class RLVRModule(pl.LightningModule):
         self.nonfinite = NonfiniteSteps(settings.max_nonfinite_steps)
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
-        self.held_out = HeldOut(validation_names)
+        self.validation = ValidationPass(validation_names)
         self.seed = seed
         self.trainer_bytes = trainer_bytes
         self.step_metrics = StepMetrics()
@@ -141,7 +141,7 @@ class RLVRModule(pl.LightningModule):
         """The engine starts here where a run begins with validation, which is no part of a step."""
         self.timer.pause()
         self._start_engine()
-        self.held_out.begin()
+        self.validation.begin()
 
     def on_validation_end(self) -> None:
         """The clock of the step goes on."""
@@ -241,18 +241,18 @@ class RLVRModule(pl.LightningModule):
     def _probe_before(self, rollouts: Rollouts, advantages: Advantages) -> Probing:
         """What diagnostics ask of tokens of their own choice, as far as it is to be had before the update."""
         probing = probing_of(self.trainer.callbacks, rollouts, advantages, self.device)  # pyright: ignore[reportAttributeAccessIssue]
-        self.retry.call(probing.ask_before, self.policy, self.reference, ranks=self.ranks)
+        self.retry.call(probing.score_before, self.policy, self.reference, ranks=self.ranks)
         return probing
 
     @timed("probe")
     def _probe_after(self, probing: Probing) -> Mapping[str, ProbeStatistics]:
         """What the update has made of it."""
-        return self.retry.call(probing.ask_after, self.policy, ranks=self.ranks)
+        return self.retry.call(probing.score_after, self.policy, ranks=self.ranks)
 
     @timed("update")
     def _update(self, plan: StepPlan, loss_mask: Tensor) -> UpdateRecord:
         """One optimizer step a mini-batch; those that are skipped are counted in the record."""
-        record = UpdateRecord(num_tokens=len(plan.table.token_ids), skipped_values=self.loss.skipped_values)
+        record = UpdateRecord(num_tokens=len(plan.table.token_ids), metric_defaults=self.loss.metric_defaults)
         for minibatch in plan.minibatches:
             update = MinibatchUpdate(
                 loss=self.loss,
@@ -264,16 +264,16 @@ class RLVRModule(pl.LightningModule):
             )
             self.retry.call(self._accumulate, update)
             update.add_to(record)
-            record.work += work_of(minibatch.real_microbatches)
+            record.work += work_of(minibatch.active_microbatches)
             self._optimizer_step(update, record)
         return record
 
     def _accumulate(self, update: MinibatchUpdate, settings: StepSettings) -> None:
         """The gradient of one mini-batch: Σ_t w_t · loss_t over its micro-batches, summed over ranks."""
         self.policy.zero_grad(set_to_none=True)
-        with whole_root(self.policy):
+        with unsharded_root(self.policy):
             for scalar, is_last in update.scalars(self.policy, self.reference, settings):
-                with reduced(self.policy, self.trainer.strategy, now=is_last):
+                with grad_sync(self.policy, self.trainer.strategy, enabled=is_last):
                     # Strategies average gradients over ranks; the weights already count the tokens of all of them.
                     self.manual_backward(scalar * self.ranks.world_size)
 
@@ -282,8 +282,8 @@ class RLVRModule(pl.LightningModule):
         if not update.minibatch.microbatches:
             zero_gradient(self.policy)
         norm = clip_grad_norm(self.policy.parameters(), self.settings.gradient_clip_norm)
-        norm = self.nonfinite.judge(norm, update, self.ranks, Path(self.trainer.default_root_dir))
-        if record.awaits_check(norm):
+        norm = self.nonfinite.check_step(norm, update, self.ranks, Path(self.trainer.default_root_dir))
+        if record.needs_engine_check(norm):
             record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(update.table)
         if record.count_step(norm, update.minibatch.num_tokens):
             self.optimizer.step()
@@ -336,19 +336,19 @@ class RLVRModule(pl.LightningModule):
 
     def validation_step(self, batch: Sequence[Prompt], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Sample and judge; the seeds do not depend on the step, so two policies differ by their weights alone."""
-        name = self.held_out.names[dataloader_idx]
+        name = self.validation.names[dataloader_idx]
         with self.clock.phase("validate"):
-            prompts = self.held_out.share(batch, self.ranks.rank, self.ranks.world_size)
+            prompts = self.validation.share(batch, self.ranks.rank, self.ranks.world_size)
             share = self._sample(prompts, self.settings.validation_samples, step=0, stream=name)
             self.checkpointer.while_validating(self)
             assert share is not None
-            self.held_out.add(name, batch, share)
+            self.validation.add(name, batch, share)
             if self.engine_check.checked_version < self.policy_version and self.nonfinite.num_in_a_row == 0:
                 self._check_engine(table_to_check(share, self.device))
         self.clock.take()
 
     def on_validation_epoch_end(self) -> None:
         """pass@1 and pass@n of every held-out set; raises `VerifierError` where they say nothing."""
-        self.validation_outputs = self.held_out.finish(self.global_step, self.device)
+        self.validation_outputs = self.validation.finish(self.global_step, self.device)
         for output in self.validation_outputs:
             self.log_dict({**output.metrics, "step": float(output.step)})

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.base import applicable, required
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set, log_mass
+from apo_lightning.losses.policy_loss import applicable, required
 from apo_lightning.types import Anchor, LossInputs, LossOutput
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.base import required
+from apo_lightning.losses.policy_loss import required
 from apo_lightning.types import Anchor, LossInputs, Needs
 
 

@@ -287,7 +287,7 @@ class Checkpointer:
             header = Header(
                 position=position,
                 world_size=run.ranks.world_size,
-                validated_step=run.held_out.last_step,
+                validated_step=run.validation.last_step,
                 score=pending.score,
                 config=self.config,
                 files=files,
@@ -334,7 +334,7 @@ class Checkpointer:
         return background_group()
 
     def _score(self, run: TrainingRun) -> float | None:
-        if self.settings.best is None or run.held_out.last_step != run.trainer.global_step:
+        if self.settings.best is None or run.validation.last_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])
 

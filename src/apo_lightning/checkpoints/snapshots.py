@@ -46,7 +46,7 @@ def publish_snapshot(
     header = Header(
         position=position,
         world_size=run.ranks.world_size,
-        validated_step=run.held_out.last_step,
+        validated_step=run.validation.last_step,
         score=None,
         config=config,
         files=files,

@@ -12,7 +12,7 @@ from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 
 
-class HeldOut:
+class ValidationPass:
     """The held-out sets of a run.
 
     Args:
@@ -47,7 +47,7 @@ class HeldOut:
 
     def add(self, name: str, batch: Sequence[Prompt], share: Rollouts) -> None:
         """Take in one batch of a set, of which each rank judged its share; collective."""
-        self._rollouts.setdefault(name, []).append(in_turn(from_all_ranks(share), len(batch)))
+        self._rollouts.setdefault(name, []).append(restore_prompt_order(from_all_ranks(share), len(batch)))
 
     def finish(self, step: int, device: torch.device) -> list[ValidationOutput]:
         """Close the validation pass after `step` and compute its metrics over all ranks; collective.
@@ -71,8 +71,8 @@ class HeldOut:
         ]
 
 
-def in_turn(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
-    """The batch that ranks have divided by `HeldOut.share`, in its own order.
+def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
+    """The batch that ranks have divided by `ValidationPass.share`, in its own order.
 
     Args:
         shares: in rank order.

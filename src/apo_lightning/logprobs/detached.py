@@ -28,12 +28,12 @@ class DetachedHead:
     """Statistics of consecutive tokens, a bounded number of logits at a time, and the gradient of a loss of them.
 
     The loss of a chunk goes back as far as the hidden states and the head, while the chunk's logits are still there.
-    What has been gathered goes on from there once: `joined()` is one scalar for one backward, so that whatever listens
+    What has been gathered goes on from there once: `total_loss()` is one scalar for one backward, so that whatever listens
     for gradients of the policy (DDP, FSDP2) hears of each of them once.
 
     Args:
         hidden: last hidden states at the positions that predict the tokens; what made them is not touched until the
-            backward of `joined()`.
+            backward of `total_loss()`.
         weight: the head, one row a token of the vocabulary.
         temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
 
@@ -48,7 +48,7 @@ class DetachedHead:
         >>> for tokens in head.chunks():
         ...     statistics = head.statistics(tokens, torch.tensor([0, 0])[tokens])
         ...     head.add(-statistics.logprobs.sum())
-        >>> head.joined().exp()
+        >>> head.total_loss().exp()
         tensor(16., grad_fn=<ExpBackward0>)
     """
 
@@ -115,7 +115,7 @@ class DetachedHead:
             self._grad_hidden[self._chunk] = self._leaf.grad
         self._total += loss.detach()
 
-    def joined(self) -> Float[Tensor, ""]:
+    def total_loss(self) -> Float[Tensor, ""]:
         """Σ of what was added, to be taken back through hidden states and head."""
         return _Joined.apply(self._hidden, self._weight, self._total, self._grad_hidden, self._workspace)
 

@@ -44,21 +44,21 @@ class UpdateRecord:
     """What rounding explains of it [nats a token]."""
     parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
     """Token indices and the loss's metrics there, a micro-batch each."""
-    skipped_values: Mapping[str, float] = field(default_factory=dict)
+    metric_defaults: Mapping[str, float] = field(default_factory=dict)
     """By name, the value of a loss's metric on all tokens that the update does not run; without one, NaN."""
     work: Work = field(default_factory=Work)
     """What the forwards with a gradient ran, this rank's share."""
     updated: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     """[T] True for the tokens that the update ran; of what this rank has sampled, filled in by `close`."""
     loss_metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """The loss's metrics [T] by name, likewise; on tokens that the update did not run, `skipped_values` or NaN."""
+    """The loss's metrics [T] by name, likewise; on tokens that the update did not run, `metric_defaults` or NaN."""
 
     def add(self, scalar: Tensor, output: LossOutput, token_index: Int[Tensor, "part"]) -> None:
         """Enter what the loss said of some tokens."""
         self.loss += float(scalar.detach())
         self.parts.append((token_index, output.metrics))
 
-    def awaits_check(self, grad_norm: float) -> bool:
+    def needs_engine_check(self, grad_norm: float) -> bool:
         """Whether the engine is to be held against the policy before this optimizer step.
 
         Once a step, and not with log-probs that may be no numbers: a broken policy was not lost on the way.
@@ -90,7 +90,7 @@ class UpdateRecord:
     @property
     def own_metric_names(self) -> frozenset[str]:
         """What the loss's metrics are called, as far as this rank has seen any."""
-        return frozenset(self.skipped_values).union(*(metrics for _, metrics in self.parts))
+        return frozenset(self.metric_defaults).union(*(metrics for _, metrics in self.parts))
 
     def close(self, metric_names: frozenset[str], send_back: Callable[[Tensor], Tensor], device: torch.device) -> None:
         """Make `updated` and `loss_metrics` of the tokens that this rank has sampled; collective.
@@ -108,7 +108,7 @@ class UpdateRecord:
         self.loss_metrics = {name: send_back(self._loss_metric(name, device)) for name in sorted(metric_names)}
 
     def _loss_metric(self, name: str, device: torch.device) -> Tensor:
-        column = torch.full((self.num_tokens,), self.skipped_values.get(name, torch.nan), device=device)
+        column = torch.full((self.num_tokens,), self.metric_defaults.get(name, torch.nan), device=device)
         for index, metrics in self.parts:
             if name in metrics:
                 column[index] = metrics[name].float()

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
@@ -70,7 +70,7 @@ class EngineCheck:
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
-        with whole_root(policy):
+        with unsharded_root(policy):
             scoring.score_for_check(table, policy, settings, ranks)
             gap, num_tokens = _largest_gap(table, ranks)
             if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):

@@ -51,17 +51,17 @@ class Minibatch:
     """Kept tokens, over all ranks, run or not; 0: no optimizer step."""
 
     @property
-    def real_microbatches(self) -> Sequence[Microbatch]:
+    def active_microbatches(self) -> Sequence[Microbatch]:
         """The micro-batches that hold completions to learn from."""
         return self.microbatches[: len(self.microbatches) - self.num_padding]
 
     @property
-    def empty_microbatches(self) -> Sequence[Microbatch]:
+    def padding_microbatches(self) -> Sequence[Microbatch]:
         """Run because other ranks have more; their loss is 0."""
         return self.microbatches[len(self.microbatches) - self.num_padding :]
 
 
-def even_microbatches(
+def equalize_microbatches(
     table: Divisible, completions: Sequence[int], settings: StepSettings, ranks: Ranks
 ) -> tuple[list[Microbatch], int]:
     """Micro-batches of these completions, and how many were added at the end so that all ranks run equally many.
@@ -115,7 +115,7 @@ def _plan_one(
     num_tokens = int(ranks.sum(int(table.lengths[kept].sum())))
     num_sequences = int(ranks.sum(int(kept.sum())))
     running_here = [b for b in completions if b in running]
-    microbatches, num_padding = even_microbatches(table, running_here, settings, ranks)
+    microbatches, num_padding = equalize_microbatches(table, running_here, settings, ranks)
     weights = token_weights(
         table.lengths,
         kept,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.metrics.step_metrics import UpdateRecord
 from apo_lightning.model.packing import Microbatch
@@ -83,16 +83,19 @@ class MinibatchUpdate:
         """
         self.losses.clear()
         compared = reference if self.loss.needs.full_kl else None
-        real = within_budget(self.table, self.minibatch.real_microbatches, settings.tokens_per_microbatch)
-        empty = self.minibatch.empty_microbatches
+        real = within_budget(self.table, self.minibatch.active_microbatches, settings.tokens_per_microbatch)
+        empty = self.minibatch.padding_microbatches
         num_left = len(real) + len(empty)
-        with nullcontext() if compared is None else whole_root(compared.policy):
+        with nullcontext() if compared is None else unsharded_root(compared.policy):
             for microbatch in real:
                 num_left -= 1
                 yield self._run(microbatch, policy, compared), num_left == 0
             for microbatch in empty:
                 num_left -= 1
-                yield policy.detached_head(policy.hidden_states(microbatch), temperature=1.0).joined(), num_left == 0
+                yield (
+                    policy.detached_head(policy.hidden_states(microbatch), temperature=1.0).total_loss(),
+                    num_left == 0,
+                )
 
     def _run(self, microbatch: Microbatch, policy: Policy, compared: Reference | None) -> Tensor:
         """Σ_t w_t · loss_t of one micro-batch: its gradient has come as far as the hidden states and the head."""
@@ -118,7 +121,7 @@ class MinibatchUpdate:
             weighted_sum = (self.minibatch.weights[chunk.token_index] * output.per_token).sum()
             head.add(weighted_sum)
             self.losses.append(TokenLosses.of(chunk, inputs, output, weighted_sum))
-        return head.joined()
+        return head.total_loss()
 
     @property
     def _old_logprobs(self) -> Float[Tensor, "tokens"] | None:

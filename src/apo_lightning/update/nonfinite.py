@@ -31,7 +31,7 @@ class NonfiniteSteps:
         self.num_in_a_row = 0
         """Optimizer steps skipped since the last that was finite; state of the run."""
 
-    def judge(self, grad_norm: float, update: MinibatchUpdate, ranks: Ranks, folder: Path) -> float:
+    def check_step(self, grad_norm: float, update: MinibatchUpdate, ranks: Ranks, folder: Path) -> float:
         """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show.
 
         Args:

@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.types import Advantages, Probe, ProbeStatistics, ReferenceStatistics, Rollouts, TokenStatistics
-from apo_lightning.update.minibatch_plan import even_microbatches
+from apo_lightning.update.minibatch_plan import equalize_microbatches
 from apo_lightning.update.settings import StepSettings
 
 
@@ -33,7 +33,9 @@ class Probing:
         self.references: dict[str, ReferenceStatistics] = {}
         self.policies_before: dict[str, TokenStatistics] = {}
 
-    def ask_before(self, policy: Policy, reference: Reference | None, *, settings: StepSettings, ranks: Ranks) -> None:
+    def score_before(
+        self, policy: Policy, reference: Reference | None, *, settings: StepSettings, ranks: Ranks
+    ) -> None:
         """Everything that is to be had before the update: the reference's anchors, and the sampling policy's word.
 
         Args:
@@ -46,21 +48,21 @@ class Probing:
             probe = self.probes[name]
             if isinstance(probe.anchors, int) and probe.anchors > 0:
                 assert reference is not None
-                with whole_root(reference.policy):
+                with unsharded_root(reference.policy):
                     self.references[name] = _score_reference(sequences, probe.anchors, reference, settings, ranks)
             if probe.before:
-                with whole_root(policy):
+                with unsharded_root(policy):
                     self.policies_before[name] = _score(sequences, self._anchor_ids(name), policy, settings, ranks)
 
-    def ask_after(self, policy: Policy, *, settings: StepSettings, ranks: Ranks) -> dict[str, ProbeStatistics]:
+    def score_after(self, policy: Policy, *, settings: StepSettings, ranks: Ranks) -> dict[str, ProbeStatistics]:
         """What the policy says after the update, with all that was found before it.
 
         Args:
             policy: as the step leaves it.
-            settings: as in `ask_before`.
-            ranks: as in `ask_before`.
+            settings: as in `score_before`.
+            ranks: as in `score_before`.
         """
-        with whole_root(policy):
+        with unsharded_root(policy):
             return {
                 name: ProbeStatistics(
                     probe=self.probes[name],
@@ -168,7 +170,7 @@ def _score_reference(
 
 
 def _microbatches(sequences: ProbeSequences, settings: StepSettings, ranks: Ranks) -> list[Microbatch]:
-    return even_microbatches(sequences, sequences.completions, settings, ranks)[0]
+    return equalize_microbatches(sequences, sequences.completions, settings, ranks)[0]
 
 
 def _unknown(sequences: ProbeSequences) -> Float[Tensor, "tokens"]:

@@ -5,12 +5,12 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.types import Advantages, Rollouts
-from apo_lightning.update.minibatch_plan import even_microbatches
+from apo_lightning.update.minibatch_plan import equalize_microbatches
 from apo_lightning.update.retry import within_budget
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.step_plan import StepPlan
@@ -46,9 +46,9 @@ def score_reference(
     if loss.needs.reference_statistics:
         passes.append((loss_mask, loss.needs.anchor_size))
     table.prepare_reference(needs.anchor_size)
-    with whole_root(reference.policy):
+    with unsharded_root(reference.policy):
         for wanted, anchor_size in passes:
-            microbatches, _ = even_microbatches(table, table.completions_with(wanted), settings, ranks)
+            microbatches, _ = equalize_microbatches(table, table.completions_with(wanted), settings, ranks)
             for microbatch in microbatches:
                 part = microbatch.only(wanted[microbatch.token_index])
                 table.record_reference(part, reference.score(part, anchor_size, temperature=settings.temperature))
@@ -59,7 +59,7 @@ def score_reference(
 def score_policy(plan: StepPlan, policy: Policy, settings: StepSettings) -> None:
     """Fill in what the sampling policy says of what is to be scored, and of the anchors that a diagnostic reads."""
     table = plan.table
-    with whole_root(policy):
+    with unsharded_root(policy):
         for microbatch in within_budget(table, plan.unscored, settings.tokens_per_microbatch):
             anchor_ids = table.anchor_ids(microbatch, plan.diagnostic_needs.anchor_size)
             table.record_policy(microbatch, policy(microbatch, anchor_ids, temperature=settings.temperature))

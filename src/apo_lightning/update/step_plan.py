@@ -12,7 +12,7 @@ from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.types import Needs
-from apo_lightning.update.minibatch_plan import Minibatch, even_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.update.minibatch_plan import Minibatch, equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import draw_subset
 from apo_lightning.update.table import StepTable
@@ -85,7 +85,7 @@ def _unscored(
         completions = table.assignment.completions
         is_required = completions.send_back(table.required)
         table.drawn = completions.send(draw_subset(table.rollouts, is_required, settings.scored_fraction, seed))
-        drawn, _ = even_microbatches(table, table.drawn.nonzero().flatten().tolist(), settings, ranks)
+        drawn, _ = equalize_microbatches(table, table.drawn.nonzero().flatten().tolist(), settings, ranks)
         return drawn + [microbatch for minibatch in later for microbatch in minibatch.microbatches]
     table.required = torch.ones_like(table.required)
     microbatches: list[Microbatch] = []
@@ -93,12 +93,12 @@ def _unscored(
         is_run = _completions_run(table, [minibatch])
         rest = [b for b in minibatch.completions if not is_run[b]]
         # As the update splits them: π_old must be the same to the last bit whether or not a diagnostic looks.
-        microbatches += [*even_microbatches(table, rest, settings, ranks)[0], *minibatch.microbatches]
+        microbatches += [*equalize_microbatches(table, rest, settings, ranks)[0], *minibatch.microbatches]
     return microbatches
 
 
 def _completions_run(table: StepTable, minibatches: Sequence[Minibatch]) -> Bool[Tensor, "sequences"]:
     is_run = torch.zeros_like(table.required)
-    for part in (part for minibatch in minibatches for part in minibatch.real_microbatches):
+    for part in (part for minibatch in minibatches for part in minibatch.active_microbatches):
         is_run[table.sequence_ids[part.token_index].cpu()] = True
     return is_run

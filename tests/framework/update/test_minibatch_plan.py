@@ -6,7 +6,7 @@ from factories import SETTINGS, Alone, make_rollouts
 
 from apo_lightning.losses import GRPO
 from apo_lightning.types import Advantages
-from apo_lightning.update.minibatch_plan import even_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.update.minibatch_plan import equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.table import StepTable
 
 
@@ -16,7 +16,7 @@ def make_table(values, keep):
 
 
 def run_tokens(minibatch):
-    return [index for part in minibatch.real_microbatches for index in part.token_index.tolist()]
+    return [index for part in minibatch.active_microbatches for index in part.token_index.tolist()]
 
 
 def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator():
@@ -59,15 +59,15 @@ class BusyOthers(Alone):
 
 def test_a_rank_with_fewer_micro_batches_cuts_its_own_smaller_before_it_runs_empty_ones():
     table = make_table([[1.0, -1.0], [1.0, -1.0]], [[True, True], [True, True]])
-    microbatches, num_padding = even_microbatches(table, range(4), SETTINGS, BusyOthers())
+    microbatches, num_padding = equalize_microbatches(table, range(4), SETTINGS, BusyOthers())
     # Four completions make four micro-batches of one; the fifth is an empty one.
     assert (len(microbatches), num_padding) == (5, 1)
     assert [index for part in microbatches[:4] for index in part.token_index.tolist()] == list(range(10))
-    alone, num_padding = even_microbatches(table, range(4), SETTINGS, Alone())
+    alone, num_padding = equalize_microbatches(table, range(4), SETTINGS, Alone())
     assert (len(alone), num_padding) == (1, 0)
 
 
 def test_a_rank_without_work_runs_as_many_as_the_others():
     table = make_table([[0.0, 0.0], [0.0, 0.0]], [[True, True], [True, True]])
-    microbatches, num_padding = even_microbatches(table, [], SETTINGS, BusyOthers())
+    microbatches, num_padding = equalize_microbatches(table, [], SETTINGS, BusyOthers())
     assert (len(microbatches), num_padding) == (5, 5)

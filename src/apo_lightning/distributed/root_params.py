@@ -15,11 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 _in_passes: list[nn.Module] = []
-"""The policies of the `whole_root`s that are open."""
+"""The policies of the `unsharded_root`s that are open."""
 
 
 @contextmanager
-def whole_root(policy: nn.Module) -> Iterator[None]:
+def unsharded_root(policy: nn.Module) -> Iterator[None]:
     """Forwards, and backwards, of one micro-batch after the other; then the policy is in its shards again.
 
     After an error nothing is left of them but what was reduced before it, and the policy can be run again.
@@ -39,7 +39,7 @@ def whole_root(policy: nn.Module) -> Iterator[None]:
 
 
 def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
-    """From now on a forward of the backbone outside of `whole_root(policy)` is an error.
+    """From now on a forward of the backbone outside of `unsharded_root(policy)` is an error.
 
     Args:
         policy: sharded.
@@ -51,7 +51,7 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
             _forget_passes(policy)
             _bring_shards_back(policy)  # FSDP2 has gathered it already
             raise RuntimeError(
-                "a forward of a sharded policy outside of `with distributed.units.whole_root(policy):`, which brings "
+                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, which brings "
                 "its shards back: put the pass into it, else the optimizer steps on shards that no later pass reads"
             )
 
@@ -59,7 +59,7 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
 
 
 @contextmanager
-def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[None]:
+def grad_sync(policy: nn.Module, strategy: Strategy, *, enabled: bool) -> Iterator[None]:
     """A backward whose gradient is reduced over ranks, or else added to what earlier ones have left on this one.
 
     FSDP2 reduces its layers' with every backward: left whole, they would take the memory that sharding spares.
@@ -67,12 +67,12 @@ def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[Non
     Args:
         policy: sharded or not.
         strategy: the trainer's; DDP waits with everything.
-        now: in the last micro-batch of a mini-batch, on all ranks alike.
+        enabled: in the last micro-batch of a mini-batch, on all ranks alike.
     """
     if isinstance(policy, FSDPModule):
-        policy.set_requires_gradient_sync(now, recurse=False)
+        policy.set_requires_gradient_sync(enabled, recurse=False)
     is_ddp = isinstance(strategy, DDPStrategy)
-    with strategy.block_backward_sync() if is_ddp and not now else nullcontext():
+    with strategy.block_backward_sync() if is_ddp and not enabled else nullcontext():
         yield
 
 

@@ -64,7 +64,7 @@ class PolicyLoss(ABC):
         return self.needs.anchor_size
 
     @property
-    def skipped_values(self) -> Mapping[str, float]:
+    def metric_defaults(self) -> Mapping[str, float]:
         """Metric name → its value on tokens that the update does not run: so it is a mean over all response tokens.
 
         A metric that is not named here is a mean over the tokens of the update to which it applies.
