@@ -7,7 +7,8 @@ import pytest
 from composing import ROOT
 from running import SIGNAL, read_metrics, train_tiny
 
-from apo_lightning.metrics.throughput import Speed, Work
+from apo_lightning.model.flops import Work
+from apo_lightning.update.speed import Speed
 
 DIAGNOSTICS = (
     "callbacks=diagnostics",

@@ -79,7 +79,7 @@ class UngatedAPO(APO):
     is what the clip does. `clip_fraction` and `apo/saturated_fraction` speak of the push.
     """
 
-    gradient_mask = APO.gradient_mask
+    gradient_mask, reference_mask = APO.gradient_mask, APO.reference_mask
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """The pushed surrogate, and the pull beside it."""

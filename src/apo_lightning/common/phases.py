@@ -3,11 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 PhaseListener = Callable[[str | None], None]
 
@@ -76,20 +71,6 @@ class PhaseClock:
         current = self._open[-1] if self._open else None
         for listener in self._listeners:
             listener(current)
-
-
-def timed(phase: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """Decorate a method so that its time is charged to a phase of its object's `clock`."""
-
-    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-        @wraps(method)
-        def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-            with self.clock.phase(phase):
-                return method(self, *args, **kwargs)
-
-        return run
-
-    return decorate
 
 
 class StepTimer:

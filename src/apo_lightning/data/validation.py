@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import torch
 
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.metrics.step_metrics import validation_metrics
+from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 
@@ -88,3 +88,12 @@ def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollou
         texts=tuple(share.texts[b] for share, b in samples),
         verdicts=tuple(share.verdicts[b] for share, b in samples),
     )
+
+
+def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> dict[str, float]:
+    """pass@1 and pass@n of one held-out set and how its completions were judged, by log name."""
+    metrics = {f"val/{name}/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
+    num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
+    metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
+    metrics |= {f"val/{name}/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
+    return metrics

@@ -51,8 +51,8 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
             _forget_passes(policy)
             _bring_shards_back(policy)  # FSDP2 has gathered it already
             raise RuntimeError(
-                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, which brings "
-                "its shards back: put the pass into it, else the optimizer steps on shards that no later pass reads"
+                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`: that "
+                "brings its shards back, else the optimizer steps on shards that no later pass reads"
             )
 
     backbone.register_forward_pre_hook(check)

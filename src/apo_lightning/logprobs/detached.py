@@ -28,8 +28,8 @@ class DetachedHead:
     """Statistics of consecutive tokens, a bounded number of logits at a time, and the gradient of a loss of them.
 
     The loss of a chunk goes back as far as the hidden states and the head, while the chunk's logits are still there.
-    What has been gathered goes on from there once: `total_loss()` is one scalar for one backward, so that whatever listens
-    for gradients of the policy (DDP, FSDP2) hears of each of them once.
+    The backward continues from there once: `total_loss()` is one scalar for one backward, so that whatever listens for
+    gradients of the policy (DDP, FSDP2) hears of each of them once.
 
     Args:
         hidden: last hidden states at the positions that predict the tokens; what made them is not touched until the

@@ -1,9 +1,9 @@
-"""What every policy loss has: a clipped surrogate, an optional entropy bonus, and a declaration of what it reads."""
+"""The base of every policy loss: what it reads, a clipped surrogate and an optional entropy bonus."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,13 +15,18 @@ from apo_lightning.types import LossInputs, LossOutput, Needs
 
 T = TypeVar("T")
 
+MASKS = ("gradient_mask", "reference_mask")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss(ABC):
-    """A loss per token: `loss(inputs)` is to be minimised, after one weight per token and a sum.
+    """A loss per token: `loss(inputs)` is minimised, after one weight per token and a sum.
 
-    Calling it yields, besides the loss, `clip_fraction`: 1 where a token of A ≠ 0 has no surrogate gradient, 0 where it
-    has, NaN where A = 0.
+    A new loss is a frozen dataclass with `needs`, the declaration of what it reads, and `__call__`. To save work it may
+    also state `gradient_mask` and `reference_mask`, in the class that defines `__call__`.
+
+    `_surrogate` gives the metric `clip_fraction`: 1 where a token of A ≠ 0 has no surrogate gradient, 0 where it has,
+    NaN where A = 0.
 
     Attributes:
         clip_eps: ε_low, and ε_high where `clip_eps_high` is None; in (0, 1).
@@ -37,8 +42,6 @@ class PolicyLoss(ABC):
     clip_eps_high: Number | None = None
     dual_clip: Number | None = None
     entropy_coef: Number = 0.0
-
-    _mask_given_up: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.clip_eps < 1:
@@ -58,6 +61,29 @@ class PolicyLoss(ABC):
         """The tensors that the loss reads beyond the log-probs of the sampled tokens."""
         return Needs(entropy=self.entropy_coef != 0)
 
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Loss and metrics of some tokens; no token's loss depends on another token."""
+
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens whose loss can have a gradient: all, unless a loss states less.
+
+        The update does not run a completion without such a token; its tokens stay in every denominator. A class states
+        the mask for its own `__call__`: see `masks_of`.
+        """
+        return torch.ones_like(is_correct)
+
+    def reference_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens on which the loss reads the reference: all where `needs` names it, unless a loss states less.
+
+        On the other tokens `ref_logprobs` and `full_kl` are 0 and anchors are absent.
+        """
+        return torch.full_like(is_correct, self.needs.reference)
+
     @property
     def support_size(self) -> int:
         """K, the size of what diagnostics call the support under this loss; 0 for a loss without anchors."""
@@ -65,69 +91,24 @@ class PolicyLoss(ABC):
 
     @property
     def metric_defaults(self) -> Mapping[str, float]:
-        """Metric name → its value on tokens that the update does not run: so it is a mean over all response tokens.
+        """Metric name → its value on tokens that the update does not run, for a mean over all response tokens.
 
         A metric that is not named here is a mean over the tokens of the update to which it applies.
         """
         return {}
 
-    def reference_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens on which it reads the reference, of which the others are spared: what is read there is 0.
-
-        Here all tokens where `needs` names something of the reference, which is never wrong, and none where it does
-        not; a loss that knows better narrows it.
-        """
-        return torch.full_like(is_correct, self.needs.reference_statistics)
-
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens whose loss can have a gradient; the update does not run a completion that has none.
-
-        Such a completion's tokens stay in every denominator. Here all tokens, which is never wrong; a loss that knows
-        better narrows it. A subclass that redefines `__call__` and not this is back at all tokens, and `notice` says
-        so: what it calls by `super()` cannot be told from what it adds. Where the mask still holds it is taken over by
-        name.
-
-        Example:
-            >>> class Halved(PolicyLoss):
-            ...     gradient_mask = PolicyLoss.gradient_mask
-            ...
-            ...     def __call__(self, inputs):
-            ...         return self._surrogate(inputs, 0.5 * torch.ones(1), torch.zeros(1).bool(), {})
-            >>> Halved().gradient_mask(torch.zeros(1), torch.tensor([True]))
-            tensor([True])
-        """
-        return torch.ones_like(is_correct)
-
     @property
     def notice(self) -> str | None:
-        """One line on a `gradient_mask` that a redefined `__call__` has cost; None: there is nothing to say."""
-        if self._mask_given_up is None:
+        """One line on inherited masks that are not used; None: there are none."""
+        inherited = {name: getattr(type(self), name) for name in MASKS if not _is_stated(self, name)}
+        unused = {name: mask for name, mask in inherited.items() if mask is not getattr(PolicyLoss, name)}
+        if not unused:
             return None
+        lines = ", ".join(f"`{name} = {mask.__qualname__}`" for name, mask in unused.items())
         return (
-            f"{type(self).__name__} redefines __call__ and not gradient_mask: every completion is run, those without a "
-            f"gradient too; if {self._mask_given_up} still holds, write `gradient_mask = {self._mask_given_up}` in it"
+            f"{type(self).__name__} redefines __call__ and not {' and '.join(unused)}: all tokens are run in full, "
+            f"those without a gradient too; where the inherited mask still holds, write {lines} in the class"
         )
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "gradient_mask" in cls.__dict__:
-            cls._mask_given_up = None
-            return
-        # An inherited mask knows nothing of the terms that a newer `__call__` adds: they would go untrained, unnoticed.
-        newest = next(base for base in cls.__mro__ if {"__call__", "gradient_mask"} & base.__dict__.keys())
-        if "gradient_mask" in newest.__dict__:
-            return
-        if cls.gradient_mask is not PolicyLoss.gradient_mask:
-            cls._mask_given_up = cls.gradient_mask.__qualname__
-        cls.gradient_mask = PolicyLoss.gradient_mask
-
-    @abstractmethod
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Loss and metrics of some tokens; no token's loss depends on another token."""
 
     def _has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
         """Tokens where `_surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
@@ -170,6 +151,38 @@ class PolicyLoss(ABC):
         no_gradient = self._is_flat(ratio, inputs.advantages) | frozen
         clip_fraction = applicable(no_gradient.to(loss.dtype), inputs.advantages != 0)
         return LossOutput(per_token=loss, metrics={"clip_fraction": clip_fraction, **metrics})
+
+
+class TokenMasks(NamedTuple):
+    """The tokens that a loss must be given; see `masks_of`."""
+
+    gradient: Bool[Tensor, "tokens"]
+    """Tokens whose loss can have a gradient."""
+    reference: Bool[Tensor, "tokens"]
+    """Tokens on which the loss reads the reference."""
+
+
+def masks_of(loss: PolicyLoss, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]) -> TokenMasks:
+    """The masks of a loss, as far as its class states them; all tokens otherwise.
+
+    A mask holds for the `__call__` that it was written for. Where a subclass redefines `__call__` and not the mask, new
+    terms of the loss would go untrained without a word: such a loss is run in full, and `notice` says so.
+
+    Example:
+        >>> class Halved(PolicyLoss):
+        ...     def __call__(self, inputs):
+        ...         return self._surrogate(inputs, 0.5 * torch.ones(1), torch.zeros(1).bool(), {})
+        >>> masks_of(Halved(), torch.zeros(1), torch.tensor([True]))
+        TokenMasks(gradient=tensor([True]), reference=tensor([False]))
+    """
+    owners = [type(loss) if _is_stated(loss, name) else PolicyLoss for name in MASKS]
+    return TokenMasks(*(getattr(c, name)(loss, advantages, is_correct) for c, name in zip(owners, MASKS, strict=True)))
+
+
+def _is_stated(loss: PolicyLoss, mask: str) -> bool:
+    """Whether the mask was written for the loss's `__call__`: by the class that defines it, or by a subclass."""
+    newest = next(c for c in type(loss).__mro__ if {"__call__", mask} & c.__dict__.keys())
+    return mask in newest.__dict__
 
 
 def applicable(values: Float[Tensor, "tokens"], where: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:

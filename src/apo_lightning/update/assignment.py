@@ -11,6 +11,7 @@ from apo_lightning.distributed.exchange import Exchange
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.types import Advantages, Rollouts
 from apo_lightning.update.balance import RankCosts, balanced
 from apo_lightning.update.settings import StepSettings
@@ -105,10 +106,11 @@ def assign(
 def _costs(rollouts: Rollouts, advantages: Advantages, loss: PolicyLoss) -> RankCosts:
     """The masks of a loss, asked with one value a completion: all of its tokens have the same."""
     values, is_correct = advantages.values.flatten().float(), rollouts.is_correct.flatten()
-    runs = loss.gradient_mask(values, is_correct) & advantages.keep.flatten()
+    masks = masks_of(loss, values, is_correct)
+    runs = masks.gradient & advantages.keep.flatten()
     return RankCosts(
         prompt_lengths=[len(prompt.token_ids) for prompt in rollouts.prompts],
         lengths=rollouts.lengths.flatten().tolist(),
         runs=runs.tolist(),
-        reads_reference=(runs & loss.reference_mask(values, is_correct) & loss.needs.reference_statistics).tolist(),
+        reads_reference=(runs & masks.reference & loss.needs.reference_statistics).tolist(),
     )

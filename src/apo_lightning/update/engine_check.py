@@ -15,7 +15,7 @@ from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
 from apo_lightning.update import scoring
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.table import StepTable
 
 NOISE_POSITIONS = 1024
@@ -53,15 +53,23 @@ class EngineCheck:
         self.noise: RoundingNoise | None = None
 
     def run(
-        self, table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
+        self,
+        table: StepTable,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        memory: MemoryBudget,
+        temperature: float,
+        version: int,
     ) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 
         Args:
-            table: of completions that the policy of now sampled; where this rank knows no log-prob, it runs some.
+            table: of completions that the current policy sampled; where this rank knows no log-prob, it runs some.
             policy: not moved since.
-            settings: sizes of a step; a micro-batch a rank is run, at most twice.
             ranks: of the run.
+            memory: budget of a micro-batch; at most two are run on each rank.
+            temperature: of the sampling.
             version: of the policy.
 
         Returns:
@@ -70,11 +78,12 @@ class EngineCheck:
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
+        tokens = memory.tokens_per_microbatch
         with unsharded_root(policy):
-            scoring.score_for_check(table, policy, settings, ranks)
+            scoring.score_for_check(table, policy, ranks, tokens, temperature)
             gap, num_tokens = _largest_gap(table, ranks)
             if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
-                self.noise = _measured_noise(table, policy, settings, ranks, version)
+                self.noise = _measured_noise(table, policy, ranks, tokens, temperature, version)
         tolerance = self._tolerance(num_tokens)
         check_logprob_gap(gap, tolerance, version)
         self.checked_version = version
@@ -108,12 +117,12 @@ def _largest_gap(table: StepTable, ranks: Ranks) -> tuple[float, int]:
 
 
 def _measured_noise(
-    table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
+    table: StepTable, policy: Policy, ranks: Ranks, tokens_per_microbatch: int, temperature: float, version: int
 ) -> RoundingNoise:
     """The noise of one micro-batch a rank, over all ranks: under sharding a forward is a collective."""
     completions = table.completions_with(~table.old_logprobs.isnan()) or range(len(table.lengths))
-    microbatch = table.some_microbatch(completions, min(settings.tokens_per_microbatch, NOISE_POSITIONS))
-    moved = rounding_noise(policy, microbatch, table.old_logprobs[microbatch.token_index], settings.temperature)
+    microbatch = table.some_microbatch(completions, min(tokens_per_microbatch, NOISE_POSITIONS))
+    moved = rounding_noise(policy, microbatch, table.old_logprobs[microbatch.token_index], temperature)
     num_tokens = int(ranks.sum(len(moved)))
     return RoundingNoise(nats=ranks.sum(float(moved.sum())) / num_tokens, num_tokens=num_tokens, version=version)
 

@@ -1,21 +1,17 @@
-"""Tokens of diagnostics' own choice, scored without a gradient by the policy as the update finds and leaves it."""
+"""Token sequences that diagnostics choose, scored without a gradient by the policy before and after the update."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.packing import Microbatch, PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
 from apo_lightning.types import Advantages, Probe, ProbeStatistics, ReferenceStatistics, Rollouts, TokenStatistics
 from apo_lightning.update.minibatch_plan import equalize_microbatches
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.run import Run
 
 
 class Probing:
@@ -33,42 +29,27 @@ class Probing:
         self.references: dict[str, ReferenceStatistics] = {}
         self.policies_before: dict[str, TokenStatistics] = {}
 
-    def score_before(
-        self, policy: Policy, reference: Reference | None, *, settings: StepSettings, ranks: Ranks
-    ) -> None:
-        """Everything that is to be had before the update: the reference's anchors, and the sampling policy's word.
-
-        Args:
-            policy: not moved since it sampled.
-            reference: None where nothing needs it.
-            settings: with the budget of a micro-batch as it is now.
-            ranks: all of them run equally many micro-batches.
-        """
+    def score_before(self, run: Run) -> None:
+        """Reference anchors and pre-update policy statistics; the policy has not moved since it sampled."""
         for name, sequences in self.sequences.items():
             probe = self.probes[name]
             if isinstance(probe.anchors, int) and probe.anchors > 0:
-                assert reference is not None
-                with unsharded_root(reference.policy):
-                    self.references[name] = _score_reference(sequences, probe.anchors, reference, settings, ranks)
+                assert run.reference is not None
+                with unsharded_root(run.reference.policy):
+                    self.references[name] = _score_reference(run, sequences, probe.anchors)
             if probe.before:
-                with unsharded_root(policy):
-                    self.policies_before[name] = _score(sequences, self._anchor_ids(name), policy, settings, ranks)
+                with unsharded_root(run.policy):
+                    self.policies_before[name] = _score(run, sequences, self._anchor_ids(name))
 
-    def score_after(self, policy: Policy, *, settings: StepSettings, ranks: Ranks) -> dict[str, ProbeStatistics]:
-        """What the policy says after the update, with all that was found before it.
-
-        Args:
-            policy: as the step leaves it.
-            settings: as in `score_before`.
-            ranks: as in `score_before`.
-        """
-        with unsharded_root(policy):
+    def score_after(self, run: Run) -> dict[str, ProbeStatistics]:
+        """Post-update policy statistics, together with those from before the update."""
+        with unsharded_root(run.policy):
             return {
                 name: ProbeStatistics(
                     probe=self.probes[name],
                     reference=self.references.get(name),
                     before=self.policies_before.get(name),
-                    after=_score(sequences, self._anchor_ids(name), policy, settings, ranks),
+                    after=_score(run, sequences, self._anchor_ids(name)),
                 )
                 for name, sequences in self.sequences.items()
             }
@@ -80,14 +61,14 @@ class Probing:
         return self.references[name].anchor_ids if name in self.references else None
 
 
-def probing_of(callbacks: Iterable[Any], rollouts: Rollouts, advantages: Advantages, device: torch.device) -> Probing:
+def probing_of(run: Run, rollouts: Rollouts, advantages: Advantages) -> Probing:
     """The probes of the diagnostics that are due at this step."""
     probes = {
         callback.state_key: callback.probe(rollouts, advantages)
-        for callback in callbacks
+        for callback in run.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         if hasattr(callback, "probe") and callback.is_due(rollouts.step)
     }
-    return Probing({name: probe for name, probe in probes.items() if probe is not None}, device)
+    return Probing({name: probe for name, probe in probes.items() if probe is not None}, run.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +103,15 @@ class ProbeSequences:
 
 
 @torch.no_grad()
-def _score(
-    sequences: ProbeSequences,
-    anchor_ids: Int[Tensor, "tokens anchors"] | None,
-    policy: Policy,
-    settings: StepSettings,
-    ranks: Ranks,
-) -> TokenStatistics:
-    """The policy's word on every token of a probe."""
+def _score(run: Run, sequences: ProbeSequences, anchor_ids: Int[Tensor, "tokens anchors"] | None) -> TokenStatistics:
+    """The policy's statistics of every token of a probe."""
     # The stand-in's row comes first, and is left out at the end.
     ids = None if anchor_ids is None else torch.cat([anchor_ids.new_full((1, anchor_ids.shape[1]), -1), anchor_ids])
     columns = [_unknown(sequences) for _ in range(3)]
     anchors = None if ids is None else torch.full(ids.shape, -torch.inf, device=sequences.device)
-    for microbatch in _microbatches(sequences, settings, ranks):
+    for microbatch in _microbatches(run, sequences):
         index = microbatch.token_index
-        statistics = policy(microbatch, None if ids is None else ids[index], temperature=settings.temperature)
+        statistics = run.policy(microbatch, None if ids is None else ids[index], temperature=run.settings.temperature)
         values = (statistics.logprobs, statistics.entropy, statistics.max_prob)
         for column, value in zip(columns, values, strict=True):
             column[index] = value
@@ -152,16 +127,15 @@ def _score(
     )
 
 
-def _score_reference(
-    sequences: ProbeSequences, anchor_size: int, reference: Reference, settings: StepSettings, ranks: Ranks
-) -> ReferenceStatistics:
-    """The reference's word on every token of a probe, and its K likeliest there."""
+def _score_reference(run: Run, sequences: ProbeSequences, anchor_size: int) -> ReferenceStatistics:
+    """The reference's log-prob of every token of a probe, and its K most likely tokens there."""
+    assert run.reference is not None
     logprobs = _unknown(sequences)
     ids = torch.full((len(logprobs), anchor_size), -1, device=sequences.device)
     anchors = torch.full(ids.shape, -torch.inf, device=sequences.device)
-    for microbatch in _microbatches(sequences, settings, ranks):
+    for microbatch in _microbatches(run, sequences):
         index = microbatch.token_index
-        statistics = reference.score(microbatch, anchor_size, temperature=settings.temperature)
+        statistics = run.reference.score(microbatch, anchor_size, temperature=run.settings.temperature)
         assert statistics.anchor_ids is not None
         assert statistics.anchor_logprobs is not None
         logprobs[index] = statistics.logprobs
@@ -169,8 +143,9 @@ def _score_reference(
     return ReferenceStatistics(logprobs=logprobs[1:], anchor_ids=ids[1:], anchor_logprobs=anchors[1:])
 
 
-def _microbatches(sequences: ProbeSequences, settings: StepSettings, ranks: Ranks) -> list[Microbatch]:
-    return equalize_microbatches(sequences, sequences.completions, settings, ranks)[0]
+def _microbatches(run: Run, sequences: ProbeSequences) -> list[Microbatch]:
+    budget = run.memory.tokens_per_microbatch
+    return equalize_microbatches(sequences, sequences.completions, budget, run.ranks)[0]
 
 
 def _unknown(sequences: ProbeSequences) -> Float[Tensor, "tokens"]:

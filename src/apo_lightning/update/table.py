@@ -1,9 +1,4 @@
-"""The table of one training step: a row per response token, filled in stage by stage, read by the loss.
-
-Rows stand in packed order, completion after completion: those of `Rollouts.completions`, or with several ranks those
-that the `Assignment` gives to this rank. A stage that looks at some of the tokens writes the rows it computed; the rest
-stay NaN (log-probs) or absent (anchors).
-"""
+"""The table of one training step: one row for each response token, filled in stage by stage, read by the loss."""
 
 from collections.abc import Sequence
 
@@ -28,7 +23,19 @@ from apo_lightning.update.assignment import Assignment, assign_at_home
 
 
 class StepTable:
-    """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks.
+    """The one mutable record of a step; `freeze` makes the callbacks' copy.
+
+    Rows stand in packed order, completion after completion: those of `Rollouts.completions`, or with several ranks
+    those that the `Assignment` gives to this rank. Each stage writes the rows that it computed, the others stay NaN
+    (log-probs) or absent (anchors):
+
+        column                              written by
+        required, drawn                     plan_step
+        ref_logprobs, anchor (but π)        score_reference, through record_reference
+        old_logprobs, entropy, max_prob,    score_policy, the first mini-batch of the update and the engine's check,
+        anchor.logprobs                     through record_policy
+
+    All other columns are made here and never change.
 
     Args:
         rollouts: sampled by this rank.
@@ -60,7 +67,7 @@ class StepTable:
             completions=[tuple(ids.tolist()) for ids in token_ids.split(self.lengths.tolist())],
             owners=assignment.owners,
         )
-        # Completions that are scored before the policy moves: for the update or a diagnostic, and of the others by lot.
+        # Scored before the policy moves: completions of the update or a diagnostic, and a sample of the others.
         self.required: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
         self.drawn: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
         self.old_logprobs = self._unknown()
@@ -78,6 +85,15 @@ class StepTable:
         """The given completions under a token budget, in so many micro-batches or more."""
         return self.sequences.microbatches(completions, tokens_per_microbatch, self.device, at_least=at_least)
 
+    def within_budget(self, microbatches: Sequence[Microbatch], tokens_per_microbatch: int) -> list[Microbatch]:
+        """Micro-batches that were cut for a larger budget, cut again; the others as they are."""
+        result = []
+        for microbatch in microbatches:
+            completions = self.sequence_ids[microbatch.token_index].unique().tolist()
+            fits = len(microbatch.input_ids) <= tokens_per_microbatch or len(completions) <= 1
+            result += [microbatch] if fits else self.microbatches(completions, tokens_per_microbatch)
+        return result
+
     def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
         """The first micro-batch of the given completions; one without a token to read where there are none.
 
@@ -92,7 +108,7 @@ class StepTable:
         return self.sequence_ids[wanted].unique().tolist()
 
     def prepare_reference(self, anchor_size: int) -> None:
-        """Make room for what the reference will say; every row is absent until it is recorded."""
+        """Allocate the reference's columns; every row is absent until it is recorded."""
         num_tokens = len(self.token_ids)
         self.ref_logprobs = self._unknown()
         if anchor_size > 0:
@@ -120,7 +136,7 @@ class StepTable:
         if self.anchor is not None and statistics.anchor_logprobs is not None:
             slots = statistics.anchor_logprobs.shape[1]
             found = statistics.anchor_logprobs.detach()
-            # The update asks at the loss's own tokens only; what a diagnostic had asked of the others stays.
+            # The update asks at the loss's own tokens only; what a diagnostic read at the others stays.
             known = self.anchor.logprobs[index, :slots]
             self.anchor.logprobs[index, :slots] = torch.where(found == -torch.inf, known, found)
 
@@ -210,14 +226,9 @@ class StepTable:
         return [tokens & (samplers == rank) for rank in range(num_processes())]
 
     @property
-    def scored_tokens(self) -> Bool[Tensor, "tokens"]:
-        """Tokens of which the sampling policy is asked."""
-        return (self.required | self.drawn).to(self.device)[self.sequence_ids]
-
-    @property
     def has_any_logprob(self) -> bool:
-        """False where the sampling policy was asked and not one of its answers is a number."""
-        scored = self.scored_tokens
+        """False where tokens were scored by the sampling policy and none of their log-probs is finite."""
+        scored = (self.required | self.drawn).to(self.device)[self.sequence_ids]
         return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
 
     def freeze(self) -> StepTokens:

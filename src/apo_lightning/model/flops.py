@@ -1,8 +1,7 @@
-"""How fast a step was: tokens per second, and the share of a GPU's peak that the update reached."""
+"""The floating-point operations of a training step, counted, and the peak of the GPUs that run it."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,43 +146,3 @@ def training_flops(size: ModelSize, work: Work) -> int:
     head = 2 * size.head_weights * work.num_rows
     unneeded = 2 * size.frozen_layer_weights * work.num_tokens + head * size.head_is_frozen
     return 3 * (layers + attention + head) - unneeded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """The throughput of one step, all ranks together."""
-
-    num_sampled: int
-    """Response tokens that were sampled."""
-    update: Work
-    """Work of forwards with a gradient, without those that only keep the ranks in step."""
-    update_flops: int = 0
-    peak_flops_per_second: float | None = None
-    """The peak of all devices together; None: unknown, and no `perf/mfu`."""
-
-    def metrics(self, timings: Mapping[str, float]) -> dict[str, float]:
-        """`perf/…` by log name.
-
-        `tokens_per_second`: sampled tokens over the whole step. `update_tokens_per_second`: positions through the
-        backbone, prompts included, over the update. `mfu`: model FLOPs utilisation of the update, in [0, 1].
-
-        Args:
-            timings: seconds of each phase, and `step`.
-
-        Example:
-            >>> speed = Speed(num_sampled=80, update=Work(num_tokens=50), update_flops=600, peak_flops_per_second=1e3)
-            >>> speed.metrics({"update": 2.0, "step": 10.0})
-            {'perf/tokens_per_second': 8.0, 'perf/update_tokens_per_second': 25.0, 'perf/mfu': 0.3}
-        """
-        seconds = timings["update"]
-        metrics = {
-            "perf/tokens_per_second": _rate(self.num_sampled, timings["step"]),
-            "perf/update_tokens_per_second": _rate(self.update.num_tokens, seconds),
-        }
-        if self.peak_flops_per_second is not None:
-            metrics["perf/mfu"] = _rate(self.update_flops, seconds) / self.peak_flops_per_second
-        return metrics
-
-
-def _rate(amount: int, seconds: float) -> float:
-    return amount / seconds if seconds > 0 else math.nan
