@@ -20,6 +20,7 @@ from apo_lightning.model.flops import model_size, peak_flops_per_second, trainin
 from apo_lightning.preflight.memory_plan import plan_memory, process_bytes
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.types import Rollouts
+from apo_lightning.update.minibatch_update import minibatch_gradient
 
 GIB = 2**30
 LEAST_MFU = 0.45

@@ -56,7 +56,7 @@ from apo_lightning.types import AdvantageInputs, Advantages, Completion, Prompt,
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.step_plan import plan_step
+from apo_lightning.update.step_plan import StepPlan, plan_step
 
 LLAMA = LlamaConfig(
     vocab_size=49152,

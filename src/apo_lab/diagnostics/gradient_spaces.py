@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lab.losses.terms import TermSlopes, term_names, term_slopes
 from apo_lab.statistics.gradient_geometry import (
     count_sketch,
     geometry,
@@ -25,7 +26,6 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.losses.functional import anchor_set
 from apo_lightning.losses.policy_loss import masks_of
-from apo_lightning.losses.terms import TermSlopes, term_names, term_slopes
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.module import RLVRModule
 from apo_lightning.types import StepOutput, TokenStatistics

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,25 +11,9 @@ from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.losses.policy_loss import masks_of
-from apo_lightning.model.packing import Microbatch, padding_microbatch
+from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """Completions that can be divided into micro-batches, such as a step's table."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where micro-batches lie."""
-        ...
-
-    def microbatches(
-        self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
-    ) -> list[Microbatch]:
-        """The given completions under a token budget, in so many micro-batches or more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +46,11 @@ class Minibatch:
 
 
 def equalize_microbatches(
-    table: Divisible, completions: Sequence[int], tokens_per_microbatch: int, ranks: Ranks
+    sequences: PackedSequences,
+    completions: Sequence[int],
+    tokens_per_microbatch: int,
+    ranks: Ranks,
+    device: torch.device,
 ) -> tuple[list[Microbatch], int]:
     """Micro-batches of these completions, and how many of the last are padding, so that all ranks run equally many.
 
@@ -71,12 +58,12 @@ def equalize_microbatches(
     micro-batches. Such a rank cuts its completions into as many, smaller ones; where it has too few completions, it
     adds padding, which has no token to read.
     """
-    microbatches = table.microbatches(completions, tokens_per_microbatch)
+    microbatches = sequences.microbatches(completions, tokens_per_microbatch, device)
     wanted = int(ranks.max(len(microbatches)))
     if len(microbatches) < wanted:
-        microbatches = table.microbatches(completions, tokens_per_microbatch, at_least=wanted)
+        microbatches = sequences.microbatches(completions, tokens_per_microbatch, device, at_least=wanted)
     num_padding = wanted - len(microbatches)
-    return microbatches + [padding_microbatch(table.device)] * num_padding, num_padding
+    return microbatches + [padding_microbatch(device)] * num_padding, num_padding
 
 
 def updated_tokens(table: StepTable, loss: PolicyLoss) -> Bool[Tensor, "tokens"]:
@@ -107,7 +94,9 @@ def plan_minibatches(
         completions = table.of_minibatch(number, prompts_per_rank)
         running_here = [b for b in completions if b in running]
         weights, num_tokens = _weights(table, completions, settings, ranks)
-        microbatches, num_padding = equalize_microbatches(table, running_here, tokens_per_microbatch, ranks)
+        microbatches, num_padding = equalize_microbatches(
+            table.sequences, running_here, tokens_per_microbatch, ranks, table.device
+        )
         result.append(
             Minibatch(
                 number=number,

@@ -29,8 +29,9 @@ def score_reference(run: Run, plan: StepPlan) -> None:
     table.prepare_reference(needs.anchor_size)
     with unsharded_root(run.reference.policy):
         for wanted, anchor_size in passes:
-            completions = table.completions_with(wanted)
-            for microbatch in equalize_microbatches(table, completions, run.memory.tokens_per_microbatch, run.ranks)[0]:
+            completions, budget = table.completions_with(wanted), run.memory.tokens_per_microbatch
+            parts, _ = equalize_microbatches(table.sequences, completions, budget, run.ranks, table.device)
+            for microbatch in parts:
                 part = microbatch.only(wanted[microbatch.token_index])
                 statistics = run.reference.score(part, anchor_size, temperature=run.settings.temperature)
                 table.record_reference(part, statistics)

@@ -66,7 +66,8 @@ def _unscored(run: Run, table: StepTable, minibatches: Sequence[Minibatch], need
     """
 
     def equal(completions: Sequence[int]) -> list[Microbatch]:
-        return equalize_microbatches(table, completions, run.memory.tokens_per_microbatch, run.ranks)[0]
+        budget = run.memory.tokens_per_microbatch
+        return equalize_microbatches(table.sequences, completions, budget, run.ranks, table.device)[0]
 
     if needs == Needs():
         later = minibatches[1:] if run.settings.old_logprobs == "trainer" else []

@@ -79,11 +79,9 @@ class StepTable:
     def _unknown(self) -> Float[Tensor, "tokens"]:
         return torch.full_like(self.rollout_logprobs, torch.nan)
 
-    def microbatches(
-        self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
-    ) -> list[Microbatch]:
-        """The given completions under a token budget, in so many micro-batches or more."""
-        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device, at_least=at_least)
+    def microbatches(self, completions: Sequence[int], tokens_per_microbatch: int) -> list[Microbatch]:
+        """The given completions under a token budget."""
+        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)
 
     def within_budget(self, microbatches: Sequence[Microbatch], tokens_per_microbatch: int) -> list[Microbatch]:
         """Micro-batches that were cut for a larger budget, cut again; the others as they are."""

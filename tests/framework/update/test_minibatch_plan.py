@@ -9,6 +9,8 @@ from apo_lightning.types import Advantages
 from apo_lightning.update.minibatch_plan import equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.table import StepTable
 
+CPU = torch.device("cpu")
+
 
 def make_table(values, keep):
     rollouts = make_rollouts(["correct", "incorrect", "correct", "correct"], 2, lengths=[1, 3, 2, 4])
@@ -59,15 +61,15 @@ class BusyOthers(Alone):
 
 def test_a_rank_with_fewer_micro_batches_cuts_its_own_smaller_before_it_runs_empty_ones():
     table = make_table([[1.0, -1.0], [1.0, -1.0]], [[True, True], [True, True]])
-    microbatches, num_padding = equalize_microbatches(table, range(4), 100, BusyOthers())
+    microbatches, num_padding = equalize_microbatches(table.sequences, range(4), 100, BusyOthers(), CPU)
     # Four completions make four micro-batches of one; the fifth is an empty one.
     assert (len(microbatches), num_padding) == (5, 1)
     assert [index for part in microbatches[:4] for index in part.token_index.tolist()] == list(range(10))
-    alone, num_padding = equalize_microbatches(table, range(4), 100, Alone())
+    alone, num_padding = equalize_microbatches(table.sequences, range(4), 100, Alone(), CPU)
     assert (len(alone), num_padding) == (1, 0)
 
 
 def test_a_rank_without_work_runs_as_many_as_the_others():
     table = make_table([[0.0, 0.0], [0.0, 0.0]], [[True, True], [True, True]])
-    microbatches, num_padding = equalize_microbatches(table, [], 100, BusyOthers())
+    microbatches, num_padding = equalize_microbatches(table.sequences, [], 100, BusyOthers(), CPU)
     assert (len(microbatches), num_padding) == (5, 5)
