@@ -40,7 +40,7 @@ from apo_lightning.update.probes import probing_of
 from apo_lightning.update.schedule import begin_schedule
 from apo_lightning.update.scoring import score_policy, score_reference, table_to_check
 from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.speed import Speed
+from apo_lightning.update.speed import speed_metrics, total_work
 from apo_lightning.update.step_metrics import StepMetrics
 from apo_lightning.update.step_plan import StepPlan, plan_step
 from apo_lightning.update.table import StepTable
@@ -155,10 +155,11 @@ class RLVRModule(pl.LightningModule):
             tokens = plan.table.freeze()
             record.close(plan.table, self.ranks)
             metrics = self.step_metrics.compute(rollouts, tokens, record)
-            speed = Speed.of(rollouts, record.work, self.model_size, self.peak_flops, self.ranks)
+            num_sampled, work = total_work(rollouts, record.work, self.ranks)
         count_rollout(self.trainer)
         timings = self.timer.take()
-        metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()} | speed.metrics(timings)
+        metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
+        metrics |= speed_metrics(num_sampled, work, self.model_size, self.peak_flops, timings)
         metrics["perf/rank_balance"] = plan.table.assignment.balance
         self.log_dict({**metrics, "step": float(rollouts.step)}, on_step=True, batch_size=1)
         return StepOutput(

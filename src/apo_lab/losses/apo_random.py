@@ -1,4 +1,4 @@
-"""APO with anchors that say nothing: is it the reference's support that helps, or any K tokens?"""
+"""APO with random anchors: does the reference's support help, or do any K tokens?"""
 
 from dataclasses import dataclass, replace
 
@@ -43,7 +43,7 @@ class RandomAnchorAPO(APO):
 
     @property
     def support_size(self) -> int:
-        """`anchor_size`: the pool is no support."""
+        """`anchor_size`: the pool is not a support."""
         return self.anchor_size
 
     def _anchors(self, inputs: LossInputs) -> Anchor:

@@ -113,7 +113,7 @@ class APO(PolicyLoss):
 
     @property
     def metric_defaults(self) -> Mapping[str, float]:
-        """No token that the update skips is triggered, unless its completion was dropped: a triggered one has A ≠ 0."""
+        """Skipped tokens are not triggered: a triggered one has A ≠ 0, and is skipped only with a dropped completion."""
         return {"apo/triggered_fraction": 0.0}
 
     def reference_mask(

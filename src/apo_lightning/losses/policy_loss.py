@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -114,35 +114,27 @@ class PolicyLoss(ABC):
         """Tokens where `_surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
         return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
 
+    @property
+    def _clip(self) -> dict[str, Any]:
+        return {"clip_eps": self.clip_eps, "clip_eps_high": self.clip_eps_high, "dual_clip": self.dual_clip}
+
     def _is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        return is_clipped(
-            ratio,
-            advantages,
-            clip_eps=self.clip_eps,
-            clip_eps_high=self.clip_eps_high,
-            dual_clip=self.dual_clip,
-        )
+        return is_clipped(ratio, advantages, **self._clip)
 
     def _surrogate(
         self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]
     ) -> LossOutput:
         """Minus the clipped objective of `ratio`, minus the entropy bonus.
 
-        Importance weights correct the objective alone: entropy and penalties are no expectations over old samples.
+        Importance weights correct only the objective: entropy and penalties are not expectations over old samples.
 
         Args:
             inputs: of the loss.
             ratio: ρ.
-            frozen: where ρ itself has no gradient, because its log was clamped.
+            frozen: where ρ itself has no gradient, because its log is clamped.
             metrics: the loss's own.
         """
-        objective = clipped_objective(
-            ratio,
-            inputs.advantages,
-            clip_eps=self.clip_eps,
-            clip_eps_high=self.clip_eps_high,
-            dual_clip=self.dual_clip,
-        )
+        objective = clipped_objective(ratio, inputs.advantages, **self._clip)
         if inputs.importance_weights is not None:
             objective = inputs.importance_weights.detach() * objective
         loss = -objective

@@ -37,7 +37,7 @@ class MeanPassAtK(Metric):
         self.add_state("num_problems", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]) -> None:
-        """Take in some problems: samples drawn, and how many of them were correct."""
+        """Add some problems: samples drawn, and how many of them were correct."""
         scores = pass_at_k(num_samples, num_correct, self.k)
         self.total += scores.double().sum()
         self.num_problems += scores.numel()

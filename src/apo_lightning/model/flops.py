@@ -8,7 +8,7 @@ from typing import Any
 from apo_lightning.model.packing import Microbatch
 
 # Dense bfloat16 matrix products [FLOP/s], without sparsity, from the vendor's data sheets. The first line whose words
-# all stand in the device's name counts, so a variant comes before the part that shares its number.
+# are all in the device's name counts, so a variant comes before the product of the same number.
 PEAK_FLOPS_PER_SECOND = {
     "H100 PCIe": 756e12,
     "H800 PCIe": 756e12,
@@ -69,7 +69,7 @@ def work_of(microbatches: Iterable[Microbatch]) -> Work:
 
     Example:
         A prompt of 2 tokens with completions of 2 and 1 tokens, whose last ones predict nothing. Pairs: 1 + 2 in the
-        prompt, 3 at the position that stands behind it.
+        prompt, 3 at the position after it.
 
         >>> import torch
         >>> from apo_lightning.model.packing import PackedSequences
@@ -128,11 +128,11 @@ def training_flops(size: ModelSize, work: Work) -> int:
         3·(2·N·tokens + 4·width·pairs + 2·V·D·rows)
 
     The backward of a product costs two of its kind, and only one of them where a factor is a frozen matrix. What is
-    recomputed (checkpointing, the head's logits) or merged (adapters) is not counted: the model asks for none of it.
+    recomputed (checkpointing, the head's logits) or merged (adapters) is not counted: the model does not need it.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B. Departure: attention is counted where it is causal, and the head
     at response tokens alone. Of frozen matrices those that the first layer's input goes through are counted like the
-    others, though no gradient passes them.
+    others, though no gradient flows through them.
 
     Example:
         3·(2·10·3 + 4·2·6 + 2·5·3) = 3·(60 + 48 + 30)

@@ -1,4 +1,4 @@
-"""The mini-batches of a step before any is run: their completions in micro-batches, and every token's weight."""
+"""The mini-batches of a step: their completions in micro-batches, and the weight of every token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Minibatch:
     number: int
     """0 for the first of the step."""
     completions: Sequence[int]
-    """Those in this rank's table, whether the update runs them or not."""
+    """The completions in this rank's table, whether the update runs them or not."""
     microbatches: Sequence[Microbatch]
     """The completions that the update runs, and then padding so that all ranks run equally many; its loss is 0."""
     weights: Float[Tensor, "tokens"]

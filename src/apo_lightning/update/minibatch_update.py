@@ -77,7 +77,16 @@ def microbatch_loss(
         output = run.loss(inputs)
         weighted_sum = (minibatch.weights[chunk.token_index] * output.per_token).sum()
         head.add(weighted_sum)
-        losses.append(TokenLosses.of(chunk, inputs, output, weighted_sum))
+        losses.append(
+            TokenLosses(
+                token_index=chunk.token_index,
+                logprobs=inputs.logprobs.detach().clone(),
+                old_logprobs=inputs.old_logprobs,
+                per_token=output.per_token.detach(),
+                metrics=output.metrics,
+                weighted_sum=weighted_sum.detach(),
+            )
+        )
     return head.total_loss()
 
 

@@ -129,7 +129,7 @@ def _columns(table: StepTable, losses: Sequence[TokenLosses]) -> dict[str, Tenso
     was_run = torch.zeros_like(unknown, dtype=torch.bool)
     for part in losses:
         was_run[part.token_index] = True
-        found = {"logprobs": part.logprobs, "old_logprobs": part.old_logprobs, "loss": part.output.per_token}
+        found = {"logprobs": part.logprobs, "old_logprobs": part.old_logprobs, "loss": part.per_token}
         for name, values in found.items():
             columns[name][part.token_index] = values.to(unknown.dtype)
     return columns | {

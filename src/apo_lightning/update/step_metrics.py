@@ -1,4 +1,4 @@
-"""The numbers a training step logs, reduced over its tokens, completions and ranks by torchmetrics."""
+"""The metrics of a training step, reduced over its tokens, completions and ranks by torchmetrics."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ MEDIANS = frozenset({"apo/anchor_ratio"})
 class StepMetrics(nn.Module):
     """Reduces one step at a time; docs/metrics.md says what each number is a mean of.
 
-    Non-finite values are left out of a mean and counted in `train/num_nonfinite`. A sum, or an estimate for all tokens,
-    that one of them enters is NaN.
+    Non-finite values are excluded from means and counted in `train/num_nonfinite`. A sum, or an estimate for all
+    tokens, that includes one is NaN.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class StepMetrics(nn.Module):
     def _token_means(self, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
         """Over all tokens of the step, and at the sampling policy over those that the update was run on.
 
-        With `old_logprobs: rollout` nobody asks that policy about the later mini-batches.
+        With `old_logprobs: rollout` that policy is not run on the later mini-batches.
         """
         updated = record.updated
         asked = updated & tokens.required.to(updated.device)[tokens.sequence_ids]
@@ -104,7 +104,7 @@ class StepMetrics(nn.Module):
         return means | errors, int(found.num_nonfinite)
 
     def _reduce(self, name: str, kind: Callable[[], Metric], *values: Tensor) -> Any:
-        """What a metric of this kind computes from the values of all ranks."""
+        """The result of a metric of this kind, from the values of all ranks."""
         if name not in self.reducers:
             self.reducers[name] = kind().to(values[0].device)
         reducer = self.reducers[name]
@@ -126,7 +126,7 @@ def _median(values: Tensor | list[Tensor]) -> float:
 
 
 def log_name(metric: str) -> str:
-    """A loss names its metrics with a namespace of its own (`apo/…`) or without, for `train/…`.
+    """The log name of a loss's metric: as it is with a namespace (`apo/…`), else under `train/…`.
 
     Example:
         >>> log_name("clip_fraction"), log_name("apo/anchor_ratio")

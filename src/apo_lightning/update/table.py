@@ -115,7 +115,7 @@ class StepTable:
             self.anchor = Anchor(token_ids=ids, ref_logprobs=absent, logprobs=absent.clone())
 
     def record_reference(self, microbatch: Microbatch, statistics: ReferenceStatistics) -> None:
-        """Write what the reference says of these tokens."""
+        """Write the reference's statistics of these tokens."""
         assert self.ref_logprobs is not None
         index = microbatch.token_index
         self.ref_logprobs[index] = statistics.logprobs
@@ -126,7 +126,7 @@ class StepTable:
             self.anchor.ref_logprobs[index, :slots] = statistics.anchor_logprobs
 
     def record_policy(self, microbatch: Microbatch, statistics: TokenStatistics) -> None:
-        """Write what the policy that sampled these tokens says of them."""
+        """Write the statistics of the policy that sampled these tokens."""
         index = microbatch.token_index
         self.old_logprobs[index] = statistics.logprobs.detach()
         self.entropy[index] = statistics.entropy.detach()
@@ -162,14 +162,14 @@ class StepTable:
         reference_mask: Bool[Tensor, "tokens"],
         importance_cap: float | None,
     ) -> LossInputs:
-        """What the loss may read of this micro-batch: what it declared, on the tokens it declared, and no more.
+        """The inputs of the loss: what it declared, on the tokens it declared, and no more.
 
-        A callback may have asked for more of the reference than the loss did; handing that on would let a
-        diagnostic steer the training.
+        A callback may read more of the reference than the loss does; if the loss saw that too, a diagnostic would steer
+        the training.
 
         Args:
             microbatch: which tokens.
-            statistics: what the policy says of them now; carries the gradient.
+            statistics: the current policy's, with the gradient.
             old_logprobs: log π_old [T]; None: the policy has not moved since it sampled, π_old = π.
             needs: the loss's own.
             reference_mask: [T] tokens whose reference rows the loss can use.
@@ -213,13 +213,13 @@ class StepTable:
 
         Args:
             minibatch: its number in the step.
-            prompts_per_minibatch: those that each rank has sampled.
+            prompts_per_minibatch: prompts that each rank sampled for it.
         """
         places = self.assignment.places // (prompts_per_minibatch * self.rollouts.group_size)
         return (places == minibatch).nonzero().flatten().tolist()
 
     def by_sampler(self, tokens: Bool[Tensor, "tokens"]) -> list[Bool[Tensor, "tokens"]]:
-        """Those of the tokens that each rank's engine has sampled."""
+        """For each rank, the given tokens that its engine sampled."""
         samplers = self.assignment.sampled_by.to(self.device)[self.sequence_ids]
         return [tokens & (samplers == rank) for rank in range(num_processes())]
 
@@ -230,7 +230,7 @@ class StepTable:
         return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
 
     def freeze(self) -> StepTokens:
-        """What was found of the tokens that this rank has sampled, wherever they ran; collective."""
+        """The rows of the tokens that this rank sampled, on whichever rank they ran; collective."""
         home, lengths = self.assignment.tokens.send_back, self.rollouts.lengths.flatten()
         anchor = self.anchor
         if anchor is not None:

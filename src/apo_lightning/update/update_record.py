@@ -1,8 +1,8 @@
-"""What the optimizer steps of one rollout did: gradients, losses, and what the loss said of each token."""
+"""The optimizer steps of one rollout: gradients, losses, and the loss's metrics of each token."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -11,35 +11,21 @@ from torch import Tensor
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import Work, work_of
-from apo_lightning.model.packing import Microbatch
-from apo_lightning.types import LossInputs, LossOutput
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.table import StepTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLosses:
-    """What the loss saw and said of some tokens; nothing here carries a gradient."""
+    """Log-probs, losses and metrics of some tokens, detached."""
 
     token_index: Int[Tensor, "chunk"]
     logprobs: Float[Tensor, "chunk"]
     old_logprobs: Float[Tensor, "chunk"]
-    output: LossOutput
+    per_token: Float[Tensor, "chunk"]
+    metrics: Mapping[str, Float[Tensor, "chunk"]]
     weighted_sum: Float[Tensor, ""]
     """What these tokens add to the mini-batch's scalar loss."""
-
-    @classmethod
-    def of(
-        cls, chunk: Microbatch, inputs: LossInputs, output: LossOutput, weighted_sum: Float[Tensor, ""]
-    ) -> "TokenLosses":
-        """A record of a chunk, detached from the graph."""
-        return cls(
-            token_index=chunk.token_index,
-            logprobs=inputs.logprobs.detach().clone(),
-            old_logprobs=inputs.old_logprobs,
-            output=replace(output, per_token=output.per_token.detach()),
-            weighted_sum=weighted_sum.detach(),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +76,7 @@ class UpdateRecord:
         self.work += work_of(minibatch.active_microbatches)
         for part in gradient.losses:
             self.loss += float(part.weighted_sum)
-            self.parts.append((part.token_index, part.output.metrics))
+            self.parts.append((part.token_index, part.metrics))
 
     def needs_engine_check(self, gradient: MinibatchGradient) -> bool:
         """Whether to compare engine and policy before this optimizer step: once a step.

@@ -21,7 +21,6 @@ from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
 from apo_lightning.update.engine_check import EngineCheck
-from apo_lightning.update.speed import Speed
 from apo_lightning.update.step_metrics import StepMetrics
 
 # Groups of two, so that every other one is all right or all wrong; eps=1, so that Adam does not blow up the last bits;
@@ -278,7 +277,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
     slow(apo_lightning.update.scoring, "score_for_check")
     slow(EngineCheck, "run")
     slow(StepMetrics, "compute")
-    slow(Speed, "of")
+    slow(apo_lightning.module, "total_work")
     for name in ("hidden_states", "as_reference"):
         slow(Policy, name)
     for name in ("on_train_batch_start", "on_train_batch_end"):
