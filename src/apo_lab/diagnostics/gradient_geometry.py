@@ -11,8 +11,8 @@ from torch import Tensor
 
 from apo_lab.diagnostics.drawing import drawn_completions
 from apo_lab.diagnostics.gradient_spaces import SPACES, Measured, logit_geometry, parameter_geometry
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
 from apo_lightning.callbacks.distribution_monitor import REF_PROB_BUCKETS
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.sharding import ShardedStrategy
 from apo_lightning.errors import ConfigError
@@ -27,8 +27,8 @@ PAPER_ANCHOR_SIZE = 8
 class GradientGeometry(StepCallback):
     """Logs `geometry/…`: lengths and angles of the terms of the loss, in up to three spaces.
 
-    The terms are those of `losses.terms.term_slopes`, g_a = −∇L_a with the weights of one mini-batch of all the tokens
-    that are measured. Their alignment is with the ascent directions of J = Σ_t w_t·Π_S and Σ_t w_t·Π_{T_K} over tokens
+    The terms are those of `term_slopes`, g_a = −∇L_a with the weights of one mini-batch of all the tokens that are
+    measured. Their alignment is with the ascent directions of J = Σ_t w_t·Π_S and Σ_t w_t·Π_{T_K} over tokens
     of A < 0, Π the policy's mass.
 
     - `logits`, at the sampling policy, of all tokens in closed form: what a term does to another *within* a token.

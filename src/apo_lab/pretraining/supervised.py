@@ -1,6 +1,6 @@
 """A base model out of demonstrations: next-token cross-entropy of the answers, on the same Trainer as RL."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import lightning.pytorch as pl
@@ -100,7 +100,7 @@ class SupervisedModule(pl.LightningModule):
         schedule = {"scheduler": self.make_scheduler(optimizer=optimizer), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}  # pyright: ignore[reportReturnType]
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Float[Tensor, ""]:
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Float[Tensor, ""]:
         """Mean cross-entropy of the answers' tokens [nats]."""
         input_ids, labels = batch
         loss = self.model(input_ids=input_ids, labels=labels, use_cache=False).loss

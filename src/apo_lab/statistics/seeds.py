@@ -60,8 +60,8 @@ def seed_mean_intervals(
     Of several benchmarks b = 1..B it is the interval of the mean over benchmarks: V_S is that of y_s = mean_b ȳ_bs,
     since a lucky seed is lucky on all of them; V_P and V_E are Σ_b V_b/B², each V_P with its own I − 1.
 
-    `benchmarks/intervals.py` measures how often such intervals hold the truth. Where two seeds differ by much more
-    than their problems explain it is about 0.87: two that came out close by chance look like no spread at all.
+    `benchmarks/accuracy/intervals.py` measures how often such intervals hold the truth. Where two seeds differ by much
+    more than their problems explain it is about 0.87: two that came out close by chance look like no spread at all.
 
     Source: the crossed random effects of Cornfield and Tukey 1956; V_S + V_P − V_E as in Cameron, Gelbach and Miller
         2011, "Robust inference with multiway clustering"; df of Satterthwaite 1946.

@@ -113,7 +113,7 @@ class APO(PolicyLoss):
 
     @property
     def metric_defaults(self) -> Mapping[str, float]:
-        """Skipped tokens are not triggered: a triggered one has A ≠ 0, and is skipped only with a dropped completion."""
+        """Skipped tokens are not triggered: a triggered one has A ≠ 0, and runs unless its completion is dropped."""
         return {"apo/triggered_fraction": 0.0}
 
     def reference_mask(

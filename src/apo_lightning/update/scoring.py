@@ -32,7 +32,7 @@ def score_reference(run: Run, plan: StepPlan) -> None:
             completions, budget = table.completions_with(wanted), run.memory.tokens_per_microbatch
             parts, _ = equalize_microbatches(table.sequences, completions, budget, run.ranks, table.device)
             for microbatch in parts:
-                part = microbatch.only(wanted[microbatch.token_index])
+                part = microbatch.part(wanted[microbatch.token_index])
                 statistics = run.reference.score(part, anchor_size, temperature=run.settings.temperature)
                 table.record_reference(part, statistics)
 

@@ -1,4 +1,4 @@
-"""A user's `configs/` in the working directory, ahead of the framework's: an option of the same name wins."""
+"""Hydra's search path begins with the user's `./configs`: an option of the same name wins over the framework's."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class UserConfigs(SearchPathPlugin):
-    """Found by Hydra by its place in `hydra_plugins`."""
+    """Hydra finds the class because the package lies in `hydra_plugins`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Put `./configs` first, where there is one."""
+        """Put `./configs` first, if it exists."""
         folder = Path.cwd() / "configs"
         if folder.is_dir():
             search_path.prepend(provider="user", path=f"file://{folder}")
