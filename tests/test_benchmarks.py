@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.shared import timing
-
 from composing import ROOT
 
 # A fresh process a point, as the scripts ask for, but forked: each would import torch for seconds.

@@ -52,25 +52,25 @@ def tile_kernels(tokens: int, width: int, dtype: Any) -> Mapping[str, tuple[Call
     at_ids = (places % 7).to(dtype)  # equal places have equal gradients
     state, columns = (largest, total, dot, picked), [x.unsqueeze(1) for x in (largest, total, dot, distance)]
 
-    def absorb(keeps: bool) -> Callable[..., Any]:
-        return lambda logits, *state: plain(softmax._absorb_anew)(logits, *state, keeps)
+    def update(keeps: bool) -> Callable[..., Any]:
+        return lambda logits, *state: plain(softmax._update)(logits, *state, keeps)
 
     def kl_gradient(logits: Any, *state: Any) -> Any:
-        return plain(divergence._kl_gradient_anew)(logits, *state, dtype=dtype)
+        return plain(divergence._kl_gradient)(logits, *state, dtype=dtype)
 
     def gradient(weights: Any, shift: Any, constant: Any, places: Any, at_ids: Any) -> Any:
-        return plain(softmax._from_weights_anew)(weights, shift, constant, None, places, at_ids)
+        return plain(softmax._from_exp_logits)(weights, shift, constant, None, places, at_ids)
 
     shift, constant, slope = columns[:3]
     return {
-        "weights kept": (absorb(True), (logits, *state, places)),
-        "no weights kept": (absorb(False), (logits, *state, places)),
+        "weights kept": (update(True), (logits, *state, places)),
+        "no weights kept": (update(False), (logits, *state, places)),
         "gradient": (gradient, (weights, shift, constant, places, at_ids)),
         "gradient, entropy too": (
-            plain(softmax._from_weights_anew),
+            plain(softmax._from_exp_logits),
             (weights, shift, constant, slope, places, at_ids),
         ),
-        "divergence": (plain(divergence._absorb_distance), (weights, logits, largest, largest + 1, distance)),
+        "divergence": (plain(divergence._update_kl_sum), (weights, logits, largest, largest + 1, distance)),
         "gradient of the divergence": (kl_gradient, (logits, ref_logits, *columns)),
     }
 

@@ -26,8 +26,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from apo_lightning.model.policy import Policy
-from apo_lightning.rollout.base import SyncedEngine
-from apo_lightning.rollout.engine import EngineContext, FinishedListener
+from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.run.training import prepare, train
 from apo_lightning.types import Completion, GenerationRequest
@@ -72,7 +71,7 @@ class RecordingEngine(TransformersEngine):
         super()._stop()
 
 
-class ReplayEngine(SyncedEngine):
+class ReplayEngine(RolloutEngine):
     """Answers with recorded completions: two algorithms see the same rollouts, at no cost."""
 
     name = "replay"

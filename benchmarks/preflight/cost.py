@@ -74,15 +74,24 @@ def rates_beside(path: Path) -> dict[int, Rates]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     found = {}
     for step, (before, after) in enumerate(itertools.pairwise(lines), start=1):
-        numbers = {key: statistics.harmonic_mean([before[key], after[key]]) for key in before if key != "name"}
+        numbers = {
+            key: statistics.harmonic_mean([before[key], after[key]]) for key, rate in before.items() if _is_number(rate)
+        }
         found[step] = Rates(name=before["name"].replace("measured now", "measured around each step"), **numbers)
     return found
+
+
+def _is_number(value: object) -> bool:
+    """False for a device's name, and for rates that it does not have."""
+    return isinstance(value, int | float)
 
 
 def median_rates(plans: list[CostPlan]) -> Rates:
     """Each rate's median over the steps, to be printed."""
     rates = [asdict(plan.rates) for plan in plans]
-    numbers = {key: statistics.median(of_step[key] for of_step in rates) for key in rates[0] if key != "name"}
+    numbers = {
+        key: statistics.median(of_step[key] for of_step in rates) for key, rate in rates[0].items() if _is_number(rate)
+    }
     return Rates(name=rates[0]["name"], **numbers)
 
 

@@ -1,10 +1,10 @@
-"""Hours of the paper's runs on eight cards, counted as `preflight=true` counts them, and what takes most of a step.
+"""Hours of the paper's runs on eight GPUs, counted as `preflight=true` counts them, and the largest items of one run.
 
-    python -m benchmarks.preflight.paper_hours [any override of train.py, such as rates=h200]
+    python -m benchmarks.preflight.paper_hours [any override of train.py, such as rates=h100 or old_logprobs=rollout]
 
-Sizes of the models are given here, so that nothing is downloaded. What the plan supposes of lengths and shares is in
-configs/experiment/paper/base.yaml. Prints Markdown: a table of all runs, and of one of them what its time is bound by
-and its largest items, as it is set and with the proposals; half a minute.
+Sizes of the models are given here, so that nothing is downloaded. Assumed lengths and shares are those of
+configs/experiment/paper/base.yaml. Prints Markdown: a table of all runs, and for one of them its time by bound and its
+ten largest items; half a minute.
 """
 
 import json
@@ -18,10 +18,8 @@ from benchmarks.shared.timing import print_header, print_table
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from apo_lightning.preflight.alternatives import Alternative, alternatives
 from apo_lightning.preflight.cost_plan import CostPlan
-from apo_lightning.rollout.kv_cache import FILLED
-from apo_lightning.run.sizes import plan_run, plan_time, rank_layout
+from apo_lightning.run.sizes import Plan, plan_run, plan_time, rank_layout
 
 SHAPES = {"llama3b": LLAMA3B, "qwen7b": QWEN7B, "qwen_math7b": QWEN7B}
 SHOWN = "qwen7b_apo"
@@ -36,37 +34,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for run in sorted(runs, key=lambda run: (run.startswith("sensitivity"), run)):
             cfg = composed(run, Path(folder), overrides)
-            cost, best = counted(cfg)
-            rows.append(row(run, cfg, cost, best))
-            shown = (cost, best.cost) if run == SHOWN else shown
-    columns = [
-        "run",
-        "a step [s]",
-        "steps",
-        "hours",
-        "GPU-hours",
-        "with preflight's proposals [s]",
-        "hours",
-        "GiB",
-    ]
-    print_table(columns, rows)
+            plan = plan_run(cfg)
+            cost = plan_time(cfg, plan, rank_layout(cfg))
+            rows.append(row(run, cfg, plan, cost))
+            shown = cost if run == SHOWN else shown
+    print_table(["run", "a step [s]", "steps", "hours", "GPU-hours", "GiB"], rows)
     if shown is not None:
-        print_details(*shown)
+        print_details(shown)
 
 
-def print_details(cost: CostPlan, best: CostPlan) -> None:
-    """What one run is bound by, and its ten largest items, as it is set and with the proposals."""
+def print_details(cost: CostPlan) -> None:
+    """The time of one run by bound, and its ten largest items."""
     print(f"\n{SHOWN}\n\n{cost.work.describe()}\n{cost.rates.describe()}\n")
-    bounds = list(dict.fromkeys(item.bound for item in cost.items))
-    rows = []
-    for bound in bounds:
-        seconds = [sum(item.seconds for item in plan.items if item.bound == bound) for plan in (cost, best)]
-        rows.append([bound, *(f"{part:.1f}" for part in seconds)])
-    print_table(["bound by", "as it is set [s]", "with the proposals [s]"], rows)
-    for name, plan in (("as it is set", cost), ("with the proposals", best)):
-        print(f"\nthe ten largest items of {plan.seconds:.0f} s, {name}\n")
-        items = [[item.phase, item.name, f"{item.seconds:.1f}", item.bound] for item in plan.largest(10)]
-        print_table(["phase", "item", "seconds", "bound by"], items)
+    seconds: dict[str, float] = {}
+    for item in cost.items:
+        seconds[item.bound] = seconds.get(item.bound, 0.0) + item.seconds
+    print_table(["bound by", "seconds"], [[bound, f"{part:.1f}"] for bound, part in seconds.items()])
+    print(f"\nthe ten largest items of {cost.seconds:.0f} s\n")
+    items = [[item.phase, item.name, f"{item.seconds:.1f}", item.bound] for item in cost.largest(10)]
+    print_table(["phase", "item", "seconds", "bound by"], items)
 
 
 def composed(run: str, folder: Path, overrides: list[str]) -> DictConfig:
@@ -79,23 +65,10 @@ def composed(run: str, folder: Path, overrides: list[str]) -> DictConfig:
     return compose("train", [f"experiment=paper/{run}", f"model.path={place}", *overrides])
 
 
-def counted(cfg: DictConfig) -> tuple[CostPlan, Alternative]:
-    """The run as it is set, and the fastest of the proposals that a GPU has room for."""
-    plan, ranks = plan_run(cfg), rank_layout(cfg)
-    cost = plan_time(cfg, plan, ranks)
-    found = alternatives(plan.model, plan.run, cost.work, cost.rates, engine_key="engine")
-    fitting = [other for other in found if other.memory.peak <= FILLED * plan.run.gpu_bytes]
-    return cost, min(fitting, key=lambda other: other.cost.seconds)
-
-
-def row(run: str, cfg: DictConfig, cost: CostPlan, best: Alternative) -> list[str]:
+def row(run: str, cfg: DictConfig, plan: Plan, cost: CostPlan) -> list[str]:
     steps, ranks = cfg.trainer.max_steps, rank_layout(cfg).world_size
-    hours, fewer = (seconds * steps / 3600 for seconds in (cost.seconds, best.cost.seconds))
-    memory = f"{best.memory.peak / 2**30:.0f}"
-    return [
-        *(run, f"{cost.seconds:.0f}", str(steps), f"{hours:.1f}", f"{hours * ranks:.0f}"),
-        *(f"{best.cost.seconds:.0f}", f"{fewer:.1f}", memory),
-    ]
+    hours, memory = cost.seconds * steps / 3600, plan.memory.peak / 2**30
+    return [run, f"{cost.seconds:.0f}", str(steps), f"{hours:.1f}", f"{hours * ranks:.0f}", f"{memory:.0f}"]
 
 
 if __name__ == "__main__":

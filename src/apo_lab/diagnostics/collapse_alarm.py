@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from apo_lab.diagnostics.prompt_history import visits_of
 from apo_lab.statistics.cusum import Cusum
 from apo_lab.statistics.mcnemar import mcnemar_p_value
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.console import say
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError

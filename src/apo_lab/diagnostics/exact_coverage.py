@@ -13,7 +13,7 @@ from torch import Tensor
 
 from apo_lab.puzzles import ListedAnswer, Puzzle
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.units import whole_root
 from apo_lightning.errors import ConfigError

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from apo_lab.diagnostics.drawing import drawn_completions
 from apo_lab.diagnostics.gradient_spaces import SPACES, Measured, logit_geometry, parameter_geometry
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
 from apo_lightning.callbacks.distribution_monitor import REF_PROB_BUCKETS
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.sharding import ShardedStrategy
 from apo_lightning.errors import ConfigError

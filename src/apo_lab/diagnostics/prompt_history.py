@@ -10,7 +10,7 @@ import torch
 
 from apo_lab.statistics.mcnemar import mcnemar_p_value
 from apo_lab.statistics.urn import beta_binomial_pass_at_k, expected_distinct, missing_mass
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.functional import pass_at_k

@@ -20,7 +20,7 @@ from apo_lab.statistics.recovery import (
     survival_curve,
     verdict_selectivity,
 )
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.common.process_group import num_processes, process_rank
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from apo_lab.diagnostics.drawing import drawn_completions
 from apo_lab.statistics.squeezing import SqueezeSums, leaders, mass_of_parts, squeeze_shares
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss

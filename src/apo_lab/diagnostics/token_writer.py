@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError

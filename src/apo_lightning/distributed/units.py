@@ -1,9 +1,9 @@
-"""When FSDP2's root unit, embedding and head, is whole, and when gradients are reduced over ranks.
+"""When FSDP2's root unit (embedding and head) is unsharded, and when gradients are reduced over ranks.
 
-A decoder layer is gathered and resharded by FSDP2 itself. For the root everything waits, so it is gathered for the
-first micro-batch of a pass and stays whole to the last, and its gradient is added up whole and reduced with the last.
-Its shards must be back before anything steps on them or reads parameter by parameter: an optimizer would step on the
-shards and the next forward read the weights from before.
+FSDP2 itself gathers and reshards the decoder layers. Gathering the root blocks all other work, so it is gathered for
+the first micro-batch of a pass and stays gathered until the last, with which its accumulated gradient is reduced. It
+must be resharded before an optimizer steps or parameters are read: the optimizer would update the shards, and the next
+forward would read the gathered old weights.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 _in_passes: list[nn.Module] = []
-"""The policies of the `whole_root`s that are open."""
+"""The policies inside an open `whole_root`."""
 
 
 @contextmanager
 def whole_root(policy: nn.Module) -> Iterator[None]:
-    """Forwards, and backwards, of one micro-batch after the other; then the policy is in its shards again.
+    """Around the forwards and backwards of several micro-batches: reshard the policy afterwards.
 
-    After an error nothing is left of them but what was reduced before it, and the policy can be run again.
+    After an error, gradients that were not yet reduced are dropped, and the policy can be run again.
 
     Args:
-        policy: sharded or not; nothing is done to one that is not.
+        policy: sharded or not; an unsharded one is not changed.
     """
     _in_passes.append(policy)
     try:
@@ -34,16 +34,16 @@ def whole_root(policy: nn.Module) -> Iterator[None]:
         _forget_passes(policy)
         raise
     finally:
-        _in_passes.remove(policy)  # after an error an inner one, in a generator, may end behind an outer one
+        _in_passes.remove(policy)  # not pop: after an error, a generator's inner pass may end after an outer one
     _bring_shards_back(policy)
 
 
 def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
-    """From now on a forward of the backbone outside of `whole_root(policy)` is an error.
+    """Make a forward of the backbone outside of `whole_root(policy)` an error.
 
     Args:
         policy: sharded.
-        backbone: its part that every pass runs through.
+        backbone: the part of the policy that every pass runs.
     """
 
     def check(*_: object) -> None:
@@ -51,8 +51,8 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
             _forget_passes(policy)
             _bring_shards_back(policy)  # FSDP2 has gathered it already
             raise RuntimeError(
-                "a forward of a sharded policy outside of `with distributed.units.whole_root(policy):`, which brings "
-                "its shards back: put the pass into it, else the optimizer steps on shards that no later pass reads"
+                "a forward of a sharded policy outside of `with distributed.units.whole_root(policy):`, which reshards "
+                "it: put the pass inside, or later passes ignore the optimizer's updates"
             )
 
     backbone.register_forward_pre_hook(check)
@@ -60,14 +60,15 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
 
 @contextmanager
 def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[None]:
-    """A backward whose gradient is reduced over ranks, or else added to what earlier ones have left on this one.
+    """Around a backward: reduce its gradient over ranks, or only accumulate it on this rank.
 
-    FSDP2 reduces its layers' with every backward: left whole, they would take the memory that sharding spares.
+    FSDP2 reduces the gradients of decoder layers with every backward; unsharded, they would take the memory that
+    sharding saves.
 
     Args:
         policy: sharded or not.
-        strategy: the trainer's; DDP waits with everything.
-        now: in the last micro-batch of a mini-batch, on all ranks alike.
+        strategy: of the trainer; DDP delays the reduction of all gradients.
+        now: True in the last micro-batch of a mini-batch, equally on all ranks.
     """
     if isinstance(policy, FSDPModule):
         policy.set_requires_gradient_sync(now, recurse=False)
@@ -83,8 +84,8 @@ def _bring_shards_back(policy: nn.Module) -> None:
 
 
 def _forget_passes(policy: nn.Module) -> None:
-    # What was added up whole would be in the gradient twice when the passes are repeated. And FSDP2 believes itself
-    # within the one that failed: the next backward would end without a gradient.
+    # Accumulated unsharded gradients would be counted twice when the passes are repeated, and FSDP2, still in the
+    # state of the failed pass, would give the next backward no gradient.
     if not isinstance(policy, FSDPModule):
         return
     for parameter in policy.parameters():

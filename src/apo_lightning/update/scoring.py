@@ -50,7 +50,7 @@ def score_reference(
         for wanted, anchor_size in passes:
             microbatches, _ = even_microbatches(table, table.completions_with(wanted), settings, ranks)
             for microbatch in microbatches:
-                part = microbatch.only(wanted[microbatch.token_index])
+                part = microbatch.part(wanted[microbatch.token_index])
                 table.record_reference(part, reference.score(part, anchor_size, temperature=settings.temperature))
     return loss_mask
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from apo_lightning.distributed.lifeline import Lifeline, connect
+from apo_lightning.distributed.rank_watchdog import RankWatchdog, connect
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def listen(connections, *ranks):
     """The ends of some ranks, and a queue of what each hears: (hearer, who failed, why)."""
     events: queue.Queue = queue.Queue()
     return {
-        rank: Lifeline(rank, connections[rank], lambda who, why, rank=rank: events.put((rank, who, why)))
+        rank: RankWatchdog(rank, connections[rank], lambda who, why, rank=rank: events.put((rank, who, why)))
         for rank in ranks
     }, events
 

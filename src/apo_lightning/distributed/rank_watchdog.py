@@ -1,7 +1,7 @@
-"""Connections between the processes of a run, by which each learns at once that another has ended, and why.
+"""Connections between the ranks of a run, by which each learns at once that another one has failed, and why.
 
-The operating system closes the connections of a dead process, whatever killed it: no one is asked at intervals, and a
-process that is merely busy is never taken for dead. A collective says neither: over NCCL it waits for hours.
+The operating system closes the connections of a dead process, so nothing has to be polled, and a busy process never
+counts as dead. A collective detects neither failure: NCCL waits until the process group's timeout.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from typing import Any
 
 _CONNECT_TIMEOUT_S = 60.0
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A machine that lost power closes nothing: its connections count as dead after 15 + 3·5 s."""
+"""A machine without power closes no connection: its connections count as dead after 15 + 3·5 s."""
 
-OnLoss = Callable[[int, str | None], None]
-"""(rank that failed, its reason; None: it ended without a word)."""
+OnFailure = Callable[[int, str | None], None]
+"""Called with the rank that failed and its reason; None if it ended without a message."""
 
 
 def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[Any], Any]) -> dict[int, socket.socket]:
-    """The connections of this process, by rank: of the first to all others, of these to the first.
+    """Connect the first rank with all others; returns this process's connections by rank. Collective.
 
     Args:
-        rank: this process.
-        num_ranks: all of them call this.
-        host: where the others find the first; None: all are on one machine, and no other can connect.
+        rank: of this process.
+        num_ranks: number of ranks.
+        host: the address of the first rank; None: all ranks are on one machine, and no other machine can connect.
         from_first: broadcasts the first rank's value.
 
     Raises:
-        OSError: the first does not hear from all within a minute.
+        OSError: a rank did not connect within a minute.
     """
     if rank > 0:
         address, token = from_first(None)
         connection = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
         connection.sendall(_greeting(token, rank))
-        return {0: _kept_alive(connection)}
+        return {0: _with_keepalive(connection)}
     with socket.create_server(("127.0.0.1" if host is None else "", 0)) as server:
         server.settimeout(_CONNECT_TIMEOUT_S)
         token = secrets.token_hex(16)
@@ -49,18 +49,18 @@ def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[A
                 greeting = connection.recv(len(_greeting(token, 0)), socket.MSG_WAITALL)
                 # Anyone can reach the port.
                 if secrets.compare_digest(greeting[: len(token)], token.encode()):
-                    connections[int(greeting[len(token) :])] = _kept_alive(connection)
+                    connections[int(greeting[len(token) :])] = _with_keepalive(connection)
                     continue
             connection.close()
     return connections
 
 
 def _greeting(token: str, rank: int) -> bytes:
-    """A greeting of the same length on all ranks: what follows it must stay in the socket."""
+    """A greeting of a fixed length, so that reading it leaves later messages in the socket."""
     return f"{token}{rank:08d}".encode()
 
 
-def _kept_alive(connection: socket.socket) -> socket.socket:
+def _with_keepalive(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE_S.items():
@@ -69,43 +69,43 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
     return connection
 
 
-class Lifeline:
-    """This process's end of the connections. The first rank passes on what it hears.
+class RankWatchdog:
+    """One rank's end of the connections. The first rank forwards messages to all others.
 
     Args:
-        rank: this process.
+        rank: of this process.
         connections: from `connect`.
-        on_loss: called once, in a thread of its own, when another rank fails before this one has said anything.
+        on_failure: called at most once, in a background thread, if another rank fails before this one has reported.
     """
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket], on_loss: OnLoss) -> None:
+    def __init__(self, rank: int, connections: Mapping[int, socket.socket], on_failure: OnFailure) -> None:
         self.rank = rank
         self._connections = connections
-        self._on_loss = on_loss
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         self._is_over = False
         for peer, connection in connections.items():
-            threading.Thread(target=self._listen, args=(peer, connection), daemon=True, name="lifeline").start()
+            threading.Thread(target=self._listen, args=(peer, connection), daemon=True, name="rank watchdog").start()
 
     def fail(self, reason: str) -> bool:
-        """Tell all others that this rank cannot go on; False: another had failed before."""
+        """Report to all other ranks that this rank has failed; returns False if another one failed before."""
         is_first = self._finish()
         if is_first:
             self._send((self.rank, reason))
         return is_first
 
     def close(self) -> None:
-        """Take leave: this rank is done."""
+        """Sign off: this rank has finished without failure."""
         if self._finish():
             self._send(None)
         for connection in self._connections.values():
-            # `close` alone would leave the thread that reads it waiting.
+            # `close` alone would not wake the thread that reads from it.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
     def _finish(self) -> bool:
-        """True for whoever comes first: what this rank does, or what it hears."""
+        """Returns True to the first caller only: either this rank's own report, or another rank's message."""
         with self._lock:
             is_first, self._is_over = not self._is_over, True
         return is_first
@@ -114,7 +114,7 @@ class Lifeline:
         line = json.dumps(message).encode() + b"\n"
         for peer, connection in self._connections.items():
             if peer != but:
-                with contextlib.suppress(OSError):  # it is gone already
+                with contextlib.suppress(OSError):  # that rank has ended already
                     connection.sendall(line)
 
     def _listen(self, peer: int, connection: socket.socket) -> None:
@@ -125,4 +125,4 @@ class Lifeline:
         if message is not None and self._finish():
             failed, reason = message
             self._send((failed, reason), but=peer)
-            self._on_loss(failed, reason)
+            self._on_failure(failed, reason)
