@@ -21,7 +21,7 @@ from apo_lightning.rollout.transformers_engine import TransformersEngine
 STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
-    *(f"+callbacks.{name}._target_=apo_lightning.callbacks.{kind}" for name, kind in STATEFUL.items()),
+    *(f"+callbacks.{name}._target_=apo_lab.diagnostics.{kind}" for name, kind in STATEFUL.items()),
     *("optimizer.lr=1e-2", "scheduler.name=linear", "scheduler.num_warmup_steps=2", "checkpoint.save_every=1"),
 )
 

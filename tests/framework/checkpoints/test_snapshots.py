@@ -197,8 +197,6 @@ def test_what_cannot_be_measured_is_one_line(run, tmp_path):
         measure(folder, tmp_path, "checkpoint=step_7")
     with pytest.raises(ConfigError, match="no checkpoints/final"):
         measure(folder, tmp_path)
-    with pytest.raises(ConfigError, match="mode=coverage measures checkpoint=final"):
-        measure(folder, tmp_path, "checkpoint=all", "mode=coverage")
     with pytest.raises(ConfigError, match="there is no run="):
         evaluate(composed("checkpoint=all", "model=tiny", f"output_dir={tmp_path}", config_name="evaluate"))
     with pytest.raises(ConfigError, match="holds checkpoints of an earlier run"):
