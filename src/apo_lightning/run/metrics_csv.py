@@ -48,7 +48,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append a row; where it brings a new column, write the whole file anew."""
+        """Append a row; a new column rewrites the whole file."""
         row = {**metrics, "step": step}
         self.rows.append(row)
         if row.keys() <= set(self._columns):
