@@ -17,8 +17,8 @@ NAME = "metrics.csv"
 class MetricsCSV(Logger):
     """`metrics.csv`: sorted columns, one for each number that was ever logged; cells without a value are empty.
 
-    Lightning's own logger truncates an existing file and rewrites it in place: a resumed run, or one that is killed while
-    a column is added, would lose its first rows.
+    Lightning's own logger truncates an existing file and rewrites it in place: a resumed run, or one that is killed
+    while a column is added, would lose its first rows.
 
     Args:
         folder: of the run.
