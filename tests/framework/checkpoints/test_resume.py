@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(uninterrupt
     said = capsys.readouterr().out
     assert "ignored" in said
     assert "shared.pt has" in said
-    assert f"going on from {before}" in said.replace("\n", "")
+    assert f"resuming from {before}" in said.replace("\n", "")
     assert_is(uninterrupted, weights, folder)
 
 

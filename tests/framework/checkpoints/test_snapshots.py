@@ -159,7 +159,7 @@ def test_one_engine_serves_all_and_what_is_finished_is_not_measured_again(run, m
     capsys.readouterr()
     again = measure(run[0], tmp_path, "checkpoint=all")
     assert len(starts) == 2, "nothing was left to do"
-    assert capsys.readouterr().out.count("measured already") == 3
+    assert capsys.readouterr().out.count("already measured") == 3
     assert again == measured[0]
 
 
