@@ -69,39 +69,25 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
     import torch
     from benchmarks.performance.update import estimate
 
-    from apo_lightning.distributed.ranks import clip_grad_norm
-    from apo_lightning.metrics.step_metrics import UpdateRecord
-    from apo_lightning.types import Needs
-    from apo_lightning.update.minibatch_update import MinibatchUpdate
+    from apo_lightning.update.minibatch_update import minibatch_gradient
     from apo_lightning.update.scoring import score_policy, score_reference
     from apo_lightning.update.step_plan import plan_step
-    from apo_lightning.update.table import StepTable
+    from apo_lightning.update.update_record import UpdateRecord
 
-    settings = replace(module.settings, prompts_per_minibatch=len(rollouts.prompts) // 2)
+    module.settings = replace(module.settings, prompts_per_minibatch=len(rollouts.prompts) // 2, gradient_clip_norm=1.0)
     optimizer = torch.optim.SGD(module.policy.parameters(), lr=LEARNING_RATE)
-    table = StepTable(rollouts, estimate(rollouts), module.device)
-    plan = plan_step(table, module.loss, Needs(), settings, module.ranks, seed=0)
-    loss_mask = score_reference(plan, module.reference, module.loss, settings, module.ranks)
-    score_policy(plan, module.policy, settings)
-    record = UpdateRecord(num_tokens=len(table.token_ids), skipped_values=module.loss.skipped_values)
+    plan = plan_step(module, rollouts, estimate(rollouts))
+    score_reference(module, plan)
+    score_policy(module, plan)
+    record = UpdateRecord.of(plan.table, module.loss)
     for minibatch in plan.minibatches:
-        update = MinibatchUpdate(
-            loss=module.loss,
-            table=table,
-            minibatch=minibatch,
-            loss_mask=loss_mask,
-            settings=settings,
-            is_first=record.num_minibatches == 0,
-        )
-        for scalar, _ in update.scalars(module.policy, module.reference, settings):
-            scalar.backward()
-        update.add_to(record)
-        norm = clip_grad_norm(module.policy.parameters(), 1.0)
-        record.count_step(norm, minibatch.num_tokens)
+        gradient = minibatch_gradient(module, plan, minibatch)
+        record.add(minibatch, gradient)
+        record.count_step(minibatch, gradient)
         optimizer.step()
         optimizer.zero_grad()
-    record.close(record.own_metric_names, table.assignment.tokens.send_back, module.device)
-    module.step_metrics.compute(rollouts, table.freeze(), record)
+    record.close(plan.table, module.ranks)
+    module.step_metrics.compute(rollouts, plan.table.freeze(), record)
     return [parameter.detach() for parameter in module.policy.parameters()]
 
 

@@ -15,12 +15,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
-from apo_lightning.distributed.ranks import clip_grad_norm
-from apo_lightning.metrics.throughput import model_size, peak_flops_per_second, training_flops, work_of
 from apo_lightning.model.compiling import compile_layers
+from apo_lightning.model.flops import model_size, peak_flops_per_second, training_flops, work_of
 from apo_lightning.preflight.memory_plan import plan_memory, process_bytes
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.types import Rollouts
+from apo_lightning.update.minibatch_update import minibatch_gradient
 
 GIB = 2**30
 LEAST_MFU = 0.45
@@ -85,20 +85,19 @@ class Update:
 def make_update(
     model: PreTrainedModel, rollouts: Rollouts, device: torch.device, budget: int, *, compiles_layers: bool
 ) -> Update:
-    """As `RLVRModule._update`, but for the engine's check: these rollouts no engine has sampled."""
+    """As the module's own, without the engine's check: no engine has sampled these rollouts."""
     module = build_module(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
     module.policy.compiles_layers = compiles_layers
     compile_layers([module.policy])
-    minibatch = only_minibatch(module, rollouts)
+    plan, minibatch = only_minibatch(module, rollouts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
     def step() -> None:
-        module._accumulate(minibatch, module.settings)
-        clip_grad_norm(module.policy.parameters(), 1.0)
+        minibatch_gradient(module, plan, minibatch)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    microbatches = minibatch.minibatch.real_microbatches
+    microbatches = minibatch.active_microbatches
     work = work_of(microbatches)
     return Update(
         run=waited_for(step, device),

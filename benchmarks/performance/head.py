@@ -111,7 +111,7 @@ def chunk_by_chunk(head: DetachedHead, inputs: Inputs) -> tuple[Tensor, Outputs]
         parts.append(Outputs(found.logprobs, found.entropy.detach(), found.anchor_logprobs))
         head.add(loss(inputs, parts[-1], tokens).sum())
     columns = zip(*((part.logprobs, part.entropy, part.anchor_logprobs) for part in parts), strict=True)
-    return head.joined(), Outputs(*(torch.cat([value.detach() for value in column]) for column in columns))
+    return head.total_loss(), Outputs(*(torch.cat([value.detach() for value in column]) for column in columns))
 
 
 def ours_at_once(inputs: Inputs) -> tuple[Tensor, Outputs]:

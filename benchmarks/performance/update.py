@@ -42,8 +42,8 @@ from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequ
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
-from apo_lightning.metrics.throughput import model_size, training_flops, work_of
 from apo_lightning.model.compiling import compile_layers
+from apo_lightning.model.flops import model_size, training_flops, work_of
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import character_tokenizer
@@ -52,12 +52,11 @@ from apo_lightning.preflight.rates import product_rate
 from apo_lightning.rewards import NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.types import AdvantageInputs, Advantages, Completion, Needs, Prompt, Rollouts, Verdict
-from apo_lightning.update.minibatch_update import MinibatchUpdate
-from apo_lightning.update.scoring import score_reference
+from apo_lightning.types import AdvantageInputs, Advantages, Completion, Prompt, Rollouts, Verdict
+from apo_lightning.update.minibatch_plan import Minibatch
+from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.step_plan import plan_step
-from apo_lightning.update.table import StepTable
+from apo_lightning.update.step_plan import StepPlan, plan_step
 
 LLAMA = LlamaConfig(
     vocab_size=49152,
@@ -203,31 +202,22 @@ def build_module(
     return module
 
 
-def only_minibatch(module: RLVRModule, rollouts: Rollouts) -> MinibatchUpdate:
-    """The module's own plan for these rollouts, all in one mini-batch, ready for `module._accumulate`."""
-    table = StepTable(rollouts, estimate(rollouts), module.device)
-    plan = plan_step(table, module.loss, Needs(), module.settings, module.ranks, seed=0)
-    loss_mask = score_reference(plan, None, module.loss, module.settings, module.ranks)
+def only_minibatch(module: RLVRModule, rollouts: Rollouts) -> tuple[StepPlan, Minibatch]:
+    """The module's own plan for these rollouts, all in one mini-batch, ready for `minibatch_gradient`."""
+    plan = plan_step(module, rollouts, estimate(rollouts))
     (minibatch,) = plan.minibatches
-    return MinibatchUpdate(
-        loss=module.loss,
-        table=table,
-        minibatch=minibatch,
-        loss_mask=loss_mask,
-        settings=module.settings,
-        is_first=True,
-    )
+    return plan, minibatch
 
 
 def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype, *, is_compiled: bool = False) -> Action:
-    """The module's own methods, from rollouts to gradients, all completions in one micro-batch."""
+    """The module's own functions, from rollouts to gradients, all completions in one micro-batch."""
     module = build_module(model, rollouts, dtype)
     module.policy.compiles_layers = is_compiled
     compile_layers([module.policy])
 
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
-        module._accumulate(only_minibatch(module, rollouts), module.settings)
+        minibatch_gradient(module, *only_minibatch(module, rollouts))
         return gradients(model)
 
     return action
@@ -313,8 +303,8 @@ def difference(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 def needed_flops(model: PreTrainedModel, rollouts: Rollouts) -> int:
     """Of one update by our own arithmetic, every prompt once for its group."""
-    microbatches = only_minibatch(build_module(model, rollouts, torch.float32), rollouts).minibatch.real_microbatches
-    return training_flops(model_size(model), work_of(microbatches))
+    _, minibatch = only_minibatch(build_module(model, rollouts, torch.float32), rollouts)
+    return training_flops(model_size(model), work_of(minibatch.active_microbatches))
 
 
 def report(

@@ -15,7 +15,7 @@ from apo_lab.puzzles import ListedAnswer, Puzzle
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
@@ -78,7 +78,7 @@ class ExactCoverage(StepCallback):
         was_training = policy.training
         policy.eval()
         prompts = output.rollouts.prompts
-        with whole_root(policy):
+        with unsharded_root(policy):
             metrics = self.look(policy, prompts, output.step, folder, temperature=settings.temperature)
         policy.train(was_training)
         logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()} | {

@@ -27,8 +27,8 @@ PAPER_ANCHOR_SIZE = 8
 class GradientGeometry(StepCallback):
     """Logs `geometry/…`: lengths and angles of the terms of the loss, in up to three spaces.
 
-    The terms are those of `losses.terms.term_slopes`, g_a = −∇L_a with the weights of one mini-batch of all the tokens
-    that are measured. Their alignment is with the ascent directions of J = Σ_t w_t·Π_S and Σ_t w_t·Π_{T_K} over tokens
+    The terms are those of `term_slopes`, g_a = −∇L_a with the weights of one mini-batch of all the tokens that are
+    measured. Their alignment is with the ascent directions of J = Σ_t w_t·Π_S and Σ_t w_t·Π_{T_K} over tokens
     of A < 0, Π the policy's mass.
 
     - `logits`, at the sampling policy, of all tokens in closed form: what a term does to another *within* a token.

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lab.losses.terms import TermSlopes, term_names, term_slopes
 from apo_lab.statistics.gradient_geometry import (
     count_sketch,
     geometry,
@@ -24,7 +25,7 @@ from apo_lightning.logprobs.divergence import full_kl
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.losses.functional import anchor_set
-from apo_lightning.losses.terms import TermSlopes, term_names, term_slopes
+from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.module import RLVRModule
 from apo_lightning.types import StepOutput, TokenStatistics
@@ -63,7 +64,7 @@ class Measured:
             part: which tokens.
             statistics: with the log-probs of all K anchors.
         """
-        wanted = self.loss.reference_mask(table.advantages, table.is_correct)
+        wanted = masks_of(self.loss, table.advantages, table.is_correct).reference
         assert statistics.anchor_logprobs is not None
         assert table.anchor is not None
         here = wanted[part.token_index]
@@ -236,9 +237,8 @@ def _statistics(
     space: str,
 ) -> Iterator[tuple[Microbatch, TokenStatistics, Sequence[Tensor]]]:
     """What the policy says of the completions, with a gradient to the leaves that come along."""
-    policy, reference = module.policy, module.reference
-    settings = module.retry.settings
-    for part in table.microbatches(completions, settings.tokens_per_microbatch):
+    policy, reference, temperature = module.policy, module.reference, module.settings.temperature
+    for part in table.microbatches(completions, module.memory.tokens_per_microbatch):
         anchor_ids = table.anchor_ids(part, measured.anchor_size)
         with torch.enable_grad(), policy.autocast():
             if space == "head":
@@ -248,11 +248,11 @@ def _statistics(
                 own: Sequence[Tensor] = [head]
             else:
                 hidden, head, own = policy.hidden_states(part), policy.head_weight, leaves
-            said = token_statistics(hidden, head, part.targets, anchor_ids, temperature=settings.temperature)
+            said = token_statistics(hidden, head, part.targets, anchor_ids, temperature=temperature)
             if measured.loss.needs.full_kl:
                 assert reference is not None
                 asked = (hidden, head, reference.hidden_states(part), reference.head_weight)
-                said = replace(said, full_kl=full_kl(*asked, temperature=settings.temperature))
+                said = replace(said, full_kl=full_kl(*asked, temperature=temperature))
         # Outside: what runs inside a generator's context would be in it too.
         yield part, said, own
 

@@ -173,7 +173,7 @@ def _scores(
         before=True,
     )
     probing = Probing({NAME: probe}, module.device)
-    module.retry.call(probing.ask_before, module.policy, module.reference, ranks=module.ranks)
+    module.memory.retry(probing.score_before, module)
     reference, policy = probing.references[NAME], probing.policies_before[NAME]
     assert reference.anchor_ids is not None
     assert reference.anchor_logprobs is not None

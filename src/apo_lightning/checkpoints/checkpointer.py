@@ -313,7 +313,7 @@ class Checkpointer:
         return Header(
             position=position,
             world_size=run.ranks.world_size,
-            validated_step=run.held_out.last_step,
+            validated_step=run.validation.last_step,
             score=score,
             config=self.config,
             files={name: entry for files in from_all_ranks(written.files) for name, entry in files.items()},
@@ -350,7 +350,7 @@ class Checkpointer:
         return background_group()
 
     def _score(self, run: TrainingRun) -> float | None:
-        if self.settings.best is None or run.held_out.last_step != run.trainer.global_step:
+        if self.settings.best is None or run.validation.last_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])
 

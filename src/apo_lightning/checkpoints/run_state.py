@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.data.validation import HeldOut
+from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
@@ -27,7 +27,7 @@ class Run(Protocol):
     ranks: Ranks
     policy_version: int
     engine_check: EngineCheck
-    held_out: HeldOut
+    validation: ValidationPass
 
     @property
     def trainer(self) -> pl.Trainer:

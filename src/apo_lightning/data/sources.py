@@ -29,10 +29,12 @@ class ProblemSource(Protocol):
     @property
     def name(self) -> str:
         """The name of the data set."""
+        ...
 
     @property
     def instruction(self) -> str:
         """The text of the user's turn, with `{problem}` in it."""
+        ...
 
     @property
     def system(self) -> str | None:
@@ -41,16 +43,19 @@ class ProblemSource(Protocol):
     @property
     def max_prompt_tokens(self) -> int:
         """A longer training prompt is dropped and counted."""
+        ...
 
     @property
     def max_completion_tokens(self) -> int:
         """A completion is cut at this length."""
+        ...
 
     def check(self) -> None:
         """Check the configuration without reading everything; raises `ConfigError`."""
 
     def load(self) -> Problems:
         """Read, filter and split."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

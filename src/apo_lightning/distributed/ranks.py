@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
-from apo_lightning.metrics.throughput import peak_flops_per_second
+from apo_lightning.model.flops import peak_flops_per_second
 
 Item = TypeVar("Item")
 
@@ -88,7 +88,7 @@ def total_peak_flops(trainer: pl.Trainer) -> float | None:
     name = torch.cuda.get_device_name(device)
     peak = peak_flops_per_second(name)
     if peak is None:
-        rank_zero_info(f"no perf/mfu: metrics/throughput.py does not know the peak of {name}")
+        rank_zero_info(f"no perf/mfu: model/flops.py does not know the peak of {name}")
         return None
     return peak * trainer.world_size
 

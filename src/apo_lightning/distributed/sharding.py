@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.lightning_private import note_device
-from apo_lightning.distributed.units import refuse_other_passes
+from apo_lightning.distributed.root_params import refuse_other_passes
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, has_adapters
 from apo_lightning.model.policy import Policy

@@ -28,12 +28,12 @@ class DetachedHead:
     """Token statistics chunk by chunk, with a bounded number of logits in memory, and the gradient of a loss of them.
 
     `add` takes the gradient of a chunk's loss as far as the hidden states and the head, while the chunk's logits are
-    still in memory. `joined()` then returns one scalar for one backward, so that hooks on the policy's gradients (DDP,
-    FSDP2) run once per parameter.
+    still in memory. `total_loss()` then returns one scalar for one backward, so that hooks on the policy's gradients
+    (DDP, FSDP2) run once per parameter.
 
     Args:
         hidden: last hidden states at the positions that predict the tokens; the backbone behind them is not touched
-            before the backward of `joined()`.
+            before the backward of `total_loss()`.
         weight: the head, one row per vocabulary token.
         temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
 
@@ -48,7 +48,7 @@ class DetachedHead:
         >>> for tokens in head.chunks():
         ...     statistics = head.statistics(tokens, torch.tensor([0, 0])[tokens])
         ...     head.add(-statistics.logprobs.sum())
-        >>> head.joined().exp()
+        >>> head.total_loss().exp()
         tensor(16., grad_fn=<ExpBackward0>)
     """
 
@@ -115,7 +115,7 @@ class DetachedHead:
             self._grad_hidden[self._chunk] = self._leaf.grad
         self._total += loss.detach()
 
-    def joined(self) -> Float[Tensor, ""]:
+    def total_loss(self) -> Float[Tensor, ""]:
         """The sum of the added losses; its backward continues through hidden states and head."""
         return _Joined.apply(self._hidden, self._weight, self._total, self._grad_hidden, self._workspace)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.types import Rollouts
 
 
 class MeanPassAtK(Metric):
@@ -44,3 +45,14 @@ class MeanPassAtK(Metric):
     def compute(self) -> Float[Tensor, ""]:
         """The mean over all problems and ranks so far."""
         return self.total / self.num_problems
+
+
+def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, float]:
+    """pass@1 and pass@G over all ranks, by k."""
+    num_correct: Int[Tensor, "prompts"] = rollouts.is_correct.sum(1).to(device)
+    result = {}
+    for k in sorted({1, rollouts.group_size}):
+        metric = MeanPassAtK(k).to(device)
+        metric.update(torch.full_like(num_correct, rollouts.group_size), num_correct)
+        result[k] = float(metric.compute())
+    return result

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
-from apo_lightning.metrics.throughput import ModelSize, Work, training_flops
+from apo_lightning.model.flops import ModelSize, Work, training_flops
 from apo_lightning.preflight.elementwise import between_bytes, engine_between_bytes
 from apo_lightning.preflight.memory_plan import held_logits, kv_token_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape

@@ -9,7 +9,8 @@ from torch import Tensor
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.metrics.throughput import Work
+from apo_lightning.losses.policy_loss import masks_of
+from apo_lightning.model.flops import Work
 from apo_lightning.types import AdvantageInputs
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
@@ -161,8 +162,9 @@ def expected_workload(
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(AdvantageInputs(rewards=rewards, is_correct=is_correct, lengths=lengths))
     tokens = given.values.flatten(), is_correct.flatten()
-    updated = loss.gradient_mask(*tokens).view_as(is_correct) & given.keep
-    read = loss.reference_mask(*tokens).view_as(is_correct) & updated & loss.needs.reference_statistics
+    masks = masks_of(loss, *tokens)
+    updated = masks.gradient.view_as(is_correct) & given.keep
+    read = masks.reference.view_as(is_correct) & updated & loss.needs.reference_statistics
     run = _part(updated, shares)
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
     rescored = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")

@@ -22,6 +22,7 @@ class Reward(Protocol):
             completions: the text that the policy sampled, without prompt and prefill.
             answers: the gold answer of each completion.
         """
+        ...
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Check the gold answers; called once, before any model is loaded.

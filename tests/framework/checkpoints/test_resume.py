@@ -45,14 +45,14 @@ def uninterrupted(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def engine_sleeps_in_every_update(monkeypatch):
     """On a GPU an engine that is awake holds tens of GiB, which the update needs."""
-    update = RLVRModule._update
+    gradient = apo_lightning.module.minibatch_gradient
 
-    def watched(self, *args):
+    def watched(module, *args):
         with pytest.raises(RuntimeError, match="asleep"):
-            RolloutEngine.generate(self.engine, [])
-        return update(self, *args)
+            RolloutEngine.generate(module.engine, [])
+        return gradient(module, *args)
 
-    monkeypatch.setattr(RLVRModule, "_update", watched)
+    monkeypatch.setattr(apo_lightning.module, "minibatch_gradient", watched)
 
 
 def assert_is(uninterrupted, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_stopped_by_a_signal_it_goes_on_as_if_nothing_had_happened(uninterrupted
 
 def test_stopped_again_and_again_within_one_step(uninterrupted, tmp_path, monkeypatch):
     places = ((TransformersEngine, "generate", 2), (apo_lightning.module, "check_policy_version", 1))
-    for place in (*places, (RLVRModule, "_score_reference", 1)):
+    for place in (*places, (apo_lightning.module, "score_reference", 1)):
         with monkeypatch.context() as patch:
             Stopper(patch, *place, signal.SIGUSR1)
             with pytest.raises(Preempted, match="SIGUSR1"):

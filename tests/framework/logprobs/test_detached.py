@@ -30,7 +30,7 @@ def summed(hidden, weight, token_ids, anchor_ids, function, temperature=1.0):
     head = DetachedHead(hidden, weight, temperature=temperature)
     for rows in head.chunks():
         head.add(function(head.statistics(rows, token_ids[rows], anchor_ids[rows]), rows).sum())
-    return head.joined()
+    return head.total_loss()
 
 
 def both(inputs, function, temperature=1.0):
@@ -138,7 +138,7 @@ def test_what_made_the_hidden_states_is_gone_back_through_once():
     for rows in head.chunks():
         head.add(anchored(head.statistics(rows, token_ids[rows], anchor_ids[rows]), rows).sum())
     assert not calls
-    head.joined().backward()
+    head.total_loss().backward()
     assert len(calls) == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from composing import ROOT, composed, names
+from composing import PAPER, ROOT, composed, names
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from processes import start_script
@@ -20,7 +20,6 @@ from apo_lightning.model.spec import inside_package
 from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
-from test_configs import PAPER
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
 

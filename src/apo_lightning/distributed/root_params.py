@@ -15,11 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 _in_passes: list[nn.Module] = []
-"""The policies inside an open `whole_root`."""
+"""The policies inside an open `unsharded_root`."""
 
 
 @contextmanager
-def whole_root(policy: nn.Module) -> Iterator[None]:
+def unsharded_root(policy: nn.Module) -> Iterator[None]:
     """Around the forwards and backwards of several micro-batches: reshard the policy afterwards.
 
     After an error, gradients that were not yet reduced are dropped, and the policy can be run again.
@@ -39,7 +39,7 @@ def whole_root(policy: nn.Module) -> Iterator[None]:
 
 
 def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
-    """Make a forward of the backbone outside of `whole_root(policy)` an error.
+    """Make a forward of the backbone outside of `unsharded_root(policy)` an error.
 
     Args:
         policy: sharded.
@@ -51,15 +51,15 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
             _forget_passes(policy)
             _bring_shards_back(policy)  # FSDP2 has gathered it already
             raise RuntimeError(
-                "a forward of a sharded policy outside of `with distributed.units.whole_root(policy):`, which reshards "
-                "it: put the pass inside, or later passes ignore the optimizer's updates"
+                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, which "
+                "reshards it: put the pass inside, or later passes ignore the optimizer's updates"
             )
 
     backbone.register_forward_pre_hook(check)
 
 
 @contextmanager
-def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[None]:
+def grad_sync(policy: nn.Module, strategy: Strategy, *, enabled: bool) -> Iterator[None]:
     """Around a backward: reduce its gradient over ranks, or only accumulate it on this rank.
 
     FSDP2 reduces the gradients of decoder layers with every backward; unsharded, they would take the memory that
@@ -68,12 +68,12 @@ def reduced(policy: nn.Module, strategy: Strategy, *, now: bool) -> Iterator[Non
     Args:
         policy: sharded or not.
         strategy: of the trainer; DDP delays the reduction of all gradients.
-        now: True in the last micro-batch of a mini-batch, equally on all ranks.
+        enabled: True in the last micro-batch of a mini-batch, equally on all ranks.
     """
     if isinstance(policy, FSDPModule):
-        policy.set_requires_gradient_sync(now, recurse=False)
+        policy.set_requires_gradient_sync(enabled, recurse=False)
     is_ddp = isinstance(strategy, DDPStrategy)
-    with strategy.block_backward_sync() if is_ddp and not now else nullcontext():
+    with strategy.block_backward_sync() if is_ddp and not enabled else nullcontext():
         yield
 
 

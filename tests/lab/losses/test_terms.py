@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from apo_lab.losses.terms import term_names, term_slopes
 from apo_lab.theory.forces import loss_inputs, token_forces
 from apo_lightning.losses import APO, GRPO, GRPOKL
-from apo_lightning.losses.terms import term_names, term_slopes
 from apo_lightning.types import TokenStatistics
 
 LOSSES = {

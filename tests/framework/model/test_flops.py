@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apo_lightning.metrics.throughput import Speed, Work, model_size, peak_flops_per_second, training_flops
+from apo_lightning.model.flops import Work, model_size, peak_flops_per_second, training_flops
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -46,11 +46,3 @@ def test_operations_are_those_that_torch_counts(tied):
 )
 def test_the_peak_of_a_device(name, peak):
     assert peak_flops_per_second(name) == peak
-
-
-def test_without_a_peak_there_is_no_utilisation():
-    speed = Speed(num_sampled=8, update=Work(num_tokens=6))
-    assert speed.metrics({"update": 2.0, "step": 4.0}) == {
-        "perf/tokens_per_second": 2.0,
-        "perf/update_tokens_per_second": 3.0,
-    }

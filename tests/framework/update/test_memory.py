@@ -4,14 +4,12 @@ import logging
 
 import pytest
 import torch
-from composing import composed
 from running import SIGNAL, train_tiny, training_rows, weights
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apo_lightning.errors import DoesNotFitError
 from apo_lightning.model.policy import Policy
-from apo_lightning.update.retry import MemoryRetry, is_out_of_memory
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.memory import MemoryBudget, is_out_of_memory
 
 SETTINGS = ("algo=apo", "data.num_validation=2", "optimizer.eps=1", "optimizer.lr=1e-2")
 
@@ -50,22 +48,15 @@ def positions(monkeypatch):
     return limits
 
 
-def settings(tokens: int) -> StepSettings:
-    cfg = composed("model=tiny")
-    names = set(StepSettings.__dataclass_fields__) & set(cfg)
-    sizes = {"max_prompt_tokens": 8, "max_completion_tokens": 8, "tokens_per_microbatch": tokens}
-    return StepSettings(**{**{name: cfg[name] for name in names}, **sizes})
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_batch_that_does_not_fit_is_done_again_and_trains_the_same(tmp_path, positions, direction, caplog):
     roomy, roomy_rows, _ = run(tmp_path / "roomy", "tokens_per_microbatch=256")
     positions[direction] = 128
     with caplog.at_level(logging.WARNING, logger="apo_lightning"):
         tight, tight_rows, module = run(tmp_path / "tight", "tokens_per_microbatch=256")
-    assert module.retry.was_halved
-    assert module.retry.settings.tokens_per_microbatch == 128
-    assert sum("going on with 128" in record.message for record in caplog.records) == 1
+    assert module.memory.was_halved
+    assert module.memory.tokens_per_microbatch == 128
+    assert sum("continuing with 128" in record.message for record in caplog.records) == 1
     for name, weight in roomy.items():
         torch.testing.assert_close(tight[name], weight, atol=1e-6, rtol=1e-4)
     for one, two in zip(roomy_rows, tight_rows, strict=True):
@@ -74,15 +65,15 @@ def test_a_batch_that_does_not_fit_is_done_again_and_trains_the_same(tmp_path, p
 
 
 def test_what_does_not_fit_in_half_ends_the_run_with_a_budget_to_set():
-    retry = MemoryRetry(settings(256))
+    memory = MemoryBudget(256)
     seen = []
 
-    def work(settings):
-        seen.append(settings.tokens_per_microbatch)
+    def work():
+        seen.append(memory.tokens_per_microbatch)
         fail()
 
     with pytest.raises(DoesNotFitError, match=r"tokens_per_microbatch=128, and it was halved before.*=64") as caught:
-        retry.call(work)
+        memory.retry(work)
     assert seen == [256, 128]
     assert "\n" not in str(caught.value)
 
@@ -91,15 +82,15 @@ def test_several_ranks_repeat_nothing():
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with pytest.raises(DoesNotFitError, match=r"2 ranks cannot .* tokens_per_microbatch=128"):
-            MemoryRetry(settings(256)).call(lambda settings: fail())
+            MemoryBudget(256).retry(fail)
     finally:
         torch.distributed.destroy_process_group()
 
 
 def test_other_errors_pass_through():
-    def bug(settings):
+    def bug():
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        MemoryRetry(settings(256)).call(bug)
+        MemoryBudget(256).retry(bug)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))

@@ -1,15 +1,14 @@
-"""How fast a step was: tokens per second, and the share of a GPU's peak that the update reached."""
+"""The floating-point operations of a training step, counted, and the peak of the GPUs that run it."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from apo_lightning.model.packing import Microbatch
 
 # Dense bfloat16 matrix products [FLOP/s], without sparsity, from the vendor's data sheets. The first line whose words
-# all stand in the device's name counts, so a variant comes before the part that shares its number.
+# are all in the device's name counts, so a variant comes before the product of the same number.
 PEAK_FLOPS_PER_SECOND = {
     "H100 PCIe": 756e12,
     "H800 PCIe": 756e12,
@@ -70,7 +69,7 @@ def work_of(microbatches: Iterable[Microbatch]) -> Work:
 
     Example:
         A prompt of 2 tokens with completions of 2 and 1 tokens, whose last ones predict nothing. Pairs: 1 + 2 in the
-        prompt, 3 at the position that stands behind it.
+        prompt, 3 at the position after it.
 
         >>> import torch
         >>> from apo_lightning.model.packing import PackedSequences
@@ -129,11 +128,11 @@ def training_flops(size: ModelSize, work: Work) -> int:
         3·(2·N·tokens + 4·width·pairs + 2·V·D·rows)
 
     The backward of a product costs two of its kind, and only one of them where a factor is a frozen matrix. What is
-    recomputed (checkpointing, the head's logits) or merged (adapters) is not counted: the model asks for none of it.
+    recomputed (checkpointing, the head's logits) or merged (adapters) is not counted: the model does not need it.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B. Departure: attention is counted where it is causal, and the head
     at response tokens alone. Of frozen matrices those that the first layer's input goes through are counted like the
-    others, though no gradient passes them.
+    others, though no gradient flows through them.
 
     Example:
         3·(2·10·3 + 4·2·6 + 2·5·3) = 3·(60 + 48 + 30)
@@ -147,43 +146,3 @@ def training_flops(size: ModelSize, work: Work) -> int:
     head = 2 * size.head_weights * work.num_rows
     unneeded = 2 * size.frozen_layer_weights * work.num_tokens + head * size.head_is_frozen
     return 3 * (layers + attention + head) - unneeded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """The throughput of one step, all ranks together."""
-
-    num_sampled: int
-    """Response tokens that were sampled."""
-    update: Work
-    """Work of forwards with a gradient, without those that only keep the ranks in step."""
-    update_flops: int = 0
-    peak_flops_per_second: float | None = None
-    """The peak of all devices together; None: unknown, and no `perf/mfu`."""
-
-    def metrics(self, timings: Mapping[str, float]) -> dict[str, float]:
-        """`perf/…` by log name.
-
-        `tokens_per_second`: sampled tokens over the whole step. `update_tokens_per_second`: positions through the
-        backbone, prompts included, over the update. `mfu`: model FLOPs utilisation of the update, in [0, 1].
-
-        Args:
-            timings: seconds of each phase, and `step`.
-
-        Example:
-            >>> speed = Speed(num_sampled=80, update=Work(num_tokens=50), update_flops=600, peak_flops_per_second=1e3)
-            >>> speed.metrics({"update": 2.0, "step": 10.0})
-            {'perf/tokens_per_second': 8.0, 'perf/update_tokens_per_second': 25.0, 'perf/mfu': 0.3}
-        """
-        seconds = timings["update"]
-        metrics = {
-            "perf/tokens_per_second": _rate(self.num_sampled, timings["step"]),
-            "perf/update_tokens_per_second": _rate(self.update.num_tokens, seconds),
-        }
-        if self.peak_flops_per_second is not None:
-            metrics["perf/mfu"] = _rate(self.update_flops, seconds) / self.peak_flops_per_second
-        return metrics
-
-
-def _rate(amount: int, seconds: float) -> float:
-    return amount / seconds if seconds > 0 else math.nan

@@ -1,4 +1,4 @@
-"""What a loss is made of: reward, push, pull, KL and entropy, told apart by differentiating the loss itself."""
+"""The terms of a loss (reward, push, pull, KL, entropy), separated by differentiating the loss itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.losses.base import PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT
+from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, TokenStatistics
 
 
@@ -16,7 +16,7 @@ from apo_lightning.types import LossInputs, TokenStatistics
 class TermSlopes:
     """∂ℓ/∂x of one term of the loss at every token, by what the policy says there; constants.
 
-    A token's loss depends on the policy through these alone, so `linear` has the term's gradient in any parameters.
+    A token's loss depends on the policy through these only, so `linear` has the term's gradient in any parameters.
     """
 
     logprobs: Float[Tensor, "tokens"]
@@ -36,7 +36,7 @@ class TermSlopes:
         """
         value = self.logprobs * statistics.logprobs + self.entropy * statistics.entropy
         if statistics.anchor_logprobs is not None:
-            # An absent anchor is −∞, and 0·∞ no number.
+            # An absent anchor is −∞, and 0·∞ is NaN.
             moved = torch.where(self.anchors != 0, statistics.anchor_logprobs, 0.0)
             value = value + (self.anchors * moved).sum(1)
         return value if statistics.full_kl is None else value + self.full_kl * statistics.full_kl
@@ -61,14 +61,14 @@ def term_slopes(loss: PolicyLoss, inputs: LossInputs) -> dict[str, TermSlopes]:
 
     - `reward`, `push`: through log π(y), where A ≥ 0 and where A < 0, without the penalty below.
     - `pull`: through the anchors.
-    - `kl`: through the exact KL; or through log π(y) where the ratio is held fast, for which π_old is moved so far
-      away that the ratio's clamp acts.
+    - `kl`: through the exact KL; or through log π(y) with the ratio held constant: π_old is moved so far away that
+      the ratio's clamp acts.
     - `entropy`: through the entropy.
 
-    Each is behind the loss's own clip, since it is the loss that is differentiated.
+    The loss's own clip applies to each of them, since the loss itself is differentiated.
 
     Args:
-        loss: the one that trains.
+        loss: the loss that trains.
         inputs: of some tokens; no gradient flows to them.
 
     Example:
