@@ -37,7 +37,8 @@ def command_of(line: str) -> tuple[str, tuple[str, ...]] | None:
     for place, word in enumerate(words):
         if word in ("train.py", "evaluate.py"):
             return word.removesuffix(".py"), tuple(words[place + 1 :])
-        if (word == "apo" or words[max(0, place - 1) : place + 1] == ["-m", "apo_lightning"]) and words[place + 1 :]:
+        is_apo = word == "apo" or words[max(0, place - 1) : place + 1] == ["-m", "apo_lightning"]
+        if is_apo and "".join(words[place + 1 : place + 2]).isalpha():
             return words[place + 1], tuple(words[place + 2 :])
     return None
 
@@ -114,7 +115,7 @@ def test_every_command_composes(page, name, arguments):
 
 
 def test_commands_are_found_on_the_pages_that_have_them():
-    by_page = {page: {name for found, name, _ in COMMANDS if found == page} for page, _, _ in COMMANDS}
+    by_page = {page: {name for found, name, words in COMMANDS if found == page and words} for page, *_ in COMMANDS}
     assert by_page["README.md"] >= {"train", "evaluate"}
     assert by_page["evaluating.md"] >= {"train", "evaluate", "report", "coverage"}
     assert by_page["distributed.md"] == {"train"}
@@ -128,6 +129,7 @@ def test_commands_are_found_on_the_pages_that_have_them():
         ("torchrun --nnodes=2 -m apo_lightning evaluate run=x", ("evaluate", ("run=x",))),
         ("srun --nodes=2 python train.py \\\n    algo=apo", ("train", ("algo=apo",))),
         ("pip install -e '.[vllm]'", None),
+        ("apo --help", None),
     ],
 )
 def test_a_command_is_read_whatever_starts_it(line, command):
