@@ -9,7 +9,6 @@ from apo_lab.reporting.evaluations import measurements, read_evaluations, snapsh
 from apo_lab.reporting.figures.canvas import save
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.page import ReportContents, files_of, page
-from apo_lab.reporting.published_check import published_check
 from apo_lab.reporting.render import write_tables
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
 from apo_lab.reporting.runs import interpolated, read_runs
@@ -50,13 +49,11 @@ def report(cfg: DictConfig) -> Path:
     paths = [*write_tables(tables, output_dir / "tables")]
     for figure in figures:
         paths += save(figure.figure, output_dir / "figures" / figure.name)
-    check = published_check()
     contents = ReportContents(
         title=cfg.title,
         date=str(cfg.date),
         num_runs=len(runs),
-        tables=tuple(table for table in tables if table.name != check.name),
-        published_check=check,
+        tables=tables,
         evaluations=evaluations.results,
         coverage=evaluations.coverage,
         files=files_of(paths, output_dir),

@@ -89,10 +89,20 @@ class Style:
         """The dash in the form that matplotlib takes."""
         return (0.0, self.dash) if self.dash else "-"
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Colour and dash, as keywords of `Axes.plot`."""
+        return {"color": self.color, "linestyle": self.linestyle}
+
+    @property
+    def marked_line(self) -> dict[str, Any]:
+        """Colour, dash and marker, as keywords of `Axes.plot`."""
+        return {**self.line, "marker": self.marker}
+
 
 # The paper's six differ in lightness by 5 or more between any two (L*: Base 58, GRPO 47, NSR 53, GRPO-KL 71, error-only
 # 64, APO 34), which is what a grey print leaves of a colour. Hues after Okabe & Ito, for colour-blind readers.
-_LOOKS = {
+_OWN = {
     "base": ("#8c8c8c", "X", (1.0, 1.3)),
     "grpo": ("#c8401f", "s", (4.0, 1.5)),
     "nsr": ("#0a8f6a", "D", (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)),
@@ -125,7 +135,7 @@ _SPARE_MARKERS = ("d", "p", "h", "X", "P", "<", ">", "v", "^", "D", "s", "o")
 
 KNOWN: Mapping[str, Style] = {
     METHODS[algo]: Style(label=METHODS[algo], color=color, marker=marker, dash=dash)
-    for algo, (color, marker, dash) in _LOOKS.items()
+    for algo, (color, marker, dash) in _OWN.items()
 }
 """Style of each known method, by its printed name."""
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox, BboxBase
+from scipy.optimize import isotonic_regression
 
 from apo_lab.reporting.style import COLUMN_INCHES, INK, PAGE_INCHES, QUIET, RC, Style
 from apo_lightning.common.files import write_atomically
@@ -97,16 +98,9 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
         [0.375, 0.625, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    blocks: list[tuple[float, int]] = []
-    for rank, index in enumerate(order):
-        mean, size = heights[index] - rank * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            below, below_size = blocks.pop()
-            mean, size = (mean * size + below * below_size) / (size + below_size), size + below_size
-        blocks.append((mean, size))
+    gaps = gap * np.arange(len(heights))
     moved = np.empty(len(heights))
-    moved[order] = np.repeat([mean for mean, _ in blocks], [size for _, size in blocks])
-    moved[order] += gap * np.arange(len(heights))
+    moved[order] = isotonic_regression(np.asarray(heights)[order] - gaps).x + gaps
     return moved.tolist()
 
 
@@ -201,13 +195,6 @@ def _overlap(one: BboxBase, other: BboxBase) -> float:
     return 0.0 if shared is None else shared.width * shared.height
 
 
-def legend_handle(style: Style) -> Line2D:
-    """Colour, marker and dash of a method beside its label."""
-    return Line2D(
-        [], [], color=style.color, marker=style.marker, linestyle=style.linestyle, label=style.label, linewidth=1.2
-    )
-
-
 def filled_and_hollow() -> list[Line2D]:
     """Legend entries: what was measured here is filled, what was published is hollow."""
     shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
@@ -237,11 +224,6 @@ def log2_axis(axes: Axes, name: str) -> None:
 def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str]) -> None:
     """One legend below all panels, of the methods that are seen in any, in the order of the tables."""
     shown = set(seen)
-    handles = [legend_handle(style) for method, style in styles.items() if method in shown]
+    known = [style for method, style in styles.items() if method in shown]
+    handles = [Line2D([], [], **style.marked_line, label=style.label, linewidth=1.2) for style in known]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)))
-
-
-def say_empty(axes: Axes, text: str) -> None:
-    """An axes without data says so instead of showing an empty frame."""
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)

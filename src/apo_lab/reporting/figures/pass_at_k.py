@@ -16,12 +16,11 @@ from apo_lab.reporting.figures.canvas import (
     log2_axis,
     method_legend,
     panels,
-    say_empty,
     styled,
 )
 from apo_lab.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
 from apo_lab.reporting.records import Measurement
-from apo_lab.reporting.style import COLLAPSE, COLUMN_INCHES, PAGE_INCHES, Style
+from apo_lab.reporting.style import COLLAPSE, Style
 from apo_lab.reporting.tables.main_results import without_variants
 from apo_lab.reporting.tables.series import average, budgets, common_benchmarks, series
 from apo_lightning.evaluation.records import Estimate
@@ -71,10 +70,6 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
     benchmarks = in_benchmark_order(item.benchmark for item in curves)
     present = {(item.block, item.benchmark) for item in curves}
     wanted = [(block, name) for block in blocks for name in benchmarks if (block, name) in present]
-    if not wanted:
-        figure = Figure(figsize=(PAGE_INCHES, 1.2))
-        say_empty(figure.subplots(), "no evaluation has a pass@k curve")
-        return figure
     figure, grid = panels(len(wanted), height=1.9)
     for axes, (block, benchmark) in zip(grid, wanted, strict=True):
         shown = [item for item in curves if (item.block, item.benchmark) == (block, benchmark)]
@@ -114,10 +109,6 @@ def pareto_figure(
     measured = {item.benchmark for item in measurements if not item.held_out}
     theirs = pareto_points([item for item in published if not ours or item.benchmark in measured])
     blocks = list(dict.fromkeys(point.block for point in ours or theirs))
-    if not blocks:
-        figure = Figure(figsize=(COLUMN_INCHES, 1.2))
-        say_empty(figure.subplots(), "nothing was evaluated")
-        return figure
     figure, grid = panels(len(blocks), height=2.7, most_columns=2)
     # The paper's points have no block but their model.
     models = {item.block: item.model for item in measurements}
@@ -153,9 +144,7 @@ def _curve(axes: Axes, measurement: Measurement, style: Style) -> EndLabel:
     axes.plot(
         ks,
         values,
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
+        **style.marked_line,
         markevery=powers[:: max(1, len(powers) // 4)],
         markersize=3.5,
         zorder=3 + style.rank,
@@ -207,8 +196,9 @@ def _per_cent(point: ParetoPoint) -> tuple[float, float]:
 def _cross(axes: Axes, point: ParetoPoint, style: Style) -> None:
     x, y = _per_cent(point)
     first, every = point.pass_at_1, point.pass_at_k
-    axes.plot([100 * first.low, 100 * first.high], [y, y], color=style.color, alpha=0.35, linewidth=1, zorder=2)
-    axes.plot([x, x], [100 * every.low, 100 * every.high], color=style.color, alpha=0.35, linewidth=1, zorder=2)
+    faint = {"color": style.color, "alpha": 0.35, "linewidth": 1, "zorder": 2}
+    axes.plot([100 * first.low, 100 * first.high], [y, y], **faint)
+    axes.plot([x, x], [100 * every.low, 100 * every.high], **faint)
 
 
 def _on_cross(point: ParetoPoint) -> list[tuple[float, float]]:

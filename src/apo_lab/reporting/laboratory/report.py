@@ -86,9 +86,8 @@ def _plain(table: Table) -> list[dict[str, object]]:
     for row in table.rows:
         cells: dict[str, object] = {"section": row.section} if row.section else {}
         for column, cell in zip(table.columns, row.cells, strict=True):
-            name = " ".join(filter(None, (column.group, column.name)))
-            cells[name] = cell.text if cell.value is None else cell.value
+            cells[column.title] = cell.text if cell.value is None else cell.value
             if cell.interval is not None:
-                cells[f"{name} interval"] = list(cell.interval)
+                cells[f"{column.title} interval"] = list(cell.interval)
         rows.append(cells)
     return rows

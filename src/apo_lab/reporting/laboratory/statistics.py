@@ -15,16 +15,16 @@ from apo_lab.statistics.seeds import seed_difference_intervals, seed_mean_interv
 from apo_lightning.evaluation.records import Estimate
 
 MATCHED_WINDOW = 0.05
-"""Looks whose pass@1 lies this near to a level enter the fit at it."""
+"""Evaluation points whose pass@1 lies this near to a level enter the fit at it."""
 
 
 def mean_pass_at_k(runs: Sequence[LabRun], k: int) -> Estimate:
-    """pass@k at the last look with its interval over seeds and problems; of one seed the mean alone."""
+    """pass@k at the last step with its interval over seeds and problems; of one seed the mean alone."""
     return mean_of(torch.stack([run.pass_at(k) for run in runs]))
 
 
 def difference(before: Sequence[LabRun], after: Sequence[LabRun], k: int) -> Estimate:
-    """By how much one method's pass@k at the last look exceeds another's, on the same problems."""
+    """By how much one method's pass@k at the last step exceeds another's, on the same problems."""
     return difference_of(*(torch.stack([run.pass_at(k) for run in runs]) for runs in (before, after)))
 
 
@@ -67,19 +67,19 @@ def welch(before: Sequence[float], after: Sequence[float]) -> Estimate:
 
 
 def at_matched(run: LabRun, level: float, metric: str, *, window: float = MATCHED_WINDOW) -> float:
-    """A run's metric where its pass@1 passes a level: a line through the looks near it.
+    """A run's metric where its pass@1 passes a level: a line through the evaluation points near it.
 
-    Least squares of the metric on pass@1 over looks with |pass@1 − level| ≤ `window`, read off at the level. The looks
-    are exact, so no half of the samples needs to be set aside against regression to the mean.
+    Least squares of the metric on pass@1 over evaluation points with |pass@1 − level| ≤ `window`, read off at the level.
+    The points are exact, so no half of the samples needs to be set aside against regression to the mean.
 
     Args:
-        run: with its looks.
+        run: with its evaluation points.
         level: of pass@1.
         metric: of `LabRun.curve`.
         window: in pass@1.
 
     Returns:
-        NaN where the run has no look on one of the two sides of the level.
+        NaN where the run has no evaluation point on one of the two sides of the level.
     """
     ones, values = run.curve("pass@1"), run.curve(metric)
     if not min(ones) <= level <= max(ones):

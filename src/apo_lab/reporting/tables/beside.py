@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from apo_lab.reporting.names import benchmark_name, in_benchmark_order
-from apo_lab.reporting.published import AVERAGE, NUM_SAMPLES, Name, PublishedCell, published_cell
-from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow
+from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, Name, PublishedCell, published_cell
+from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import PER_CENT, share_cell
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.main_results import label
 from apo_lab.reporting.tables.series import Series, average, evaluated_or_held_out, interval_note, series
 from apo_lightning.evaluation.records import Estimate
 
@@ -19,25 +18,26 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
     paper's K.
     """
     items = series([item for item in evaluated_or_held_out(measurements) if not item.held_out])
-    rows = [
-        _row(item, name, metric, ours, theirs)
+    found = [
+        (item, name, metric, ours, theirs)
         for item in items
         for name, metric, ours in _numbers(item)
         if (theirs := _published(item, name, metric)) is not None
     ]
-    marks = any(cell.marked for row in rows for cell in row.cells)
-    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if rows else []
+    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if found else []
+    if faults := dict.fromkeys(FAULTS[fault] for *_, theirs in found for fault in theirs.mark.split()):
+        notes.append(f"Marked: the published number does not add up: it {', or '.join(faults)}.")
     return Table(
         name="beside_published",
         title="Measured here and published",
         columns=(
-            Column(name="Method", align="left"),
+            *left("Method"),
             SEEDS,
-            *(Column(name=name, align="left") for name in ("Benchmark", "Metric")),
-            *(Column(name=name) for name in ("Here", "Published", "Difference")),
+            *left("Benchmark", "Metric"),
+            *right("Here", "Published", "Difference"),
         ),
-        rows=tuple(rows),
-        notes=(*notes, *(("Marked: the published number does not add up.",) if marks else ())),
+        rows=tuple(_row(*each) for each in found),
+        notes=tuple(notes),
     )
 
 
@@ -64,13 +64,13 @@ def _published(item: Series, benchmark: str, metric: str) -> PublishedCell | Non
 
 def _row(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> TableRow:
     difference = ours.value * PER_CENT - theirs.value
-    cells = (
-        label(item),
+    return row_of(
+        item.name,
         seeds_cell(item, None if benchmark == AVERAGE else [benchmark]),
-        Cell(text="Average" if benchmark == AVERAGE else benchmark_name(benchmark)),
-        Cell(text=metric.replace("p", "P", 1)),
+        "Average" if benchmark == AVERAGE else benchmark_name(benchmark),
+        metric.replace("p", "P", 1),
         share_cell(ours),
-        Cell(text=theirs.text, value=theirs.value, marked=bool(theirs.mark)),
-        Cell(text=f"{difference:+.2f}", value=difference),
+        Cell(theirs.text, theirs.value, marked=bool(theirs.mark)),
+        Cell(f"{difference:+.2f}", difference),
+        section=item.block,
     )
-    return TableRow(cells=cells, section=item.block)

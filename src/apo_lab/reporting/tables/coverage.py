@@ -2,7 +2,7 @@
 
 from apo_lab.reporting.names import in_method_order, in_model_order, method_name, model_name
 from apo_lab.reporting.published import published
-from apo_lab.reporting.records import Cell, Column, Covered, Evaluations, Table, TableRow
+from apo_lab.reporting.records import Cell, Covered, Evaluations, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, share_cell
 
 
@@ -19,11 +19,7 @@ def coverage_table(evaluations: Evaluations) -> Table:
     return Table(
         name="coverage",
         title="Oracle coverage",
-        columns=(
-            *(Column(name=name, align="left") for name in ("Model", "Method")),
-            Column(name="Tokens"),
-            *(Column(name=f"Top-{k}") for k in sizes),
-        ),
+        columns=(*left("Model", "Method"), *right("Tokens", *(f"Top-{k}" for k in sizes))),
         rows=tuple(rows),
         notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",) if rows else (),
     )
@@ -37,15 +33,13 @@ def _in_order(found: tuple[Covered, ...]) -> list[Covered]:
 
 def _row(item: Covered, sizes: list[int]) -> TableRow:
     recalls = (share_cell(item.result.recall.get(k)) for k in sizes)
-    count = item.result.num_tokens
-    cells = (Cell(text=item.model), Cell(text=item.method), Cell(text=f"{count:,}", value=float(count)), *recalls)
-    return TableRow(cells=cells, section=f"{item.result.preset} solutions")
+    tokens = Cell(f"{item.result.num_tokens:,}", float(item.result.num_tokens))
+    return row_of(item.model, item.method, tokens, *recalls, section=f"{item.result.preset} solutions")
 
 
 def _published(sizes: list[int]) -> TableRow:
     recall = {cell.metric: cell for cell in published("coverage")}
-    first = recall["recall@1"]
-    names = (Cell(text=model_name(first.model)), Cell(text=method_name(first.method)), EMPTY)
-    cells = (recall.get(f"recall@{k}") for k in sizes)
-    numbers = (Cell(text=cell.text, value=cell.value) if cell else EMPTY for cell in cells)
-    return TableRow(cells=(*names, *numbers), section=f"Published ({first.benchmark}, 1,000 problems)")
+    first, cells = recall["recall@1"], [recall.get(f"recall@{k}") for k in sizes]
+    numbers = (Cell(cell.text, cell.value) if cell else EMPTY for cell in cells)
+    section = f"Published ({first.benchmark}, 1,000 problems)"
+    return row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section)

@@ -1,12 +1,12 @@
 """The settings of the runs beside the paper's."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from apo_lab.reporting.axes import plain, same_value, value_place
 from apo_lab.reporting.names import method_name
 from apo_lab.reporting.published import PublishedCell, published
-from apo_lab.reporting.records import Cell, Column, RunCard, Table, TableRow
+from apo_lab.reporting.records import Cell, RunCard, Table, TableRow, left, right, row_of
 
 NAMES: Mapping[str, str] = {
     "prompts_per_step": "Global batch size [prompts]",
@@ -35,12 +35,7 @@ def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
     return Table(
         name="hyperparameters",
         title="Hyper-parameters",
-        columns=(
-            Column(name="Setting", align="left"),
-            Column(name="Methods", align="left"),
-            Column(name="Paper"),
-            Column(name="These runs"),
-        ),
+        columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
         rows=tuple(_row(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
         notes=("Marked: not the paper's value in every run.",) if runs else (),
     )
@@ -50,13 +45,8 @@ def _row(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     values = Counter(_value(run, cell.metric) for run in runs)
     found = {value: count for value, count in values.items() if value is not None}
     differs = cell.metric != "platform" and any(not same_value(value, cell.text) for value in found)
-    cells = (
-        Cell(text=NAMES[cell.metric]),
-        Cell(text=method_name(cell.method) if cell.method else "all"),
-        Cell(text=cell.text),
-        Cell(text=_counted(found), marked=differs),
-    )
-    return TableRow(cells=cells)
+    methods = method_name(cell.method) if cell.method else "all"
+    return row_of(NAMES[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
 
 
 def _value(run: RunCard, key: str) -> str | None:
@@ -64,15 +54,10 @@ def _value(run: RunCard, key: str) -> str | None:
         parts = [run.config.get(f"trainer.{name}", "?") for name in ("num_nodes", "devices", "accelerator")]
         return "{} × {} {}".format(*parts) if run.config else None
     if key == "context_tokens":
-        return _sum(run.config.get(f"data.max_{name}_tokens") for name in ("prompt", "completion"))
+        parts = [run.config.get(f"data.max_{name}_tokens", "") for name in ("prompt", "completion")]
+        return str(sum(map(int, parts))) if all(map(str.isdecimal, parts)) else None
     value = run.config.get(key)
     return None if value is None else plain(value)
-
-
-def _sum(values: Iterable[str | None]) -> str | None:
-    numbers = [int(value) if value is not None and value.isdecimal() else None for value in values]
-    known = [number for number in numbers if number is not None]
-    return str(sum(known)) if len(known) == len(numbers) else None
 
 
 def _counted(values: Mapping[str, int]) -> str:
