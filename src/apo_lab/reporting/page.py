@@ -21,11 +21,11 @@ HASH_LETTERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """The content of the page beside the figures."""
+    """The content of the page, figures excepted."""
 
     title: str
     date: str
-    """The date as it is printed; the page itself never looks at a clock."""
+    """The date as it is printed: the page never reads a clock."""
     num_runs: int
     tables: tuple[Table, ...] = ()
     """The tables in the order of the page; those without a row are left out."""

@@ -81,15 +81,7 @@ def published(table: Name) -> tuple[PublishedCell, ...]:
 def published_cell(
     table: Name, *, model: str, method: str, benchmark: str, metric: str, setting: str = ""
 ) -> PublishedCell | None:
-    """The cell with these printed names; None where the paper has none.
-
-    Args:
-        table: which of the paper's tables.
-        model: as tables print it, `Qwen2.5-7B`.
-        method: as tables print it, `APO`.
-        benchmark: a config stem, or `average`.
-        metric: such as `pass@1`; a `pass@K` of any K but the paper's is not found.
-        setting: as in `PublishedCell`.
+    """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`.
 
     Example:
         >>> published_cell("main_results", model="Qwen2.5-7B", method="APO", benchmark="math500", metric="pass@16").text

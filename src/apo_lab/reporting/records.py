@@ -1,4 +1,4 @@
-"""What a report is made of: runs and evaluations as they were found on disk, and tables as they will be written.
+"""The records of a report: runs and evaluations as found on disk, measurements, and tables before rendering.
 
 folders → RunCard, Evaluations → Measurement → Table → Markdown, LaTeX, CSV, HTML
 """
@@ -106,11 +106,11 @@ class Measurement:
     seed: str = ""
     """The seed of the training run; empty where there is none or it is not known."""
     weights: str = ""
-    """SHA-256, or what else tells one policy from another; empty where it is not known."""
+    """SHA-256, or another identity of the policy; empty where it is not known."""
     which: str = ""
-    """A label that tells its policy from others of this name that are no other seeds of it: `weights 3f9a1c2b`."""
+    """Tells its policy from others of this name that are not training seeds of one method: `weights 3f9a1c2b`."""
     sampling: Mapping[str, str] = field(default_factory=dict)
-    """How it was measured: printed name → value, of all that may decide a number but n and the sampling seed."""
+    """Printed name → value of every setting that may decide a number, except n and the sampling seed."""
     apart: Mapping[str, str] = field(default_factory=dict)
     """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
     sampling_seeds: tuple[str, ...] = ()
@@ -144,14 +144,7 @@ class Measurement:
 
     @property
     def block(self) -> str:
-        """Model, and how it was measured where that differs: numbers of one block compare.
-
-        Example:
-            >>> item = Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={},
-            ...                    apart={"temperature": "0.6"})
-            >>> item.block
-            'tiny, temperature = 0.6'
-        """
+        """Model, and the settings of `apart`: numbers of one block are comparable. `tiny, temperature = 0.6`."""
         return ", ".join([self.model, *(f"{name} = {value}" for name, value in self.apart.items())])
 
 

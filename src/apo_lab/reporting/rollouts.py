@@ -16,7 +16,7 @@ from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError
 
 TOKENS = "tokens"
-"""The folder of what was said of each token, within that of the completions."""
+"""The folder of the tokens' files, within that of the completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSample:
-    """The completions of a page, and of how many they are."""
+    """The completions of a page, and from how many they were taken."""
 
     title: str
     rollouts: tuple[Rollout, ...]

@@ -89,7 +89,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
 
 
 def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
-    """A flat config whose values that name another key, as Hydra writes them, are that key's value.
+    """A flat config with each `${key}` replaced by that key's value.
 
     Example:
         >>> interpolated({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]

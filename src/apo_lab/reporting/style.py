@@ -1,4 +1,4 @@
-"""How a method looks: one colour, one marker and one dash, the same in every figure of a report."""
+"""One colour, one marker and one dash for each method, the same in every figure of a report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -141,16 +141,10 @@ KNOWN: Mapping[str, Style] = {
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
-    """A style for each method: its own for a known one, for others the next one free, in order of their names.
+    """By printed method, in the order of the tables: its own style, or for an unknown method the next free one by name.
 
-    Call it once a report, with every method that occurs, and hand the result to each figure: what a method looks like
-    then does not depend on which figure it is in. From the 49th unknown method on, styles repeat.
-
-    Args:
-        methods: printed names.
-
-    Returns:
-        By method, in the order of the tables.
+    Call it once a report, with every method that occurs: a method then has one style in all figures. From the 49th
+    unknown method on, styles repeat.
 
     Example:
         >>> styles = styles_of(["my_loss", "APO", "Base"])
@@ -159,7 +153,7 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """
     ordered = in_method_order(methods)
     used = {(style.marker, style.dash) for style in KNOWN.values()}
-    # 5 dashes and 12 markers have no common factor: going round both meets every pair once, neighbours differ in both.
+    # 5 dashes and 12 markers have no common factor: counting through both meets every pair once.
     dashes, markers = DASHES[1:], _SPARE_MARKERS
     pairs = [(markers[i % len(markers)], dashes[i % len(dashes)]) for i in range(len(markers) * len(dashes))]
     free = [pair for pair in pairs if pair not in used]

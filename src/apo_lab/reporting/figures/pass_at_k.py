@@ -37,6 +37,17 @@ class ParetoPoint:
     pass_at_k: Estimate
     """Pass@K, where K is the sample budget of each benchmark."""
 
+    @property
+    def place(self) -> tuple[float, float]:
+        """Pass@1 and Pass@K [%]."""
+        return 100 * self.pass_at_1.value, 100 * self.pass_at_k.value
+
+    @property
+    def cross(self) -> tuple[tuple[Sequence[float], Sequence[float]], ...]:
+        """The two intervals [%] as lines: x and y of their ends."""
+        (x, y), one, many = self.place, self.pass_at_1, self.pass_at_k
+        return ((100 * one.low, 100 * one.high), (y, y)), ((x, x), (100 * many.low, 100 * many.high))
+
 
 def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
     """The measurements that these figures draw: what the table of main results lists, seeds averaged."""
@@ -127,7 +138,7 @@ def pareto_figure(
     figure.draw_without_rendering()
     # Only now is it known how steep an arrow is on paper.
     for axes, (mine, paper) in zip(grid, shown, strict=True):
-        places = [_per_cent(point) for point in paper] + [place for point in mine for place in _on_cross(point)]
+        places = [point.place for point in paper] + [place for point in mine for place in _on_cross(point)]
         avoid = _collapse_arrow(axes, mine or paper) + places
         label_points(axes, _pareto_labels(mine, paper, styles), avoid)
     return figure
@@ -158,9 +169,10 @@ def _pareto_panel(
     for points, hollow in ((paper, True), (mine, False)):
         for point in points:
             style = styles[point.method]
-            _cross(axes, point, style)
+            for line in point.cross:
+                axes.plot(*line, color=style.color, alpha=0.35, linewidth=1, zorder=2)
             axes.plot(
-                *_per_cent(point),
+                *point.place,
                 linestyle="none",
                 marker=style.marker,
                 markersize=6.5,
@@ -181,38 +193,22 @@ def _pareto_labels(
 ) -> list[EndLabel]:
     """Names at every point but published ones whose method was measured: colour and marker say what they are."""
     measured = {point.method for point in mine}
-    named = [*mine, *(point for point in paper if point.method not in measured)]
     return [
-        EndLabel(text=styles[point.method].label, x=x, y=y, color=styles[point.method].color)
-        for point in named
-        for x, y in [_per_cent(point)]
+        EndLabel(text=style.label, x=point.place[0], y=point.place[1], color=style.color)
+        for point in [*mine, *(point for point in paper if point.method not in measured)]
+        for style in [styles[point.method]]
     ]
-
-
-def _per_cent(point: ParetoPoint) -> tuple[float, float]:
-    return 100 * point.pass_at_1.value, 100 * point.pass_at_k.value
-
-
-def _cross(axes: Axes, point: ParetoPoint, style: Style) -> None:
-    x, y = _per_cent(point)
-    first, every = point.pass_at_1, point.pass_at_k
-    faint = {"color": style.color, "alpha": 0.35, "linewidth": 1, "zorder": 2}
-    axes.plot([100 * first.low, 100 * first.high], [y, y], **faint)
-    axes.plot([x, x], [100 * every.low, 100 * every.high], **faint)
 
 
 def _on_cross(point: ParetoPoint) -> list[tuple[float, float]]:
     """Places on the intervals of a point, for labels to avoid; none where there is no interval."""
-    x, y = _per_cent(point)
-    across = np.linspace(100 * point.pass_at_1.low, 100 * point.pass_at_1.high, 9).tolist()
-    along = np.linspace(100 * point.pass_at_k.low, 100 * point.pass_at_k.high, 9).tolist()
-    places = [(place, y) for place in across] + [(x, place) for place in along]
-    return [place for place in places if np.isfinite(place).all()]
+    lines = [np.linspace(*zip(x, y, strict=True), 9) for x, y in point.cross]
+    return [(float(x), float(y)) for line in lines for x, y in line if np.isfinite([x, y]).all()]
 
 
 def _collapse_arrow(axes: Axes, points: Sequence[ParetoPoint]) -> list[tuple[float, float]]:
     """Draw an arrow from the base model to GRPO, if that is a collapse; returns places on it, for labels to avoid."""
-    found = {point.method: _per_cent(point) for point in points}
+    found = {point.method: point.place for point in points}
     start, end = found.get(BASE), found.get(METHODS["grpo"])
     if start is None or end is None or not (end[0] > start[0] and end[1] < start[1]):
         return []

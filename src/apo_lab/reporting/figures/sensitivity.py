@@ -18,7 +18,7 @@ from apo_lightning.evaluation.records import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensitivityPoint:
-    """One value of a setting, and what it led to."""
+    """The result at one value of a setting."""
 
     value: str
     """The value as it was typed: `0.02`."""

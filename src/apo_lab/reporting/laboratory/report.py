@@ -32,7 +32,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
 
     Args:
         folder: of the laboratory.
-        date: as it is printed; the page itself never looks at a clock.
+        date: as it is printed; the page never reads a clock.
 
     Returns:
         `report.html`.

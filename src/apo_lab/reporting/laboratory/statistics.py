@@ -66,25 +66,17 @@ def welch(before: Sequence[float], after: Sequence[float]) -> Estimate:
     return Estimate(value=value, low=value - half, high=value + half)
 
 
-def at_matched(run: LabRun, level: float, metric: str, *, window: float = MATCHED_WINDOW) -> float:
+def at_matched(run: LabRun, level: float, metric: str) -> float:
     """A run's metric where its pass@1 passes a level: a line through the evaluation points near it.
 
-    Least squares of the metric on pass@1 over evaluation points with |pass@1 − level| ≤ `window`, read off at the level.
-    The points are exact, so no half of the samples needs to be set aside against regression to the mean.
-
-    Args:
-        run: with its evaluation points.
-        level: of pass@1.
-        metric: of `LabRun.curve`.
-        window: in pass@1.
-
-    Returns:
-        NaN where the run has no evaluation point on one of the two sides of the level.
+    Least squares of the metric on pass@1 over points with |pass@1 − level| ≤ `MATCHED_WINDOW`, read off at the level;
+    NaN where the run has no point on one of the two sides of it. The points are exact, so no half of the samples needs
+    to be set aside against regression to the mean.
     """
     ones, values = run.curve("pass@1"), run.curve(metric)
     if not min(ones) <= level <= max(ones):
         return math.nan
-    near = [(one, value) for one, value in zip(ones, values, strict=True) if abs(one - level) <= window]
+    near = [(one, value) for one, value in zip(ones, values, strict=True) if abs(one - level) <= MATCHED_WINDOW]
     if len(near) < 2:
         return math.nan
     x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*near, strict=True))

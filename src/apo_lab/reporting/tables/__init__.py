@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from apo_lab.reporting.axes import Defaults
 from apo_lab.reporting.evaluations import measurements
 from apo_lab.reporting.records import Evaluations, RunCard, Table
-from apo_lab.reporting.tables.beside import beside_published
-from apo_lab.reporting.tables.coverage import coverage_table
+from apo_lab.reporting.tables.beside import beside_published, coverage_table, hyperparameter_table
 from apo_lab.reporting.tables.health import health_table
-from apo_lab.reporting.tables.hyperparameters import hyperparameter_table
 from apo_lab.reporting.tables.lost_gained import lost_gained_table
 from apo_lab.reporting.tables.main_results import held_out_table, main_results
 from apo_lab.reporting.tables.sensitivity import sensitivity_table, swept_methods
