@@ -2,11 +2,11 @@
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
-# Three on two cores: a test waits a third of its time, for processes that start and for disks.
+# Three on two cores: a test spends a third of its time waiting for processes and disks.
 PROCESSES ?= 3
 PYTHON ?= python3
 
-# Tests and checks load nothing from a hub: on a closed network each try would hang through its retries.
+# Tests and checks load nothing from the hub: on a closed network each attempt would wait for its retries.
 test check: export HF_HUB_OFFLINE := 1
 test check: export TOKENIZERS_PARALLELISM := false
 
@@ -20,17 +20,17 @@ setup:  ## Make .venv, once (EXTRA=cpu|vllm chooses the engine, PYTHON=python3.1
 	@EXTRA="$(EXTRA)" PYTHON="$(PYTHON)" bash scripts/setup.sh
 
 train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
-	@$(python) train.py $(ARGS)
+	@$(python) -m apo_lightning train $(ARGS)
 
-lab: setup  ## See collapse, measure it, fight it: two puzzles, every method, three seeds, one page (an hour)
-	@$(python) lab.py $(ARGS)
+lab: setup  ## Train every method on two puzzles, three seeds each, and compare them on one page (an hour)
+	@$(python) -m apo_lightning lab $(ARGS)
 
-gpu: setup  ## Is all well on one GPU? One table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")
-	@$(python) benchmarks/gpu.py $(ARGS)
+gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")
+	@$(python) -m benchmarks.gpu $(ARGS)
 
 # With more threads than cores, processes wait for one another.
 test: export OMP_NUM_THREADS := 1
-test: setup  ## Run the tests, PROCESSES of them at once: ARGS go to pytest
+test: setup  ## Run the tests, PROCESSES at once; ARGS go to pytest
 	@$(python) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
 check: format lint types layers extras examples  ## Formatting, lint, types, import layers, extras, the examples in docstrings and docs

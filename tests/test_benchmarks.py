@@ -6,26 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
-import timing  # pyright: ignore[reportMissingImports]
 import torch
-
-BENCHMARKS = Path(timing.__file__).parent
-
+from benchmarks.shared import timing
+from composing import ROOT
 
 # A fresh process a point, as the scripts ask for, but forked: each would import torch for seconds.
 FORKING = """
-import multiprocessing, runpy, sys, timing
+import multiprocessing, runpy, sys
+from benchmarks.shared import timing
 timing.get_context = lambda method: multiprocessing.get_context("forkserver")
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
 def run_script(name, *arguments):
-    paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(BENCHMARKS / name), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        [sys.executable, "-c", FORKING, f"benchmarks.{name}", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -150,7 +149,7 @@ def test_a_missing_peer_is_one_line(capsys):
 
 @pytest.mark.slow
 def test_the_head_benchmark_prints_a_row_a_variant():
-    printed = run_script("head.py", "--tokens=48", "--hidden=16", "--vocab=256", "--anchors=2", "--rounds=1")
+    printed = run_script("performance.head", "--tokens=48", "--hidden=16", "--vocab=256", "--anchors=2", "--rounds=1")
     rows = {cells[1].strip(): cells for line in printed.splitlines() if len(cells := line.split("|")) > 2}
     assert {"naive", "ours", "ours, all tokens at once"} <= rows.keys()
     # FLOP over T·V·D: three products, since so few logits are all held for the backward
@@ -160,6 +159,6 @@ def test_the_head_benchmark_prints_a_row_a_variant():
 
 @pytest.mark.slow
 def test_the_scaling_benchmark_fits_every_axis():
-    printed = run_script("scaling.py", "--tiny", "--rounds=1")
+    printed = run_script("performance.scaling", "--tiny", "--rounds=1")
     for axis in ("ours: T", "ours: V", "ours: K", "ours: D", "group size", "completion length"):
         assert f"\n| {axis} | " in printed

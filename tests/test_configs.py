@@ -5,23 +5,13 @@ import re
 
 import pytest
 import torch
-from composing import CONFIGS, ROOT, composed, names
+from composing import CONFIGS, PAPER, ROOT, composed, names
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from loss_cases import ALGORITHMS, algorithm
 from omegaconf import OmegaConf
 
 from apo_lightning.types import AdvantageInputs
-
-PAPER = {
-    *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),
-    "qwen_math7b_nsr",
-    "qwen_math7b_grpo_kl_error_only",
-    *(f"sensitivity_pull_{value}" for value in ("0.0", "0.01", "0.02", "0.05")),
-    *(f"sensitivity_push_{value}" for value in ("1.0", "1.1")),
-    *(f"sensitivity_anchor_{value}" for value in ("4", "16")),
-}
-
 
 README = (ROOT / "README.md").read_text()
 AXES = {

@@ -9,16 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-import gpu  # pyright: ignore[reportMissingImports]
-import gpu_rows  # pyright: ignore[reportMissingImports]
-import gpu_update  # pyright: ignore[reportMissingImports]
 import pytest
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import rows as gpu_rows
+from benchmarks.gpu import update as gpu_update
+from composing import ROOT
 from transformers import AutoConfig
 
 from apo_lightning.preflight.memory_shapes import shape_of
 
-BENCHMARKS = Path(gpu_rows.__file__ or "").parent
-SECTION = gpu.Section("b", "gpu_kernels", "made up", 60)
+SECTION = gpu.Section("b", "gpu.kernels", "made up", 60)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_fewer_layers_have_the_parameters_that_a_smaller_model_has():
 
 
 ON_AN_EMULATED_CARD = """
-import cardless
+from benchmarks.emulated import cardless
 cardless.pretend()
 import torch
-from emulated import emulation
-from gpu_steps import algorithm_rows
+from benchmarks.emulated.tensors import emulation
+from benchmarks.emulated.steps import algorithm_rows
 (row,) = algorithm_rows("apo", "float32")
 print(row.verdict)
 with emulation():
@@ -165,7 +165,7 @@ with emulation():
 @pytest.mark.slow
 def test_a_step_on_an_emulated_card_ends_in_a_cpus_weights_and_a_tensor_elsewhere_is_refused():
     command = [sys.executable, "-c", ON_AN_EMULATED_CARD]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     verdict, doubled, refusal = done.stdout.splitlines()[-3:]
     assert (verdict, doubled) == ("ok", "[2.0, 2.0, 2.0]")
@@ -176,7 +176,8 @@ def test_a_step_on_an_emulated_card_ends_in_a_cpus_weights_and_a_tensor_elsewher
 def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
     options = ("--parts=rates", "--device=cpu", f"--output={tmp_path / 'out'}")
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu.py"), *options],
+        [sys.executable, "-m", "benchmarks.gpu", *options],
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -7,7 +7,8 @@ import pytest
 from composing import ROOT
 from running import SIGNAL, read_metrics, train_tiny
 
-from apo_lightning.metrics.throughput import Speed, Work
+from apo_lightning.model.flops import ModelSize, Work
+from apo_lightning.update.speed import speed_metrics
 
 DIAGNOSTICS = (
     "callbacks=diagnostics",
@@ -52,7 +53,8 @@ def key_on_page(column: str) -> str:
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory) -> set[str]:
     # Of a GPU's peak nobody here knows; the key comes from where it is made.
-    gpu = Speed(num_sampled=1, update=Work(), peak_flops_per_second=1.0).metrics({"update": 1.0, "step": 1.0})
+    size = ModelSize(layer_weights=1, head_weights=1, attention_width=1)
+    gpu = speed_metrics(1, Work(), size, 1.0, {"update": 1.0, "step": 1.0})
     columns = set(gpu)
     for name, overrides in RUNS.items():
         folder: Path = tmp_path_factory.mktemp(name)

@@ -12,20 +12,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from composing import CONFIGS, ROOT
-from hydra import compose, initialize_config_dir
+from composing import ROOT
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
+from apo_lightning.run.choices import BASE, composed, config_folders
+
 # An experiment only overrides what other files define, and a base is a part of what they define: neither is whole.
 OPTIONS = sorted(
-    path.relative_to(CONFIGS).with_suffix("").as_posix()
-    for path in CONFIGS.rglob("*.yaml")
-    if path.relative_to(CONFIGS).parts[0] not in ("experiment", "base")
+    option
+    for folder in config_folders()
+    for option in (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    if option.partition("/")[0] not in ("experiment", BASE)
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-PACKAGE = ROOT / "src" / "apo_lightning"
+PACKAGES = {"framework": ROOT / "src" / "apo_lightning", "lab": ROOT / "src" / "apo_lab"}
+"""Folder of `tests/` → the package that it tests."""
 # Tests of the repository: its configuration, pages and benchmarks, and what it uses of libraries that is not public.
 REPOSITORY = {"benchmarks", "configs", "gpu_benchmark", "metrics_page", "private_doors", "project", "readme"}
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -63,7 +66,7 @@ def key_mismatches(node: dict) -> list[str]:
     problems = []
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         problems += [f"{target} has no parameter {key!r}" for key in sorted(keys - set(named))]
-    if target.startswith("apo_lightning."):
+    if target.startswith(("apo_lightning.", "apo_lab.")):
         left_to_caller = {n for n, p in named.items() if node.get("_partial_") and p.default is p.empty}
         problems += [f"{target}: {name!r} is not listed" for name in sorted(set(named) - keys - left_to_caller)]
     return problems
@@ -85,8 +88,7 @@ def test_the_key_check_counts_what_is_missing_and_what_is_unknown(node, num_prob
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_yaml_keys_equal_the_constructors_parameters(option):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = OmegaConf.to_container(compose(option), resolve=False)
+    config = OmegaConf.to_container(composed(option), resolve=False)
     assert [f"{where}: {p}" for where, node in nodes(config) for p in key_mismatches(node)] == []
 
 
@@ -97,12 +99,25 @@ def test_every_config_group_has_an_option(group):
     assert any(option.startswith(f"{group}/") for option in OPTIONS)
 
 
-def test_a_test_lies_in_the_folder_of_what_it_tests():
-    tests = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
-    folders = {path.parts[0] for path in tests if len(path.parts) > 1}
-    assert folders == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    alone = {path.stem.removeprefix("test_") for path in tests if len(path.parts) == 1}
-    assert alone <= REPOSITORY | {path.stem for path in PACKAGE.glob("*.py")}
+@pytest.mark.parametrize("part", PACKAGES)
+def test_a_test_lies_in_the_folder_of_what_it_tests(part):
+    package, folder = PACKAGES[part], ROOT / "tests" / part
+    tests = [path.relative_to(folder) for path in folder.rglob("test_*.py")]
+    strays = [path for path in tests if not (package / path.parent).is_dir()]
+    modules = {path.stem for path in package.glob("*.py")}
+    alone = [path for path in tests if len(path.parts) == 1 and path.stem.removeprefix("test_") not in modules]
+    assert (strays, alone) == ([], [])
+
+
+@pytest.mark.parametrize("part", PACKAGES)
+def test_every_package_with_code_has_tests(part):
+    package, folder = PACKAGES[part], ROOT / "tests" / part
+    packages = {path.parent.name for path in package.glob("*/__init__.py")} - {"configs", "commands"}
+    assert packages - {path.name for path in folder.iterdir()} == set()
+
+
+def test_only_tests_of_the_repository_lie_at_the_top():
+    assert {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")} == REPOSITORY
 
 
 def test_imports_go_one_way():

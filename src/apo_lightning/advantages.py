@@ -1,7 +1,7 @@
 """Rewards of a group → how much better each completion was than expected.
 
-An estimator is asked once a step, over whole groups. `keep` False takes a completion out of the update and out of every
-denominator; an advantage of 0 leaves it in.
+An estimator is called once a step, with whole groups. `keep` False removes a completion from the update and from every
+denominator; an advantage of 0 does not.
 """
 
 import math
@@ -16,12 +16,12 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages
 
 EPSILON = 1e-6
-"""Keeps a standard deviation of nearly 0 from blowing advantages up; verl's value."""
+"""Bounds advantages where the standard deviation is nearly 0; verl's value."""
 
 
 @runtime_checkable
 class AdvantageEstimator(Protocol):
-    """Turns the rewards of a step's completions into advantages; the module holds one and calls it."""
+    """Turns the rewards of a step's completions into advantages."""
 
     def check(self, group_size: int) -> None:
         """Raise `ConfigError`, before the run, when it cannot work with groups of this size."""
@@ -46,7 +46,7 @@ class GroupNormalized:
         normalize_std: divide by the standard deviation; False is Dr. GRPO.
 
     Example:
-        One of two is right: the mean is 1/2 and std is 1/√2.
+        One of two is correct: the mean is 1/2 and std is 1/√2.
 
         >>> rewards = torch.tensor([[1.0, 0.0]])
         >>> lengths = torch.ones_like(rewards, dtype=torch.long)
@@ -58,11 +58,7 @@ class GroupNormalized:
     normalize_std: bool = True
 
     def check(self, group_size: int) -> None:
-        """A group of one is its own mean.
-
-        Raises:
-            ConfigError: `group_size` is below 2.
-        """
+        """Refuse a group of one, which is its own mean."""
         _at_least_two(group_size, "a group-normalised advantage")
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
@@ -94,11 +90,7 @@ class LeaveOneOut:
     """
 
     def check(self, group_size: int) -> None:
-        """A group of one has no others.
-
-        Raises:
-            ConfigError: `group_size` is below 2.
-        """
+        """Refuse a group of one, which has no other completions."""
         _at_least_two(group_size, "a leave-one-out advantage")
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
@@ -148,7 +140,7 @@ class SignedReward:
             raise ConfigError("positive_weight and negative_weight are both 0: every completion would be dropped")
 
     def check(self, group_size: int) -> None:
-        """Any group size will do: completions do not look at each other."""
+        """Accept any group size: an advantage depends on its own completion alone."""
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """± the weight of the verdict."""
@@ -161,7 +153,7 @@ class SignedReward:
 
 @dataclass(frozen=True)
 class PassAtK:
-    """Pass@k training: the advantage of a completion in a random subset of k that is rewarded when one of it is right.
+    """Pass@k training: a completion's advantage in a random subset of k, rewarded when one of its members is correct.
 
         R̄ = 1 − C(n−c, k)/C(n, k),   σ = √(R̄·(1 − R̄))
         A⁺ = (1 − R̄)/(σ + 1e-6),   A⁻ = (1 − R̄ − C(n−c−1, k−1)/C(n−1, k−1))/(σ + 1e-6)
@@ -195,11 +187,7 @@ class PassAtK:
             raise ConfigError(f"k is {self.k}: pass@k needs a k of at least 1")
 
     def check(self, group_size: int) -> None:
-        """At k = n all completions share one reward.
-
-        Raises:
-            ConfigError: k is not below `group_size`.
-        """
+        """Refuse k ≥ n: at k = n all completions share one reward."""
         if self.k >= group_size:
             raise ConfigError(f"k is {self.k} with group_size {group_size}: pass@k training needs 1 <= k < group_size")
 

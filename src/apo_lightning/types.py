@@ -74,7 +74,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a verifier says of one completion."""
+    """A verifier's verdict on one completion."""
 
     reward: float
     """Finite; 0 unless judged. Usually 1 for a correct answer."""
@@ -110,7 +110,7 @@ class Rollouts:
     group_size: int
     policy_version: int
     num_preempted: int = 0
-    """How often the engine took keys and values from a sequence for want of memory, and computed them again."""
+    """How often the engine evicted a sequence's keys and values for lack of memory, and computed them again."""
 
     @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
@@ -134,7 +134,7 @@ class Rollouts:
 
 
 def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
-    """Rollouts of one policy, sampled in several calls, as one."""
+    """Join rollouts of one policy that were sampled in several calls."""
     first = parts[0]
     return replace(
         first,
@@ -148,7 +148,7 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """What an advantage estimator may look at."""
+    """The inputs of an advantage estimator."""
 
     rewards: Float[Tensor, "prompts group"]
     is_correct: Bool[Tensor, "prompts group"]
@@ -157,7 +157,7 @@ class AdvantageInputs:
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
-        """The part of the rollouts that an estimator may look at."""
+        """The part of the rollouts that an estimator may read."""
         return cls(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
 
 
@@ -236,7 +236,7 @@ class Needs:
 
     @property
     def reference_statistics(self) -> bool:
-        """True when the reference is asked about tokens before the update."""
+        """True when the reference is run on tokens before the update."""
         return self.ref_logprobs or self.anchor_size > 0
 
     @property
@@ -245,7 +245,7 @@ class Needs:
         return self.reference_statistics or self.full_kl
 
     def __or__(self, other: "Needs") -> "Needs":
-        """The least that satisfies both."""
+        """The smallest needs that satisfy both."""
         return Needs(
             ref_logprobs=self.ref_logprobs or other.ref_logprobs,
             anchor_size=max(self.anchor_size, other.anchor_size),
@@ -256,7 +256,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStatistics:
-    """What the policy's head says at each response token. All differentiable but `max_prob`."""
+    """The policy's statistics of each response token. All but `max_prob` are differentiable."""
 
     logprobs: Float[Tensor, "tokens"]
     """log π(y) [nats]"""
@@ -267,12 +267,12 @@ class TokenStatistics:
     anchor_logprobs: Float[Tensor, "tokens anchors"] | None
     """log π at the anchor ids; −inf (and no gradient) at id −1."""
     full_kl: Float[Tensor, "tokens"] | None = None
-    """KL(π‖π_ref) over the whole vocabulary [nats], where it was asked for."""
+    """KL(π‖π_ref) over the whole vocabulary [nats]; None unless a loss needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceStatistics:
-    """What the frozen reference says at each response token. Nothing here carries a gradient."""
+    """The frozen reference's statistics of each response token. Nothing here carries a gradient."""
 
     logprobs: Float[Tensor, "tokens"]
     """log π_ref(y) [nats]"""
@@ -299,7 +299,7 @@ class StepTokens:
     required: Bool[Tensor, "completions"]
     """Completions whose statistics the update or a diagnostic reads; a choice that depends on their rewards."""
     drawn: Bool[Tensor, "completions"]
-    """A random sample of the others, scored for means over all tokens; of the rest, statistics are NaN."""
+    """A random sample of the others, scored for means over all tokens; for the rest, statistics are NaN."""
     ref_logprobs: Float[Tensor, "tokens"] | None = None
     """NaN where the reference was not run."""
     anchor: Anchor | None = None
@@ -308,26 +308,26 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Token sequences of a diagnostic's choice, to be scored by the policy as the step's update leaves it.
+    """Token sequences that a diagnostic chooses, to be scored by the policy after the step's update.
 
     T counts the tokens of all `completions`, one completion after the other. With several ranks this is one rank's
     share, which may be empty.
     """
 
     prompts: Sequence[tuple[int, ...]]
-    """What each completion continues, as many as `completions`; equal ones are run once."""
+    """The prompt of each completion; equal ones are run once."""
     completions: Sequence[tuple[int, ...]]
     """The tokens that are scored, none of them empty."""
     anchors: Int[Tensor, "tokens anchors"] | int = 0
-    """Tokens of every position whose log-probs are wanted too: their ids (−1: none), or K, for the K that the reference
-    finds likeliest there; 0 for none."""
+    """Further tokens of every position whose log-probs are wanted: their ids (−1: none), or K, for the reference's K
+    most likely tokens there; 0 for none."""
     before: bool = False
-    """Whether the sampling policy scores them too, run on the same micro-batches: what then differs is the policy."""
+    """Whether the sampling policy scores them too, on the same micro-batches, so that only the policy differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeStatistics:
-    """The answer to a probe, of softmax(logits/temperature). Nothing here carries a gradient."""
+    """The result of a probe, of softmax(logits/temperature). Nothing here carries a gradient."""
 
     probe: Probe
     reference: ReferenceStatistics | None
@@ -340,7 +340,7 @@ class ProbeStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """Everything one training step did. Callbacks receive it, read what they like and change nothing."""
+    """The full record of one training step. Callbacks receive it, and change nothing."""
 
     step: int
     """1 for the first."""
@@ -349,14 +349,14 @@ class StepOutput:
     advantages: Advantages
     tokens: StepTokens
     loss_metrics: Mapping[str, Float[Tensor, "tokens"]]
-    """The loss's own per-token metrics; NaN where they do not apply, or the token did not enter the update and the loss
-    does not say what they are there."""
+    """The loss's own per-token metrics; NaN where they do not apply, or where the update did not run the token and the
+    loss's `metric_defaults` has no value."""
     metrics: Mapping[str, float]
     """What was logged: `train/…`, `sync/…`, `time/…`, `perf/…`, `apo/…`."""
     timings: Mapping[str, float]
     """Seconds of each phase: generate, reward, reference, update, sync; and `step`, the whole."""
     probes: Mapping[str, ProbeStatistics] = field(default_factory=dict)
-    """The answer to what each callback has asked, by its `state_key`."""
+    """The result of each callback's probe, by the callback's `state_key`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

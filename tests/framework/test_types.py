@@ -1,11 +1,11 @@
 """What the records say of themselves."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import get_args
 
 from factories import make_rollouts
 
-from apo_lightning.checkpoints.rollouts import from_plain, to_plain
+from apo_lightning.checkpoints.small_files import rollouts_from_plain
 from apo_lightning.types import VerdictStatus, concatenate, count_statuses
 
 
@@ -25,4 +25,4 @@ def test_rollouts_count_the_verdicts_of_all_groups():
 def test_rollouts_of_several_calls_and_of_a_stopped_run_keep_the_number_of_preemptions():
     one, two = (replace(make_rollouts(["correct"], 1), num_preempted=count) for count in (2, 3))
     assert concatenate([one, two]).num_preempted == 5
-    assert from_plain(to_plain(two)) == two
+    assert rollouts_from_plain(asdict(two)) == two

@@ -8,6 +8,14 @@ from apo_lightning.run import choices
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
+PAPER = {
+    *(f"{model}_{algo}" for model in ("qwen7b", "qwen_math7b", "llama3b") for algo in ("grpo", "grpo_kl", "apo")),
+    "qwen_math7b_nsr",
+    "qwen_math7b_grpo_kl_error_only",
+    *(f"sensitivity_pull_{value}" for value in ("0.0", "0.01", "0.02", "0.05")),
+    *(f"sensitivity_push_{value}" for value in ("1.0", "1.1")),
+    *(f"sensitivity_anchor_{value}" for value in ("4", "16")),
+}
 
 
 def composed(*overrides: str, config_name: str = "train") -> DictConfig:

@@ -132,7 +132,7 @@ def logprob_sum(policy, microbatch):
     head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
     for tokens in head.chunks():
         head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())
-    return head.joined()
+    return head.total_loss()
 
 
 def sampling_settings(**changes) -> SamplingSettings:

@@ -1,6 +1,6 @@
 """The sizes of the paper's run: Qwen2.5-Math-7B on eight GPUs, as configs/experiment/paper has it."""
 
-from gpu_models import QWEN7B, config_of
+from benchmarks.shared.models import QWEN7B, config_of
 
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 

@@ -4,37 +4,83 @@ from apo_lightning.run.commands import Command
 
 LAB = Command(
     name="lab",
-    summary="See collapse, measure it, fight it: every method on two puzzles, one page.",
+    summary="Train every method on two puzzles, compare them on one page.",
     work="apo_lab.laboratory.runs:laboratory",
     config="lab",
+    details="Makes the base models, trains every method over several seeds with exact pass@k, and writes "
+    "<output_dir>/report/report.html with curves, intervals and tests. About an hour on two cores. A command that was "
+    "interrupted continues when it is given again.",
+    settings=(
+        "puzzles",
+        "seeds",
+        "only",
+        "sweep_seeds",
+        "overrides",
+        "base_overrides",
+        "processes",
+        "output_dir",
+        "bases",
+    ),
+    examples=(
+        "apo lab",
+        "apo lab puzzles=[locks] only=[grpo,apo] seeds=[1,2]",
+        """apo lab '+controls.apo_k4=["algo=apo","algo.loss.anchor_size=4"]'""",
+    ),
 )
 PRETRAIN = Command(
     name="pretrain",
-    summary="Make the base model of a puzzle.",
+    summary="Train the base model of a puzzle on demonstrations.",
     work="apo_lab.pretraining.base_models:pretrain",
     config="pretrain",
+    details="Writes <output_dir>/<puzzle>, a Hugging Face folder that model=lab_<puzzle> loads, with base.json, its "
+    "exact pass@k. A model that was made with the same settings is kept.",
+    axes={
+        "data": "the puzzle, locks or countdown; other data are refused",
+        "pretraining": "model, optimizer, number of demonstrations",
+        "trainer": "devices",
+    },
+    settings=("output_dir", "seed"),
+    examples=("apo pretrain data=locks", "apo pretrain data=countdown pretraining.num_steps=4000"),
 )
 REPORT = Command(
     name="report",
-    summary="Tables and figures of runs and evaluations, one page.",
+    summary="Tables and figures of runs and evaluations, on one page.",
     work="apo_lab.commands.report:report",
     config="report",
+    details="Reads every run, sweep and evaluation in the given folders. Writes report.html, tables/ (Markdown, "
+    "LaTeX, CSV) and figures/ (PDF, SVG, PNG), with the paper's published numbers for comparison.",
+    settings=("runs", "output_dir", "title", "rollouts", "rollout_limit"),
+    examples=("apo report runs=outputs", "apo report rollouts=outputs/2026-01-31/12-00-00_apo_llama3b"),
 )
 EXACT = Command(
     name="exact",
-    summary="Measure pass@k of a puzzle without samples.",
+    summary="Measure the pass@k of a puzzle's run exactly, without samples.",
     work="apo_lab.commands.exact:measure_exactly",
     config="exact",
+    details="Adds up the probabilities of all valid answers to the held-out problems of a run of data=locks or "
+    "data=countdown. Writes metrics.jsonl and log-probs to <output_dir>/exact_<puzzle>.",
+    axes={"trainer": "devices"},
+    settings=("run", "checkpoint", "output_dir", "temperature", "tokens_per_microbatch"),
+    examples=("apo exact run=outputs/lab/locks/apo/seed_1 checkpoint=all",),
 )
 COVERAGE = Command(
     name="coverage",
-    summary="Measure worked solutions under the model's top K.",
+    summary="Measure the share of worked solutions in the model's top K tokens.",
     work="apo_lab.commands.coverage:cover",
     config="coverage",
+    details="Scores every token of the solutions in one pass, without an engine. Writes coverage.json to "
+    "<output_dir>/coverage_<name>.",
+    axes={"coverage": "worked solutions", "model": "the policy, where it is not that of run=", "trainer": "devices"},
+    settings=("run", "output_dir", "limit", "data_dir", "tokens_per_microbatch"),
+    examples=("apo coverage coverage=math model=qwen_math7b trainer=gpu",),
 )
 THEORY = Command(
     name="theory",
     summary="Check the paper's propositions on the losses, and draw them.",
     work="apo_lab.theory.__main__:main",
     config=None,
+    details="Prints each statement with what was measured. Flags: --only KEY … checks some statements and draws "
+    "nothing, --out FOLDER is where the figures go (theory/), --page FILE renews the list of statements in a page. The "
+    "exit status is 1 if a statement does not hold.",
+    examples=("apo theory", "apo theory --only C2"),
 )

@@ -37,7 +37,7 @@ def measure_exactly(cfg: DictConfig) -> None:
         source, evaluated.tokenizer, prompts_per_step=1, seed=0, prompt_template=evaluated.spec.prompt_template
     )
     data.prepare()
-    look = ExactCoverage(source.puzzle, tokens_per_microbatch=cfg.tokens_per_microbatch)
+    coverage = ExactCoverage(source.puzzle, tokens_per_microbatch=cfg.tokens_per_microbatch)
     folder = evaluated.output_dir / f"exact_{source.name}"
     support = run.folder / "exact" / SUPPORT
     if support.is_file():
@@ -51,7 +51,7 @@ def measure_exactly(cfg: DictConfig) -> None:
             if stage.snapshot is not None:
                 load_snapshot(weights, stage.snapshot)
         prompts = data.validation_prompts[source.name]
-        metrics = look.look(policy, prompts, stage.step or 0, folder, temperature=cfg.temperature)
+        metrics = coverage.score(policy, prompts, stage.step or 0, folder, temperature=cfg.temperature)
         shown = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in (1, 8, 64))
         say(f"{'final' if stage.step is None else f'step {stage.step}':<10} {shown}  alive {metrics['alive']:.3f}")
     say(f"metrics.jsonl and the log-probs are in {folder}")

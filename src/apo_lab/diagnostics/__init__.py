@@ -1,4 +1,4 @@
-"""Diagnostics of the laboratory: callbacks that measure what a run loses, and why."""
+"""Diagnostics of the laboratory: callbacks that measure what a policy loses during training, and why."""
 
 from apo_lab.diagnostics.collapse_alarm import CollapseAlarm
 from apo_lab.diagnostics.exact_coverage import ExactCoverage

@@ -1,4 +1,4 @@
-"""pass@k of a puzzle's held-out problems without sampling noise, at every validation pass."""
+"""Exact pass@k of a puzzle's held-out problems at every validation pass."""
 
 import json
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from apo_lab.puzzles import ListedAnswer, Puzzle
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
@@ -23,33 +23,33 @@ from apo_lightning.types import Prompt, ValidationOutput
 from apo_lightning.update.settings import StepSettings
 
 SUPPORT = "support.npz"
-"""Name of the file with the base model's top K at every token of the answers."""
+"""File with the base model's top K at every token of the answers."""
 
 
 class ExactCoverage(StepCallback):
-    """Scores every listed answer of every held-out problem teacher-forced, so that p(x) and pass@k have no noise.
+    """Scores every listed answer of every held-out problem teacher-forced, so that p(x) and pass@k are exact.
 
-    p(x) is what the puzzle's reward gives on average. An answer counts with its end of sequence: a completion that is
-    cut off has more tokens than any valid answer, each of them at least a character (see `Puzzle`), so none is right.
+    p(x) is the expectation of the puzzle's reward. An answer includes its end of sequence: a completion that is cut off
+    has more tokens than any valid answer, each at least one character (see `Puzzle`), so it is never right.
 
     Logs `exact/pass@k`, `exact/valid_entropy`, `exact/strategy_entropy`, `exact/listed`, `exact/alive` (see
     `exact_metrics`) and, for each kind of token, `exact/entropy/<kind>`, `exact/max_prob/<kind>` and
-    `exact/support/<kind>`: the policy's probability of the base model's top K. A token's weight is the policy's
-    probability of the answer that it stands in.
+    `exact/support/<kind>`: the policy's probability of the base model's top K. Tokens are weighted by the policy's
+    probability of their answer.
 
-    Leaves in the run's folder `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (`logprobs` of
-    them in that order, float32) and `exact/metrics.jsonl` (a line a look). Every rank scores all answers, as a
-    sharded forward needs all ranks.
+    Writes `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (their `logprobs` in that order,
+    float32) and `exact/metrics.jsonl` (one line per evaluation point) to the run's folder. Every rank scores all
+    answers, since a sharded forward needs all ranks.
 
     Args:
-        puzzle: of the held-out problems.
-        ks: of pass@k.
+        puzzle: the puzzle of the held-out problems.
+        ks: the k of pass@k.
         support_size: K of `exact/support`.
         tokens_per_microbatch: of the scoring passes.
 
     Raises:
-        ConfigError: at the first look, where the tokenizer does not read one token a symbol, or where other tokens than
-            the end of sequence end a completion.
+        ConfigError: at the first evaluation point, if the tokenizer does not give one token per symbol, or if other
+            tokens than the end of sequence end a completion.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ExactCoverage(StepCallback):
         self._kept: _Listed | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Look at the policy that has just been validated."""
+        """Score the policy that has just been validated."""
         outputs: list[ValidationOutput] = getattr(pl_module, "validation_outputs", [])
         output = next((output for output in outputs if output.name == self.puzzle.name), None)
         if trainer.sanity_checking or output is None:
@@ -78,8 +78,8 @@ class ExactCoverage(StepCallback):
         was_training = policy.training
         policy.eval()
         prompts = output.rollouts.prompts
-        with whole_root(policy):
-            metrics = self.look(policy, prompts, output.step, folder, temperature=settings.temperature)
+        with unsharded_root(policy):
+            metrics = self.score(policy, prompts, output.step, folder, temperature=settings.temperature)
         policy.train(was_training)
         logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()} | {
             "step": float(output.step)
@@ -88,10 +88,10 @@ class ExactCoverage(StepCallback):
             logger.log_metrics(logged, step=output.step)
 
     @torch.no_grad()
-    def look(
+    def score(
         self, policy: Policy, prompts: Sequence[Prompt], step: int, folder: Path, *, temperature: float
     ) -> dict[str, float]:
-        """Score all listed answers, write them down, and return the metrics without their prefix."""
+        """Score all listed answers, write the files, and return the metrics without their prefix."""
         listed = self._listed(policy, prompts)
         support_ids = self._support(policy, listed, folder, temperature)
         owner = listed.owner
@@ -114,7 +114,7 @@ class ExactCoverage(StepCallback):
         return metrics
 
     def _listed(self, policy: Policy, prompts: Sequence[Prompt]) -> "_Listed":
-        """The answers, packed; the same at every look."""
+        """The packed answers, which are the same at every evaluation point."""
         if self._kept is None or self._kept.prompts != tuple(prompts):
             answers = [self.puzzle.answers(prompt.problem) for prompt in prompts]
             flat = [(i, answer) for i, listed in enumerate(answers) for answer in listed]
@@ -124,7 +124,7 @@ class ExactCoverage(StepCallback):
                 if len(completion) != len(own):
                     raise ConfigError(
                         f"the answer '{answer.text}' of {self.puzzle.name} has {len(completion)} tokens for {len(own)} "
-                        "symbols under this model's tokenizer: take a model that reads digits one by one"
+                        "symbols under this model's tokenizer: use a model whose tokenizer splits numbers into digits"
                     )
             lengths = torch.tensor([len(completion) for completion in sequences.completions])
             everything = range(len(sequences.completions))
@@ -141,7 +141,7 @@ class ExactCoverage(StepCallback):
     def _support(
         self, policy: Policy, listed: "_Listed", folder: Path, temperature: float
     ) -> Int[Tensor, "tokens anchors"]:
-        """The base model's top K at every token of the answers: of the first look, kept in a file."""
+        """The base model's top K at every token of the answers, computed once and kept in a file."""
         path = folder / SUPPORT
         if path.is_file():
             return torch.from_numpy(np.load(path)["token_ids"]).long()
@@ -176,7 +176,7 @@ class ExactCoverage(StepCallback):
             )
         np.savez_compressed(folder / f"step_{step:06d}.npz", logprobs=logprobs.float().numpy())
         path = folder / "metrics.jsonl"
-        # A look that is repeated after a resume replaces itself.
+        # A resumed run may repeat steps: their lines are replaced.
         earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
         lines = [row for row in earlier if row["step"] < step] + [{"step": step, **metrics}]
         path.write_text("".join(json.dumps(row) + "\n" for row in lines))
@@ -184,17 +184,17 @@ class ExactCoverage(StepCallback):
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """All answers of some prompts, ready to be scored."""
+    """All answers of some prompts, packed for scoring."""
 
     prompts: tuple[Prompt, ...]
     answers: list[list[ListedAnswer]]
     """By prompt."""
     flat: list[tuple[int, ListedAnswer]]
-    """Each answer with the number of its prompt."""
+    """All answers, each with the index of its prompt."""
     kinds: list[str]
     """The kind of every token."""
     owner: Int[Tensor, "tokens"]
-    """The answer that every token belongs to."""
+    """The index of each token's answer."""
     microbatches: list[Microbatch]
 
 
@@ -204,7 +204,7 @@ def scores_of(
     num_problems: int,
     strategies: Sequence[str],
 ) -> AnswerScores:
-    """Log-probs of listed answers, each with the number of its problem, as a table."""
+    """Collect the log-probs of listed answers, each with the index of its problem."""
     places = {strategy: place for place, strategy in enumerate(strategies)}
     return AnswerScores(
         problem=torch.tensor([problem for problem, _ in flat]),
@@ -221,7 +221,7 @@ def _packed(prompts: Sequence[Prompt], flat: Sequence[tuple[int, ListedAnswer]],
     end = tokenizer.eos_token_id
     assert isinstance(end, int)
     if others := [i for i in policy.stop_token_ids if i != end]:
-        # The reward takes an answer that ends with any of them, and the list has one.
+        # The reward accepts an answer with any of these ends, but only one is listed: p(x) would be too small.
         raise ConfigError(
             f"completions also end with {tokenizer.convert_ids_to_tokens(others)}: the exact measure lists answers "
             f"that end with '{tokenizer.eos_token}', give model.stop_tokens=[] and a model that declares no other end"

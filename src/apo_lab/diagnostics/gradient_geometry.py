@@ -1,4 +1,4 @@
-"""How reward, push, pull, KL and entropy stand to each other in the gradient, and what leaves the trust region."""
+"""Lengths and angles of reward, push, pull, KL and entropy in the gradient, and shares outside the trust region."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lab.diagnostics.drawing import drawn_completions
 from apo_lab.diagnostics.gradient_spaces import SPACES, Measured, logit_geometry, parameter_geometry
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
-from apo_lightning.callbacks.distribution_monitor import REF_PROB_BUCKETS
+from apo_lab.diagnostics.sampling import before_and_after, sampled_completions
+from apo_lab.diagnostics.settings import PAPER_ANCHOR_SIZE, check_at_least
+from apo_lightning.callbacks import REF_PROB_BUCKETS, StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.sharding import ShardedStrategy
 from apo_lightning.errors import ConfigError
@@ -20,35 +20,33 @@ from apo_lightning.losses import APO, GRPO, PolicyLoss
 from apo_lightning.losses.functional import anchor_set
 from apo_lightning.types import Advantages, Needs, Probe, Rollouts, StepOutput
 
-PAPER_ANCHOR_SIZE = 8
-"""The K of the objectives under a loss without anchors."""
-
 
 class GradientGeometry(StepCallback):
-    """Logs `geometry/…`: lengths and angles of the terms of the loss, in up to three spaces.
+    """Logs `geometry/…`: lengths and angles of the loss's terms, in up to three spaces.
 
-    The terms are those of `losses.terms.term_slopes`, g_a = −∇L_a with the weights of one mini-batch of all the tokens
-    that are measured. Their alignment is with the ascent directions of J = Σ_t w_t·Π_S and Σ_t w_t·Π_{T_K} over tokens
-    of A < 0, Π the policy's mass.
+    The terms are those of `term_slopes`: g_a = −∇L_a, weighted as one mini-batch of all measured tokens.
+    Their alignment is taken with the ascent directions of Σ_t w_t·Π_S and Σ_t w_t·Π_{T_K} over tokens with A < 0, where
+    Π is the policy's mass.
 
-    - `logits`, at the sampling policy, of all tokens in closed form: what a term does to another *within* a token.
-      Terms that act on different tokens are at right angles here by construction, so it says nothing of conflicts
-      between tokens. Entropy and the exact KL have no closed form in what is known, and are left out.
-    - `head`: by the head's matrix alone, exact, at the updated policy with π_old = π, on completions of some prompts.
-    - `params`: by all trained parameters, otherwise as `head`, in a sketch: cosines are right to about 1/√size.
+    - `logits`: at the sampling policy, all tokens, in closed form. It shows conflicts *within* a token only: terms that
+      act on different tokens are orthogonal by construction. Entropy and the exact KL are left out, since the known
+      statistics do not determine their force.
+    - `head`: gradients of the head's matrix, exact, at the updated policy with π_old = π, for some prompts.
+    - `params`: as `head` for all trained parameters, in a sketch; cosines have an error of about 1/√size.
 
-    In the last two the prompts are also divided into halves: see `gradient_geometry.split_half`. Every gradient is kept
-    whole in float64 on the host until it is compared: for `head` 8·V·D bytes a term and half. They are taken when the
-    engine holds its weights again, whose memory the backward cannot have.
+    For the last two the prompts are also split in halves: see `gradient_geometry.split_half`. Gradients are kept in
+    float64 on the host until they are compared, for `head` 8·V·D bytes per term and half. They are computed after the
+    engine has taken its weights back, so the backward cannot use that memory.
 
     Args:
-        spaces: of `logits`, `head`, `params`; the last two with one process only.
-        num_prompts: of the step's, drawn by hash for `head` and `params`; each space costs a forward and a backward of
-            their completions for every term and objective.
-        num_completions: of A ≠ 0, drawn by lot over all ranks and run before and after the update, for the ratios.
-        sketch_size: entries that stand for all parameters.
-        every_n_steps: measure at the steps that this number divides; each costs a pass of reference and policy over all
-            tokens, which the distribution monitor at the same steps shares.
+        spaces: of `logits`, `head`, `params`; the last two need a single process.
+        num_prompts: prompts of the step, sampled by hash, for `head` and `params`; each space costs a forward and a
+            backward of their completions for every term and objective.
+        num_completions: completions with A ≠ 0, sampled over all ranks and scored before and after the update, for the
+            ratios.
+        sketch_size: entries of the sketch.
+        every_n_steps: measure at multiples of this step; each costs a forward of reference and policy over all tokens,
+            which is shared with a distribution monitor that measures at the same step.
     """
 
     def __init__(
@@ -62,57 +60,44 @@ class GradientGeometry(StepCallback):
         for space in spaces:
             if space not in SPACES:
                 raise ConfigError(f"callbacks.gradient_geometry.spaces has {space!r}: choose from {', '.join(SPACES)}")
-        for name, value, least in (
-            ("num_prompts", num_prompts, 2),
-            ("num_completions", num_completions, 1),
-            ("sketch_size", sketch_size, 1),
-        ):
-            if value < least:
-                raise ConfigError(
-                    f"callbacks.gradient_geometry.{name} is {value}: give {least} or more, or "
-                    "~callbacks.gradient_geometry"
-                )
+        check_at_least("gradient_geometry", 2, num_prompts=num_prompts)
+        check_at_least("gradient_geometry", 1, num_completions=num_completions, sketch_size=sketch_size)
         self.every_n_steps = check_every_n_steps("gradient_geometry", every_n_steps)
         self.spaces = tuple(spaces)
         self.num_prompts, self.num_completions, self.sketch_size = num_prompts, num_completions, sketch_size
         self._module: Any = None
-        self._drawn: list[int] = []
+        self._sampled: list[int] = []
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Take the loss that is to be differentiated, and its anchors or the paper's."""
+        """Take the loss to differentiate, and its K or the paper's."""
         self.loss = loss or GRPO()
         self.anchor_size = self.loss.needs.anchor_size or PAPER_ANCHOR_SIZE
         self.exclude_sampled = not isinstance(loss, APO) or loss.exclude_sampled
         self.needs = Needs(ref_logprobs=True, anchor_size=self.anchor_size)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse backwards where ranks would have to agree on them."""
+        """Refuse `head` and `params` with several processes or sharded weights."""
         self._module = pl_module
         is_sharded = isinstance(trainer.strategy, ShardedStrategy)
         if (trainer.world_size > 1 or is_sharded) and set(self.spaces) - {"logits"}:
             where = f"{trainer.world_size} processes" if trainer.world_size > 1 else "a sharded policy"
             raise ConfigError(
-                f"callbacks.gradient_geometry.spaces is {list(self.spaces)} with {where}: head and params take "
-                "gradients in one process, of whole weights; give spaces=[logits]"
+                f"callbacks.gradient_geometry.spaces is {list(self.spaces)} with {where}: head and params "
+                "need one process with whole weights; give spaces=[logits]"
             )
 
     def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe:
-        """Draw the completions whose ratios are looked at after the update."""
+        """Sample the completions whose ratios are measured."""
         learnt = (advantages.values != 0) & advantages.keep
-        self._drawn = drawn_completions(
+        self._sampled = sampled_completions(
             rollouts,
             learnt.flatten().nonzero().flatten().tolist(),
             self.num_completions,
             seed=self._module.seed,
             stream="geometry-ratio",
         )
-        return Probe(
-            prompts=[rollouts.prompts[b // rollouts.group_size].token_ids for b in self._drawn],
-            completions=[rollouts.completions[b].token_ids for b in self._drawn],
-            anchors=self.anchor_size,
-            before=True,
-        )
+        return before_and_after(rollouts, self._sampled, self.anchor_size)
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
         """Measure this step."""
@@ -134,7 +119,7 @@ class GradientGeometry(StepCallback):
         return {f"geometry/{name}": value for name, value in metrics.items()}
 
     def _ratios(self, step: StepOutput) -> dict[str, float]:
-        """Shares of the drawn completions' tokens outside the trust region."""
+        """Shares of the sampled completions' tokens outside the trust region."""
         answer = step.probes[self.state_key]
         assert answer.before is not None
         assert answer.reference is not None
@@ -145,7 +130,7 @@ class GradientGeometry(StepCallback):
         assert before is not None
         assert after is not None
         tokens = step.tokens
-        rows = torch.isin(tokens.sequence_ids.cpu(), torch.tensor(self._drawn, dtype=torch.long))
+        rows = torch.isin(tokens.sequence_ids.cpu(), torch.tensor(self._sampled, dtype=torch.long))
         is_error = (tokens.advantages < 0).cpu()[rows]
         token_ids = tokens.token_ids.cpu()[rows]
         members = anchor_set(ids.cpu(), ref.cpu(), token_ids, exclude_sampled=self.exclude_sampled)
@@ -161,7 +146,7 @@ class GradientGeometry(StepCallback):
 
     @property
     def _high(self) -> float:
-        """The upper side of the trust region, ε_high."""
+        """ε_high, the upper side of the trust region."""
         return self.loss.clip_eps if self.loss.clip_eps_high is None else self.loss.clip_eps_high
 
     def _is_outside(self, ratio: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:

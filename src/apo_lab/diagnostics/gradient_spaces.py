@@ -1,4 +1,4 @@
-"""The spaces in which `GradientGeometry` takes the terms' gradients."""
+"""The terms' gradients in the spaces of `GradientGeometry`: logits, the head, all parameters."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lab.losses.terms import TermSlopes, term_names, term_slopes
 from apo_lab.statistics.gradient_geometry import (
     count_sketch,
     geometry,
@@ -24,7 +25,7 @@ from apo_lightning.logprobs.divergence import full_kl
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.losses.functional import anchor_set
-from apo_lightning.losses.terms import TermSlopes, term_names, term_slopes
+from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.module import RLVRModule
 from apo_lightning.types import StepOutput, TokenStatistics
@@ -33,37 +34,37 @@ from apo_lightning.update.table import StepTable
 
 SPACES = ("logits", "head", "params")
 OBJECTIVES = ("anchors", "support")
-"""Σ w·Π_S and Σ w·Π_{T_K} over tokens of A < 0."""
+"""Σ w·Π_S and Σ w·Π_{T_K} over tokens with A < 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A step, and what says which terms it has."""
+    """A step, and the loss and settings that decide its terms."""
 
     step: StepOutput
     loss: PolicyLoss
     settings: StepSettings
     anchor_size: int
-    """K, of the loss's anchors or of the objectives alone."""
+    """K of the anchors."""
     exclude_sampled: bool
 
     @property
     def table(self) -> StepTable:
-        """The step's table as the update had it."""
+        """The step's table, as in the update."""
         tokens = self.step.tokens
         table = StepTable(self.step.rollouts, self.step.advantages, tokens.token_ids.device)
         table.ref_logprobs, table.anchor = tokens.ref_logprobs, tokens.anchor
         return table
 
     def slopes(self, table: StepTable, part: Microbatch, statistics: TokenStatistics) -> dict[str, TermSlopes]:
-        """Of the terms and of minus the objectives, at the policy that the statistics are of, with r = 1.
+        """Slopes of the loss's terms and of the negated objectives at a policy, with r = 1.
 
         Args:
             table: of the step.
-            part: which tokens.
-            statistics: with the log-probs of all K anchors.
+            part: the tokens.
+            statistics: of the policy, with the log-probs of all K anchors.
         """
-        wanted = self.loss.reference_mask(table.advantages, table.is_correct)
+        wanted = masks_of(self.loss, table.advantages, table.is_correct).reference
         assert statistics.anchor_logprobs is not None
         assert table.anchor is not None
         here = wanted[part.token_index]
@@ -87,7 +88,7 @@ class Measured:
         return terms
 
     def weights(self, completions: Sequence[int], table: StepTable, *, over_ranks: bool) -> Float[Tensor, "tokens"]:
-        """Of one mini-batch that holds these completions, as far as they are kept."""
+        """Token weights of one mini-batch of these completions; those not kept have weight 0."""
         keep = torch.zeros_like(table.keep)
         keep[list(completions)] = table.keep[list(completions)]
         counts = (int(table.lengths[keep].sum()), int(keep.sum()))
@@ -104,14 +105,16 @@ class Measured:
 
 
 def logit_geometry(measured: Measured, buckets: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Products of the forces on logits, token by token, at the sampling policy; collective.
+    """Geometry of the forces on logits at the sampling policy. Collective.
 
     Args:
         measured: of this rank.
-        buckets: of π_ref(y), for the median of ‖pull‖/‖push‖.
+        buckets: of π_ref(y); the median of ‖pull‖/‖push‖ is given for each.
     """
     table, tokens = measured.table, measured.step.tokens
-    names = [name for name in term_names(measured.loss) if name != "entropy" and not _needs_all(measured.loss, name)]
+    # The forces of entropy and of the exact KL depend on the whole distribution, which is not known here.
+    unknown = {"entropy", "kl"} if measured.loss.needs.full_kl else {"entropy"}
+    names = [name for name in term_names(measured.loss) if name not in unknown]
     everything = range(len(measured.step.rollouts.completions))
     weights = measured.weights(everything, table, over_ranks=True)
     assert tokens.anchor is not None
@@ -145,17 +148,12 @@ def logit_geometry(measured: Measured, buckets: Sequence[tuple[float, float]]) -
     parts = from_all_ranks((products, num_left_out, gap_sum, num_tokens))
     totals: list[Any] = [sum(column) for column in zip(*parts, strict=True)]
     products, num_left_out, gap_sum, num_tokens = totals
-    # A force on raw logits carries 1/τ.
+    # A force on raw logits has a factor of 1/τ.
     found = geometry(products / measured.settings.temperature**2, names, OBJECTIVES)
     metrics = {f"logits/{name}": value for name, value in found.items()}
     metrics["logits/square_gap"] = gap_sum / num_tokens if num_tokens else math.nan
     metrics["logits/num_nonfinite"] = float(num_left_out)
     return metrics | (_pull_over_push(items_of_all_ranks(ratios), buckets) if "pull" in names else {})
-
-
-def _needs_all(loss: PolicyLoss, name: str) -> bool:
-    """Whether a term's force on logits depends on the whole distribution."""
-    return name == "kl" and loss.needs.full_kl
 
 
 def _pull_over_push(ratios: Sequence[tuple[float, float]], buckets: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -170,13 +168,13 @@ def _pull_over_push(ratios: Sequence[tuple[float, float]], buckets: Sequence[tup
 def parameter_geometry(
     measured: Measured, space: str, module: RLVRModule, *, num_prompts: int, sketch_size: int
 ) -> dict[str, float]:
-    """Gradients by the head or by all parameters, at the policy as it is now; its `.grad` stays as it is.
+    """Geometry of the gradients of the head or of all parameters at the current policy; `.grad` is not touched.
 
     Args:
         measured: of the only process.
         space: `head` or `params`.
-        module: whose policy is differentiated.
-        num_prompts: at most; drawn by hash, every other one for each half.
+        module: with the policy.
+        num_prompts: at most so many, sampled by hash; they go to the halves in turn.
         sketch_size: of `params`.
     """
     table, step = measured.table, measured.step
@@ -212,7 +210,7 @@ def _gradient(
     space: str,
     sketch_size: int,
 ) -> Float[Tensor, "entries"]:
-    """−∇ Σ w·ℓ of one term over these completions."""
+    """−∇ Σ w·ℓ of one term over some completions."""
     weight = module.policy.head_weight
     leaves = [weight] if space == "head" else [p for p in module.policy.parameters() if p.requires_grad]
     sums = [torch.zeros_like(leaf, dtype=torch.float64, device="cpu") for leaf in leaves]
@@ -235,10 +233,9 @@ def _statistics(
     leaves: Sequence[Tensor],
     space: str,
 ) -> Iterator[tuple[Microbatch, TokenStatistics, Sequence[Tensor]]]:
-    """What the policy says of the completions, with a gradient to the leaves that come along."""
-    policy, reference = module.policy, module.reference
-    settings = module.retry.settings
-    for part in table.microbatches(completions, settings.tokens_per_microbatch):
+    """Micro-batches with the policy's statistics and the leaves that these have a gradient to."""
+    policy, reference, temperature = module.policy, module.reference, module.settings.temperature
+    for part in table.microbatches(completions, module.memory.tokens_per_microbatch):
         anchor_ids = table.anchor_ids(part, measured.anchor_size)
         with torch.enable_grad(), policy.autocast():
             if space == "head":
@@ -248,16 +245,15 @@ def _statistics(
                 own: Sequence[Tensor] = [head]
             else:
                 hidden, head, own = policy.hidden_states(part), policy.head_weight, leaves
-            said = token_statistics(hidden, head, part.targets, anchor_ids, temperature=settings.temperature)
+            said = token_statistics(hidden, head, part.targets, anchor_ids, temperature=temperature)
             if measured.loss.needs.full_kl:
                 assert reference is not None
                 asked = (hidden, head, reference.hidden_states(part), reference.head_weight)
-                said = replace(said, full_kl=full_kl(*asked, temperature=settings.temperature))
-        # Outside: what runs inside a generator's context would be in it too.
+                said = replace(said, full_kl=full_kl(*asked, temperature=temperature))
+        # Outside the `with`: the caller's code would run under autocast too.
         yield part, said, own
 
 
 def _detached(statistics: TokenStatistics) -> TokenStatistics:
-    given: dict[str, Any] = {name: getattr(statistics, name) for name in TokenStatistics.__slots__}
-    parts: dict[str, Any] = {name: None if value is None else value.detach() for name, value in given.items()}
-    return TokenStatistics(**parts)
+    given: dict[str, Tensor | None] = {name: getattr(statistics, name) for name in TokenStatistics.__slots__}
+    return replace(statistics, **{name: value.detach() for name, value in given.items() if value is not None})

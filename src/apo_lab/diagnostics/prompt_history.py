@@ -1,4 +1,4 @@
-"""What became of every training prompt over its visits: solved, lost, recovered, and how many answers it still gets."""
+"""The history of every training prompt over its visits: solved, lost, recovered, and how many answers it gets."""
 
 import math
 from collections import Counter
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from apo_lab.diagnostics.settings import check_at_least
 from apo_lab.statistics.mcnemar import mcnemar_p_value
 from apo_lab.statistics.urn import beta_binomial_pass_at_k, expected_distinct, missing_mass
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks import StepCallback
 from apo_lightning.distributed.gathering import items_of_all_ranks
-from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.functional import pass_at_k
 from apo_lightning.types import Rollouts, StepOutput
 
@@ -28,7 +28,7 @@ class Visit:
     num_samples: int
     num_correct: int
     answer_counts: tuple[int, ...]
-    """How many samples gave each answer, descending; a sample without an answer is counted nowhere."""
+    """Number of samples per answer, descending; samples without an answer are not counted."""
 
     @property
     def num_unparsed(self) -> int:
@@ -39,34 +39,30 @@ class Visit:
 class PromptHistory(StepCallback):
     """Keeps every visit to every training prompt, and logs `history/…` at each step.
 
-    - *Transitions*: of each prompt with two visits or more, the last one and the one before. Solved (a right sample)
-      → unsolved is lost, the reverse recovered. Both happen to a policy that does not change, so what counts is their
-      difference, with the exact two-sided McNemar test. A prompt counts once, whatever the number of its visits.
-    - `history/pooled@k`, over the last visits of each prompt that has had so many: k draws spread over several
-      policies. By convexity it lies above what one of them has, so it is no pass@k.
-    - `history/beta_binomial@k`, at k = 8 groups, of every prompt's last visit: right if success rates have a beta
-      distribution, and too high where some problems are never solved. Not for ranking methods.
-    - Distinct answers in half a group and the mass of answers not yet seen, means over the step's prompts. Answers are
-      compared as the verifier extracted them, letter by letter.
+    - *Transitions* compare the last two visits of each prompt: from solved (a right sample) to unsolved it is lost, in
+      the reverse case recovered. Both occur under a constant policy too, so their difference counts, with the exact
+      two-sided McNemar test. A prompt counts once, however often it was visited.
+    - `history/pooled@k` pools the last `window_visits` visits of each prompt that has as many. The k samples come from
+      several policies; by convexity the value is above the pass@k of any of them on average, so it is no pass@k.
+    - `history/beta_binomial@k` models k = 8 groups from every prompt's last visit: exact if success rates have a beta
+      distribution, too high if some problems are never solved. Do not rank methods by it.
+    - Distinct answers in half a group and the mass of unseen answers are means over the step's prompts. Answers are
+      compared character by character, as the verifier extracted them.
 
-    The history is saved with checkpoints. It is the same on all ranks.
+    The history is saved with checkpoints and is the same on all ranks.
 
     Args:
-        window_visits: visits that are pooled.
+        window_visits: number of visits that are pooled.
     """
 
     def __init__(self, window_visits: int = 4) -> None:
-        if window_visits < 2:
-            raise ConfigError(
-                f"callbacks.prompt_history.window_visits is {window_visits}: give 2 or more, or "
-                "~callbacks.prompt_history"
-            )
+        check_at_least("prompt_history", 2, window_visits=window_visits)
         self.window_visits = window_visits
         self.visits: dict[str, list[Visit]] = {}
         """Prompt id → its visits by step."""
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
-        """Enter the step's visits, those of all ranks."""
+        """Add the step's visits of all ranks."""
         found = sorted(items_of_all_ranks(list(visits_of(step.rollouts))), key=lambda item: item[0])
         for prompt_id, visit in found:
             earlier = [one for one in self.visits.get(prompt_id, []) if one.step < visit.step]
@@ -86,7 +82,7 @@ class PromptHistory(StepCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the visits of the run that is resumed."""
+        """Restore the visits of the resumed run."""
         self.visits = {
             name: [
                 Visit(step=step, num_samples=n, num_correct=c, answer_counts=tuple(counts))
@@ -97,7 +93,7 @@ class PromptHistory(StepCallback):
 
 
 def visits_of(rollouts: Rollouts) -> Iterable[tuple[str, Visit]]:
-    """Prompt id and visit of each prompt of one rank's step."""
+    """Prompt id and visit of each prompt of one rank."""
     size = rollouts.group_size
     for place, prompt in enumerate(rollouts.prompts):
         verdicts = rollouts.verdicts[place * size : (place + 1) * size]
@@ -114,7 +110,7 @@ def visits_of(rollouts: Rollouts) -> Iterable[tuple[str, Visit]]:
 
 
 def transition_metrics(histories: Iterable[Sequence[Visit]]) -> dict[str, float]:
-    """Counts of prompts, and the test of as many lost as recovered."""
+    """Counts of prompts, and the test that as many are recovered as lost."""
     counts: Counter[str] = Counter()
     for visits in histories:
         counts["prompts"] += 1
@@ -136,7 +132,7 @@ def transition_metrics(histories: Iterable[Sequence[Visit]]) -> dict[str, float]
 
 
 def window_metrics(histories: Iterable[Sequence[Visit]], window_visits: int, group_size: int) -> dict[str, float]:
-    """`history/pooled@k` at k = G, 2G, … up to half of a window's samples, and the model's value at 8G."""
+    """`history/pooled@k` at k = G, 2G, … up to half of a window's samples, and `history/beta_binomial@k` at 8G."""
     everything = list(histories)
     windows = [visits[-window_visits:] for visits in everything if len(visits) >= window_visits]
     drawn, correct = (
@@ -155,7 +151,7 @@ def window_metrics(histories: Iterable[Sequence[Visit]], window_visits: int, gro
 
 
 def answer_metrics(visits: Sequence[Visit], k: int) -> Mapping[str, float]:
-    """Distinct answers in k samples and missing mass, means over the prompts that have k samples with an answer."""
+    """Distinct answers in k samples and missing mass, as means over the prompts with k samples that have an answer."""
     enough = [visit for visit in visits if sum(visit.answer_counts) >= k]
     distinct = [expected_distinct(visit.answer_counts, k) for visit in enough]
     missing = [missing_mass(visit.answer_counts) for visit in enough]

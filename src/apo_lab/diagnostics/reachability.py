@@ -1,4 +1,4 @@
-"""Whether right answers leave what the reference finds likely: the direct test of "practically unreachable"."""
+"""Whether correct completions leave the reference's K likeliest tokens: a direct test of "practically unreachable"."""
 
 import math
 
@@ -6,53 +6,48 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lab.statistics.reachability import NEVER, first_exits, is_outside_support, survival
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import Needs, Rollouts, StepOutput
 
-PAPER_ANCHOR_SIZE = 8
-"""The K that is measured under a loss without anchors."""
 LENGTHS = (16, 64, 256)
 """Tokens at which `reach/correct_inside@l` is logged."""
 
 
 class Reachability(StepCallback):
-    """Logs `reach/…`: how many correct completions hold a token outside T_K, the reference's K likeliest.
+    """Logs `reach/…`: the share of correct completions with a token outside T_K, the reference's K likeliest.
 
-    A completion that was cut at the longest length is not correct here, whatever the verdict. At the first step the
-    policy is the reference, and the share is P(a token outside T_K | correct); later it shows drift. APO forbids
-    nothing outside T_K: reward pulls such tokens up as in GRPO.
+    A completion that was cut at the maximum length does not count as correct, whatever its verdict. At the first step
+    the policy is the reference and the share is P(a token outside T_K | correct); later it shows drift. APO does not
+    forbid tokens outside T_K: reward raises them as in GRPO.
 
-    Shares of whole completions depend on their lengths; `reach/correct_inside@l`, of the first l tokens, less so.
+    Shares of whole completions depend on their lengths; `reach/correct_inside@l`, over the first l tokens, does less.
 
     Source: *Anchored Policy Optimization*, the definition of the safe manifold T_K.
 
     Args:
-        anchor_size: K. None: the loss's own, or the paper's 8 under a loss without anchors.
-        every_n_steps: measure at the steps that this number divides; each costs a pass of reference and policy over all
-            tokens, which the distribution monitor at the same steps shares.
+        anchor_size: K; None: the loss's own, or the paper's 8 under a loss without anchors.
+        every_n_steps: measure at multiples of this step; each costs a forward of reference and policy over all tokens,
+            which is shared with a distribution monitor that measures at the same step.
     """
 
     def __init__(self, anchor_size: int | None = None, every_n_steps: int = 10) -> None:
-        if anchor_size is not None and anchor_size < 1:
-            raise ConfigError(
-                f"callbacks.reachability.anchor_size is {anchor_size}: give 1 or more, or ~callbacks.reachability"
-            )
+        check_at_least("reachability", 1, anchor_size=anchor_size)
         self.every_n_steps = check_every_n_steps("reachability", every_n_steps)
         self.given_size = anchor_size
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Choose K: this loss's, or the paper's where it has none."""
-        own_size = 0 if loss is None else loss.support_size
-        self.anchor_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
+        """Choose K."""
+        self.anchor_size = measured_anchor_size(self.given_size, loss)
         self.needs = Needs(anchor_size=self.anchor_size)
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
-        """Measure this step's correct completions, those of all ranks together."""
+        """Measure this step's correct completions of all ranks."""
         tokens = step.tokens
         if tokens.anchor is None:
             raise ConfigError("reachability found no anchors of the reference in its step: use ~callbacks.reachability")
@@ -78,6 +73,6 @@ class Reachability(StepCallback):
 
 
 def is_whole_and_correct(rollouts: Rollouts) -> Bool[Tensor, "completions"]:
-    """Correct, and ended by itself."""
+    """Whether each completion is correct and ended with a stop token."""
     ended = torch.tensor([completion.finish_reason == "stop" for completion in rollouts.completions])
     return rollouts.is_correct.flatten() & ended

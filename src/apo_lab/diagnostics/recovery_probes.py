@@ -1,4 +1,4 @@
-"""Prefixes of the untrained policy's own completions, with the tokens that could have come next, and their fates."""
+"""Prefixes of the untrained policy's completions, with the reference's likeliest next tokens and their success."""
 
 import hashlib
 import json
@@ -20,21 +20,22 @@ from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Completion, GenerationRequest, Probe, Prompt, Verdict
 from apo_lightning.update.probes import Probing
 
-NOT_JUDGED = ("timeout", "error")
+UNJUDGED = ("timeout", "error")
+"""Verdicts of the verifier that say nothing about the completion."""
 NAME = "recovery"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryProbe:
-    """A prefix, and the tokens that the reference finds likeliest after it."""
+    """A prefix, and the reference's likeliest tokens after it."""
 
     prompt_id: str
     prompt: tuple[int, ...]
     """The prompt's tokens."""
     prefix: tuple[int, ...]
-    """The completion's tokens so far; may be empty."""
+    """The completion's tokens up to the sampled position; may be empty."""
     weight: float
-    """1/P(this position was drawn from its completion): the completion's length."""
+    """1/P(this position was sampled from its completion): the completion's length."""
     prefix_logprob: float
     """log π(prefix) of the untrained policy [nats]."""
     alternatives: tuple[int, ...]
@@ -44,12 +45,12 @@ class RecoveryProbe:
     logprobs: tuple[float, ...]
     """log π of the alternatives by the untrained policy [nats]."""
     success: tuple[float | None, ...]
-    """v̂ of the first K alternatives: share of right ones among the continuations that were judged; None: none was."""
+    """v̂ of the first K alternatives: the share of right ones among the judged continuations; None: none was judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePlan:
-    """How many probes, and of what."""
+    """How many probes are made, and of how many samples."""
 
     anchor_size: int
     """K"""
@@ -57,10 +58,10 @@ class ProbePlan:
     completions_per_prompt: int
     """R"""
     continuations: int
-    """m, of each alternative."""
+    """m, sampled after each alternative."""
 
     def origin(self, module: RLVRModule, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """All that decides which probes come out, but the policy's weights."""
+        """Everything but the policy's weights that decides which probes are made."""
         data = hashlib.sha256()
         for prompt in prompts:
             data.update(f"{prompt.id}\x1f{prompt.token_ids}\x1f{prompt.answer}\x1e".encode())
@@ -73,28 +74,28 @@ class ProbePlan:
 
 
 def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt]) -> list[RecoveryProbe]:
-    """Sample completions and continuations of the policy as it is, and ask it and the reference. Collective.
+    """Sample completions and continuations of the policy, and score them under policy and reference. Collective.
 
-    - Prompts are drawn by hash, and each has R completions, every one from a seed of its own.
-    - In each completion one position is drawn, all with the same probability.
-    - *All* of the reference's 2K likeliest tokens there are alternatives, and of the first K each is gone on from.
+    - Prompts are sampled by hash; each has R completions with separate seeds.
+    - In each completion one position is sampled uniformly.
+    - *All* of the reference's 2K likeliest tokens there are alternatives; the first K are continued.
 
-    Nothing is chosen by what happens in training, and nothing is left out: alternatives that were drawn later, or that
-    live longer, are those that did well.
+    Nothing is selected by what happens in training and nothing is left out: alternatives sampled later, or that
+    survive longer, are those that did well, and would bias the measurement.
 
     Args:
-        plan: how many.
+        plan: the numbers of samples.
         module: before its first step, with an engine that holds its weights.
         prompts: the training set.
     """
-    drawn = sorted(prompts, key=lambda prompt: hash64(f"{module.seed}\x1f{NAME}\x1f{prompt.id}"))[: plan.num_prompts]
-    # A rank's share; the order of the whole does not depend on how many share it.
-    places = range(process_rank(), len(drawn), num_processes())
+    chosen = sorted(prompts, key=lambda prompt: hash64(f"{module.seed}\x1f{NAME}\x1f{prompt.id}"))[: plan.num_prompts]
+    # This rank's share; sorting by place at the end makes the order independent of the number of ranks.
+    places = range(process_rank(), len(chosen), num_processes())
     wanted = [(place, sample) for place in places for sample in range(plan.completions_per_prompt)]
-    owners = [drawn[place] for place, _ in wanted]
+    owners = [chosen[place] for place, _ in wanted]
     requests = [_request(module, prompt, (), NAME, sample) for prompt, (_, sample) in zip(owners, wanted, strict=True)]
     completions = _generate(module, requests)
-    answer = _scores(plan, module, owners, completions)
+    logprobs, ids, ref_logprobs, anchor_logprobs = _scores(plan, module, owners, completions)
     probes, start = [], 0
     for prompt, (_, sample), completion in zip(owners, wanted, completions, strict=True):
         length = len(completion.token_ids)
@@ -106,10 +107,10 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
                 "prompt": prompt.token_ids,
                 "prefix": completion.token_ids[:position],
                 "weight": float(length),
-                "prefix_logprob": float(answer.logprobs[start:row].double().sum()),
-                "alternatives": tuple(answer.ids[row].tolist()),
-                "ref_logprobs": tuple(answer.ref_logprobs[row].tolist()),
-                "logprobs": tuple(answer.anchor_logprobs[row].tolist()),
+                "prefix_logprob": float(logprobs[start:row].double().sum()),
+                "alternatives": tuple(ids[row].tolist()),
+                "ref_logprobs": tuple(ref_logprobs[row].tolist()),
+                "logprobs": tuple(anchor_logprobs[row].tolist()),
             }
         )
         start += length
@@ -123,17 +124,17 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
 
 
 def write_probes(path: Path, probes: Sequence[RecoveryProbe], origin: Mapping[str, Any]) -> None:
-    """A first line with origin and hash of the others, then one line a probe."""
+    """Write a first line with the origin and a hash of the rest, then one line per probe."""
     body = b"".join(to_json(asdict(probe)) + b"\n" for probe in probes)
     head = {"origin": dict(origin), "sha256": hashlib.sha256(body).hexdigest()}
     write_atomically(path, to_json(head) + b"\n" + body)
 
 
 def read_probes(path: Path, origin: Mapping[str, Any]) -> list[RecoveryProbe]:
-    """The probes of a file that was made from `origin`.
+    """Read the probes of a file that was made from `origin`.
 
     Raises:
-        ConfigError: it was made from something else, or has been changed since.
+        ConfigError: it was made from another origin, or was changed since.
     """
     first, _, body = path.read_bytes().partition(b"\n")
     head = json.loads(first)
@@ -141,10 +142,10 @@ def read_probes(path: Path, origin: Mapping[str, Any]) -> list[RecoveryProbe]:
         if head["origin"].get(name) != value:
             raise ConfigError(
                 f"{path}: the probes were made with {name}={head['origin'].get(name)}, and this run has {value}: give "
-                "the run a folder of its own, or go on with the settings that it began with"
+                "the run another folder, or resume it with its first settings"
             )
     if hashlib.sha256(body).hexdigest() != head["sha256"]:
-        raise ConfigError(f"{path}: the probes are not those that were written: give the run a folder of its own")
+        raise ConfigError(f"{path}: the probes are not those that were written: give the run another folder")
     return [_probe_of(json.loads(line)) for line in body.splitlines()]
 
 
@@ -153,19 +154,15 @@ def _probe_of(record: Mapping[str, Any]) -> RecoveryProbe:
     return RecoveryProbe(**fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scores:
-    """The untrained policy's and the reference's word on all tokens of the completions, on the CPU."""
-
-    logprobs: Float[Tensor, "tokens"]
-    ids: Int[Tensor, "tokens anchors"]
-    ref_logprobs: Float[Tensor, "tokens anchors"]
-    anchor_logprobs: Float[Tensor, "tokens anchors"]
-
-
 def _scores(
     plan: ProbePlan, module: RLVRModule, owners: Sequence[Prompt], completions: Sequence[Completion]
-) -> _Scores:
+) -> tuple[
+    Float[Tensor, "tokens"],
+    Int[Tensor, "tokens anchors"],
+    Float[Tensor, "tokens anchors"],
+    Float[Tensor, "tokens anchors"],
+]:
+    """Scores of all tokens on the CPU: log π, ids of the reference's 2K likeliest, their log π_ref and their log π."""
     probe = Probe(
         prompts=[prompt.token_ids for prompt in owners],
         completions=[completion.token_ids for completion in completions],
@@ -173,17 +170,14 @@ def _scores(
         before=True,
     )
     probing = Probing({NAME: probe}, module.device)
-    module.retry.call(probing.ask_before, module.policy, module.reference, ranks=module.ranks)
+    module.memory.retry(probing.score_before, module)
     reference, policy = probing.references[NAME], probing.policies_before[NAME]
     assert reference.anchor_ids is not None
     assert reference.anchor_logprobs is not None
     assert policy.anchor_logprobs is not None
-    return _Scores(
-        logprobs=policy.logprobs.cpu(),
-        ids=reference.anchor_ids.cpu(),
-        ref_logprobs=reference.anchor_logprobs.cpu(),
-        anchor_logprobs=policy.anchor_logprobs.cpu(),
-    )
+    parts = (policy.logprobs, reference.anchor_ids, reference.anchor_logprobs, policy.anchor_logprobs)
+    logprobs, ids, ref_logprobs, anchor_logprobs = (part.cpu() for part in parts)
+    return logprobs, ids, ref_logprobs, anchor_logprobs
 
 
 def _success(
@@ -203,9 +197,11 @@ def _success(
                 stems.append(given)
                 answers.append(prompt.answer)
                 requests.append(_request(module, prompt, given, stream, continuation))
-    is_open = [_goes_on(module, stem) for stem in stems]
-    grown = iter(_generate(module, [request for request, more in zip(requests, is_open, strict=True) if more]))
     collector = module.collector
+    is_open = [
+        stem[-1] not in collector.stop_token_ids and len(stem) < collector.max_completion_tokens for stem in stems
+    ]
+    grown = iter(_generate(module, [request for request, more in zip(requests, is_open, strict=True) if more]))
     texts = [
         collector.text([*stem, *(next(grown).token_ids if more else ())])
         for stem, more in zip(stems, is_open, strict=True)
@@ -218,13 +214,8 @@ def _success(
     ]
 
 
-def _goes_on(module: RLVRModule, given: Sequence[int]) -> bool:
-    collector = module.collector
-    return given[-1] not in collector.stop_token_ids and len(given) < collector.max_completion_tokens
-
-
 def _generate(module: RLVRModule, requests: Sequence[GenerationRequest]) -> list[Completion]:
-    """Nothing of nothing: a rank may have no prompt."""
+    # A rank may have no prompt.
     return module.engine.generate(requests) if requests else []
 
 
@@ -239,5 +230,5 @@ def _request(module: RLVRModule, prompt: Prompt, given: tuple[int, ...], stream:
 
 
 def _share_right(verdicts: Sequence[Verdict]) -> float | None:
-    judged = [verdict.status == "correct" for verdict in verdicts if verdict.status not in NOT_JUDGED]
+    judged = [verdict.status == "correct" for verdict in verdicts if verdict.status not in UNJUDGED]
     return sum(judged) / len(judged) if judged else None

@@ -1,4 +1,4 @@
-"""Whether the reference's alternatives are lost during training, and whether they come back."""
+"""Whether tokens that the reference finds likely are lost during training, and whether they are recovered."""
 
 import logging
 import math
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.diagnostics.recovery_probes import ProbePlan, RecoveryProbe, build_probes, read_probes, write_probes
+from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lab.statistics.recovery import (
     NEVER,
     BarrierEvents,
@@ -20,7 +21,7 @@ from apo_lab.statistics.recovery import (
     survival_curve,
     verdict_selectivity,
 )
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.common.process_group import num_processes, process_rank
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
@@ -30,37 +31,35 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.module import RLVRModule
 from apo_lightning.types import Advantages, Needs, Probe, Prompt, Rollouts, StepOutput
 
-PAPER_ANCHOR_SIZE = 8
-"""The K of the probes under a loss without anchors."""
 BARRIERS = ("path", "given")
 
 _logger = logging.getLogger(__name__)
 
 
 class RecoveryTracker(StepCallback):
-    """Logs `recovery/…`: of the reference's likeliest tokens after chosen prefixes, which are lost and which come back.
+    """Logs `recovery/…`: which of the reference's likeliest tokens after fixed prefixes are lost, and which recovered.
 
-    Before the first step, probes are made once and stay the same (`recovery_probes.build_probes`); they lie in
-    `recovery/probes.jsonl`, with a hash. Runs are to be compared on equal probes: with the same model, data, K and seed
-    they are. At each look, with x = log π(k | prefix) and N = G · visits draws of a prompt over the run:
+    The probes are made once, before the first step (`recovery_probes.build_probes`), and kept in
+    `recovery/probes.jsonl` with a hash. Compare runs on equal probes only: same model, data, K and seed. At each
+    evaluation point, with x = log π(k | prefix) and N = G · visits samples of a prompt over the run:
 
         b_path = N · π(prefix) · π(k | prefix),   b_given = N · π(k | prefix)
 
-    An alternative k of T_K is lost at the first look with b < 1, and recovered at a later one with b ≥ 2. What has
-    b < 1 before training is unreachable, and not at risk. Classes: `right`, where some continuation of k was right, and
-    `wrong`, where none was. Selectivities are of Δx since before training; flattening a distribution adds nothing to
-    them. A claim of recovery is a *difference* of two methods' selectivities on the same probes, at matched pass@1.
+    An alternative k of T_K is lost at the first point with b < 1, and recovered at a later one with b ≥ 2. With b < 1
+    before training it is unreachable and not at risk. Classes: `right` if some continuation of k was right, `wrong` if
+    none was. Selectivities are of Δx since before training; flattening the distribution does not change them. To
+    claim recovery, give the *difference* of two methods' selectivities on the same probes, at matched pass@1.
 
-    All shares and means weigh a prefix by the inverse of the probability that it was drawn from its completion.
+    Shares and means weight a prefix by the inverse of the probability that it was sampled from its completion.
     Intervals are over prompts.
 
     Args:
-        num_prompts: of the training set, drawn by hash; all of them where there are fewer.
+        num_prompts: of the training set, sampled by hash; all of them if there are fewer.
         completions_per_prompt: R, with one prefix each.
-        continuations: m ≥ 4 of each of the K alternatives of a prefix, sampled once before training.
-        visits: how often a prompt is expected to come in the run, in G draws each; sets the barriers.
-        anchor_size: K. None: the loss's own, or the paper's 8 under a loss without anchors.
-        every_n_steps: look at the steps that this number divides; each costs a forward of the prefixes.
+        continuations: m ≥ 4, sampled once before training after each of the K alternatives of a prefix.
+        visits: how often the run is expected to visit a prompt, with G samples each; sets the barriers.
+        anchor_size: K; None: the loss's own, or the paper's 8 under a loss without anchors.
+        every_n_steps: measure at multiples of this step; each costs a forward of the prefixes.
     """
 
     def __init__(
@@ -72,14 +71,13 @@ class RecoveryTracker(StepCallback):
         anchor_size: int | None = None,
         every_n_steps: int = 10,
     ) -> None:
-        at_least = {"num_prompts": 1, "completions_per_prompt": 1, "continuations": 4, "visits": 0, "anchor_size": 1}
-        given = (num_prompts, completions_per_prompt, continuations, visits, anchor_size)
-        for (name, least), value in zip(at_least.items(), given, strict=True):
-            if value is not None and (value < least or value == 0):
-                raise ConfigError(
-                    f"callbacks.recovery_tracker.{name} is {value}: give {least or 'more than 0'}"
-                    f"{' or more' if least else ''}, or ~callbacks.recovery_tracker"
-                )
+        at_least_one = {"num_prompts": num_prompts, "completions_per_prompt": completions_per_prompt}
+        check_at_least("recovery_tracker", 1, **at_least_one, anchor_size=anchor_size)
+        check_at_least("recovery_tracker", 4, continuations=continuations)
+        if visits <= 0:
+            raise ConfigError(
+                f"callbacks.recovery_tracker.visits is {visits}: give more than 0, or ~callbacks.recovery_tracker"
+            )
         self.every_n_steps = check_every_n_steps("recovery_tracker", every_n_steps)
         self.num_prompts, self.completions_per_prompt = num_prompts, completions_per_prompt
         self.continuations = continuations
@@ -92,15 +90,14 @@ class RecoveryTracker(StepCallback):
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Choose K: this loss's, or the paper's where it has none."""
-        own_size = 0 if loss is None else loss.support_size
-        self.anchor_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
+        """Choose K."""
+        self.anchor_size = measured_anchor_size(self.given_size, loss)
         self.probe_needs = Needs(anchor_size=2 * self.anchor_size)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
     ) -> None:
-        """Before the run's first step, make the probes; in a run that is gone on from, find them."""
+        """Make the probes before the first step; read them in a resumed run."""
         if self.probes:
             return
         assert isinstance(pl_module, RLVRModule)
@@ -116,7 +113,7 @@ class RecoveryTracker(StepCallback):
         if trainer.global_step > 0:
             if not path.exists():
                 raise ConfigError(
-                    f"{path} is missing, and probes are made of the untrained policy: go on in the run's own folder, "
+                    f"{path} is missing, and probes need the untrained policy: resume in the run's folder, "
                     "or with ~callbacks.recovery_tracker"
                 )
             probes = read_probes(path, origin)
@@ -129,12 +126,7 @@ class RecoveryTracker(StepCallback):
         self.begin(probes, pl_module.settings.group_size)
 
     def begin(self, probes: Sequence[RecoveryProbe], group_size: int) -> None:
-        """Take over the probes, and what was saved of their alternatives.
-
-        Args:
-            probes: of all ranks.
-            group_size: G.
-        """
+        """Start from the probes of all ranks, with G samples per visit, and from the events of a resumed run."""
         self.probes = list(probes)
         self._log_draws = math.log(group_size * self.visits)
         prefix, logprobs = self._before_training()
@@ -148,7 +140,7 @@ class RecoveryTracker(StepCallback):
             self.events[name] = BarrierEvents(at_risk=at_risk, lost_at=lost, recovered_at=recovered)
 
     def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe:
-        """This rank's prefixes; the last token of each is there to ask at its position for the alternatives."""
+        """This rank's prefixes, each with one more token at whose position the alternatives are scored."""
         own = self.probes[process_rank() :: num_processes()]
         sequences = [(*probe.prefix, probe.alternatives[0]) for probe in own]
         ids = torch.full((sum(map(len, sequences)), 2 * self.anchor_size), -1)
@@ -157,7 +149,7 @@ class RecoveryTracker(StepCallback):
         return Probe(prompts=[probe.prompt for probe in own], completions=sequences, anchors=ids)
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
-        """Look at the policy that the update has left."""
+        """Measure the policy after the update."""
         answer = step.probes[self.state_key].after
         assert answer.anchor_logprobs is not None
         found, start = [], 0
@@ -169,12 +161,12 @@ class RecoveryTracker(StepCallback):
             start = row + 1
         everything = sorted(items_of_all_ranks(found))
         prefix = torch.tensor([item[1] for item in everything], dtype=torch.float64)
-        return self.look(prefix, torch.tensor([item[2] for item in everything], dtype=torch.float64), step.step)
+        return self.record(prefix, torch.tensor([item[2] for item in everything], dtype=torch.float64), step.step)
 
-    def look(
+    def record(
         self, prefix: Float[Tensor, "probes"], logprobs: Float[Tensor, "probes alternatives"], step: int
     ) -> dict[str, float]:
-        """Enter what the policy says of all probes, and return the metrics.
+        """Record the events of an evaluation point, and return its metrics.
 
         Args:
             prefix: log π(prefix) [nats].
@@ -187,7 +179,7 @@ class RecoveryTracker(StepCallback):
         metrics["recovery/num_unjudged"] = float(success.isnan().sum())
         for barrier, draws in expected.items():
             log_draws = draws[:, : self.anchor_size].flatten()
-            self.events[barrier] = self.events[barrier].after_look(log_draws, step)
+            self.events[barrier] = self.events[barrier].updated(log_draws, step)
             for kind, chosen in (("right", success > 0), ("wrong", success == 0)):
                 numbers = self._barrier_metrics(self.events[barrier], log_draws, chosen.flatten())
                 metrics |= {f"recovery/{name}_{barrier}_{kind}": value for name, value in numbers.items()}
@@ -198,18 +190,19 @@ class RecoveryTracker(StepCallback):
             counted = values.isfinite()
             interval = self._interval(values, counted.double())
             metrics[f"recovery/num_prefixes_{name}"] = float(counted.sum())
-            metrics |= _named(f"recovery/selectivity_{name}", interval)
+            key = f"recovery/selectivity_{name}"
+            metrics |= {key: interval.mean, f"{key}_low": interval.low, f"{key}_high": interval.high}
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """What has happened so far, as plain data; the probes lie in the run's folder."""
+        """The events so far, as plain data; the probes are in the run's folder."""
         return {
             name: {"lost_at": events.lost_at.tolist(), "recovered_at": events.recovered_at.tolist()}
             for name, events in self.events.items()
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what has happened in the run that is resumed, once its probes are there."""
+        """Keep the events of the resumed run until its probes are read."""
         self._saved = state_dict
 
     def _before_training(self) -> tuple[Float[Tensor, "probes"], Float[Tensor, "probes alternatives"]]:
@@ -218,7 +211,7 @@ class RecoveryTracker(StepCallback):
     def _log_expected(
         self, prefix: Float[Tensor, "probes"], logprobs: Float[Tensor, "probes alternatives"]
     ) -> dict[str, Float[Tensor, "probes alternatives"]]:
-        """Log b of both barriers."""
+        """log b at both barriers."""
         given = self._log_draws + logprobs
         return {"path": given + prefix[:, None], "given": given}
 
@@ -228,13 +221,13 @@ class RecoveryTracker(StepCallback):
         log_draws: Float[Tensor, "alternatives"],
         chosen: Bool[Tensor, "alternatives"],
     ) -> dict[str, float]:
-        """Counts and shares of one class of alternatives at one barrier."""
+        """Counts and shares for one class of alternatives at one barrier."""
         at_risk = chosen & events.at_risk
         weights = self._column("weight").repeat_interleave(self.anchor_size)
         shape = (len(self.probes), self.anchor_size)
         sizes = torch.where(at_risk, weights, 0.0).view(shape).sum(1)
-        alive = torch.where(at_risk & (events.lost_at == NEVER), weights, 0.0).view(shape).sum(1)
-        interval = self._interval(alive / sizes, sizes / self._column("weight"), bounds=(0.0, 1.0))
+        retained = torch.where(at_risk & (events.lost_at == NEVER), weights, 0.0).view(shape).sum(1)
+        interval = self._interval(retained / sizes, sizes / self._column("weight"), bounds=(0.0, 1.0))
         _, curve = survival_curve(events.lost_at[at_risk], weights[at_risk])
         survival = (curve[-1] if curve else 1.0) if at_risk.any() else math.nan
         below = at_risk & (log_draws < 0)
@@ -256,7 +249,7 @@ class RecoveryTracker(StepCallback):
         sizes: Float[Tensor, "probes"],
         bounds: tuple[float, float] | None = None,
     ) -> Interval:
-        """Of the mean of a value a prefix, weighed by the probe and by how much of the prefix is counted."""
+        """Interval of a mean over prefixes, weighted by the probe's weight and by how much of the prefix is counted."""
         weights = self._column("weight") * sizes
         numerators, denominators = {}, {}
         for probe, value, weight in zip(self.probes, values.tolist(), weights.tolist(), strict=True):
@@ -267,16 +260,12 @@ class RecoveryTracker(StepCallback):
         return ratio_interval(top, bottom, bounds=bounds)
 
     def _column(self, name: str) -> Tensor:
-        """A field of all probes; [N] or [N, K], float64, NaN where nothing is known."""
+        """One field of all probes: [N] or [N, K], float64, NaN for None."""
         rows = [getattr(probe, name) for probe in self.probes]
         rows = [[math.nan if v is None else v for v in row] if isinstance(row, tuple) else row for row in rows]
         return torch.tensor(rows, dtype=torch.float64)
 
 
-def _named(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
 def _last_rows(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """The row of each sequence's last token, where all tokens stand one after the other."""
+    """The row of each sequence's last token in the concatenation of all sequences."""
     return (torch.tensor([len(sequence) for sequence in sequences], dtype=torch.long).cumsum(0) - 1).tolist()

@@ -1,4 +1,4 @@
-"""What policy and reference said at every token of a step, on disk: what the rollout browser colours."""
+"""Policy and reference statistics of every token of a step, written for the rollout browser."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
+from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
@@ -18,29 +19,24 @@ from apo_lightning.losses import APO, PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set
 from apo_lightning.types import Needs, Prompt, StepOutput, StepTokens
 
-PAPER_ANCHOR_SIZE = 8
-"""The K that is written under a loss without anchors."""
 DIGITS = 5
-"""Decimal places of log-probs and entropies: a probability of 0.9 is then right to 0.00001."""
+"""Decimal places of log-probs and entropies; a probability of 0.9 is then exact to 0.00001."""
 
 
 class TokenWriter(StepCallback):
-    """Writes `rollouts/tokens/step_000010.jsonl`: a first line with the texts of token ids, then one line a completion.
+    """Writes `rollouts/tokens/step_000010.jsonl`: a first line with the texts of token ids, then a line per completion.
 
-    The lines stand in the order of `rollouts/step_000010.jsonl`. A token takes about 65 bytes, and 25 more with every
-    anchor: 0.27 kB at K = 8. On the steps that are due, reference and policy are run on all response tokens, as for
-    `DistributionMonitor`: where both are due, that is done once.
+    They have the order of `rollouts/step_000010.jsonl`. A token takes about 65 bytes plus 25 per anchor (0.27 kB at
+    K = 8). Each such step costs a forward of reference and policy over all response tokens, which is shared with a
+    `DistributionMonitor` that measures at the same step.
 
     Args:
         anchor_size: K of the anchors; None: the loss's own, or the paper's 8.
-        every_n_steps: write the steps that this number divides.
+        every_n_steps: write at multiples of this step.
     """
 
     def __init__(self, anchor_size: int | None = None, every_n_steps: int = 5) -> None:
-        if anchor_size is not None and anchor_size < 1:
-            raise ConfigError(
-                f"callbacks.token_writer.anchor_size is {anchor_size}: give 1 or more, or ~callbacks.token_writer"
-            )
+        check_at_least("token_writer", 1, anchor_size=anchor_size)
         self.every_n_steps = check_every_n_steps("token_writer", every_n_steps)
         self.given_size = anchor_size
         self._folder: Path | None = None
@@ -49,13 +45,13 @@ class TokenWriter(StepCallback):
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Choose the anchors to write: this loss's, or the paper's where it has none."""
-        self.anchor_size = self.given_size or (loss.support_size if loss is not None else 0) or PAPER_ANCHOR_SIZE
+        """Choose K."""
+        self.anchor_size = measured_anchor_size(self.given_size, loss)
         self.exclude_sampled = not isinstance(loss, APO) or loss.exclude_sampled
         self.needs = Needs(ref_logprobs=True, anchor_size=self.anchor_size)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Only the first rank writes; all of them spell their tokens out."""
+        """Only the first rank gets a folder to write to."""
         self._folder = Path(trainer.default_root_dir) / "rollouts" / "tokens" if trainer.is_global_zero else None
         policy: Any = pl_module.policy
         self._tokenizer = policy.tokenizer
@@ -63,11 +59,11 @@ class TokenWriter(StepCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
     ) -> None:
-        """Remember the order of the step's prompts, which the ranks are about to divide among themselves."""
+        """Remember the order of the step's prompts before the ranks divide them."""
         self._place = {prompt.id: place for place, prompt in enumerate(batch)}
 
     def on_step(self, step: StepOutput) -> None:
-        """Write the file of this step: the same bytes, however many ranks it was sampled by."""
+        """Write the file of this step; its bytes do not depend on the number of ranks."""
         own = token_lines(step, self.anchor_size, exclude_sampled=self.exclude_sampled)
         lines = [line for part in from_all_ranks(own) for line in part]
         lines.sort(key=lambda line: self._place[line["prompt_id"]])
@@ -78,11 +74,11 @@ class TokenWriter(StepCallback):
 
 
 def token_lines(step: StepOutput, anchor_size: int, *, exclude_sampled: bool = True) -> list[dict[str, Any]]:
-    """One dict a completion: lists with an entry a token, at the policy that sampled them; null where not computed.
+    """One dict per completion, with lists of one entry per token under the sampling policy; null if not computed.
 
-    `logprob` log π_old(y), `ref_logprob` log π_ref(y), `entropy` [nats], `max_prob`, `advantage`, and `anchor_ratio`,
-    r_anchor = Σ_S π/Σ_S π_ref over the reference's K most likely tokens but the sampled one; `anchors` has for each
-    token the list of [id, log π_ref, log π] in descending order of π_ref.
+    `logprob` is log π_old(y), `ref_logprob` log π_ref(y), `entropy` [nats], `max_prob`, `advantage`; `anchor_ratio` is
+    r_anchor = Σ_S π/Σ_S π_ref over the reference's K likeliest tokens except the sampled one; `anchors` holds, for each
+    token, [id, log π_ref, log π] in descending order of π_ref.
 
     Args:
         step: of one rank.
@@ -90,11 +86,11 @@ def token_lines(step: StepOutput, anchor_size: int, *, exclude_sampled: bool = T
         exclude_sampled: as in `losses.functional.anchor_set`.
 
     Raises:
-        ConfigError: the step holds no reference statistics at all.
+        ConfigError: the step has no reference statistics.
     """
     tokens = step.tokens
     if tokens.anchor is None or tokens.ref_logprobs is None:
-        raise ConfigError("the token writer found no reference statistics in its step: use ~callbacks.token_writer")
+        raise ConfigError("the token writer found no reference statistics in this step: use ~callbacks.token_writer")
     columns = {
         "logprob": _rounded(tokens.old_logprobs),
         "ref_logprob": _rounded(tokens.ref_logprobs),
@@ -121,7 +117,7 @@ def token_lines(step: StepOutput, anchor_size: int, *, exclude_sampled: bool = T
 
 
 def anchor_ratio(tokens: StepTokens, anchor_size: int, *, exclude_sampled: bool = True) -> Float[Tensor, "tokens"]:
-    """r_anchor of every token at the sampling policy; 0 where the anchor set is empty, NaN without a reference.
+    """r_anchor of every token under the sampling policy; 0 if the anchor set is empty, NaN without a reference.
 
     Source: Wang et al. 2026, the definition of r_anchor.
     """
@@ -134,7 +130,7 @@ def anchor_ratio(tokens: StepTokens, anchor_size: int, *, exclude_sampled: bool 
 
 
 def texts_of(lines: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, str]:
-    """Id → text of every token that the lines name, special ones by name; a part of a character is `�`.
+    """Token id → text for every token in the lines; special tokens by name, parts of a character as `�`.
 
     Args:
         lines: from `token_lines`.
@@ -159,7 +155,7 @@ def _anchors(tokens: StepTokens, anchor_size: int) -> list[list[list[int | float
 
 
 def _rounded(values: Float[Tensor, "values"]) -> list[float]:
-    """In float64: a float32 of few decimals would be printed with seventeen."""
+    # In float64, since a rounded float32 would be printed with seventeen decimals.
     return [
         round(value, DIGITS) if math.isfinite(value) else value for value in values.detach().cpu().double().tolist()
     ]

@@ -27,7 +27,7 @@ def measure_baselines(cfg: DictConfig, run: Path, folder: Path) -> None:
     data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=0, prompt_template=spec.prompt_template)
     data.prepare()
     prompts = data.validation_prompts[source.name]
-    look = ExactCoverage(source.puzzle)
+    coverage = ExactCoverage(source.puzzle)
     last_spec = replace(spec, path=str(run / "checkpoints" / "final"))
     variants = [(temperature_name(t), t, 0.0) for t in TEMPERATURES] + [
         (averaged_name(w), 1.0, w) for w in BASE_WEIGHTS
@@ -36,7 +36,7 @@ def measure_baselines(cfg: DictConfig, run: Path, folder: Path) -> None:
         base, last = spec.load_model(0), last_spec.load_model(0)
         average(last, base, weight)
         policy = Policy(last, tokenizer, torch.float32).eval()
-        look.look(policy, prompts, 0, folder / name, temperature=temperature)
+        coverage.score(policy, prompts, 0, folder / name, temperature=temperature)
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.base import applicable, required
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set, log_mass
+from apo_lightning.losses.policy_loss import applicable, required
 from apo_lightning.types import Anchor, LossInputs, LossOutput
 
 
@@ -19,8 +19,8 @@ from apo_lightning.types import Anchor, LossInputs, LossOutput
 class GateOnlyAPO(APO):
     """r_anchor shuts the clip, and pulls nothing: ρ = λ·r − β·sg[r_anchor].
 
-    What remains of APO is that errors whose alternatives stand above κ times their reference are no longer pushed.
-    Unlike `pull_coef=0`, which has no gate either.
+    What remains of APO is its gate: errors whose alternatives are above κ times their reference are no longer pushed.
+    `pull_coef=0` has no gate either.
     """
 
     def _anchor_ratio(
@@ -61,7 +61,7 @@ class CrossEntropyAPO(APO):
     ) -> Float[Tensor, "tokens"]:
         present = members & (anchor.logprobs > -torch.inf)
         target = (anchor.ref_logprobs.detach() - log_mass(anchor.ref_logprobs.detach(), members).unsqueeze(1)).exp()
-        # Masked before the product: 0·∞ would be no number.
+        # Masked before the product: 0·∞ is NaN.
         terms = torch.where(present, target, 0.0) * torch.where(present, anchor.logprobs, 0.0)
         return _with_gradient_of(terms.sum(1), log_r_anchor)
 
@@ -71,18 +71,18 @@ class CrossEntropyAPO(APO):
 
 @dataclass(frozen=True, kw_only=True)
 class UngatedAPO(APO):
-    """The pull outside the clip: it goes on where the push has stopped.
+    """The pull is outside the clip: it continues where the push has stopped.
 
         loss = −objective(λ·r, A) − β·|A|·r_anchor   where triggered,   −objective(r, A) elsewhere
 
     The gradient is APO's wherever APO is neither saturated nor dual-clipped, so the difference between runs of the two
-    is what the clip does. `clip_fraction` and `apo/saturated_fraction` speak of the push.
+    is what the clip does. `clip_fraction` and `apo/saturated_fraction` describe the push.
     """
 
-    gradient_mask = APO.gradient_mask
+    gradient_mask, reference_mask = APO.gradient_mask, APO.reference_mask
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """The pushed surrogate, and the pull beside it."""
+        """The pushed surrogate minus the pull."""
         output = APO.__call__(replace(self, pull_coef=0.0), inputs)
         anchor = required(inputs.anchor, "anchor")
         triggered = self.reference_mask(inputs.advantages, inputs.is_correct)

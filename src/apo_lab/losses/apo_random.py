@@ -1,4 +1,4 @@
-"""APO with anchors that say nothing: is it the reference's support that helps, or any K tokens?"""
+"""APO with random anchors: does the reference's support help, or do any K tokens?"""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.base import required
+from apo_lightning.losses.policy_loss import required
 from apo_lightning.types import Anchor, LossInputs, Needs
 
 
@@ -43,7 +43,7 @@ class RandomAnchorAPO(APO):
 
     @property
     def support_size(self) -> int:
-        """`anchor_size`: the pool is no support."""
+        """`anchor_size`: the pool is not a support."""
         return self.anchor_size
 
     def _anchors(self, inputs: LossInputs) -> Anchor:

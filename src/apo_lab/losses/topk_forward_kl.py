@@ -1,4 +1,4 @@
-"""GRPO with a forward KL from the reference, over its top-K tokens and what is left."""
+"""GRPO with a forward KL from the reference, over its top-K tokens and one bucket for the rest."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.base import required
 from apo_lightning.losses.functional import Number, log_mass
 from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.losses.policy_loss import required
 from apo_lightning.types import LossInputs, Needs
 
 LEAST_OUTSIDE = 1e-6
@@ -84,7 +84,7 @@ def topk_forward_kl(
         tensor([0.1438])
     """
     present = members & (logprobs > -torch.inf)
-    # Masked before the product: 0·∞ would be no number.
+    # Masked before the product: 0·∞ is NaN.
     reference, policy = torch.where(present, ref_logprobs, 0.0), torch.where(present, logprobs, 0.0)
     inside = (torch.where(present, reference.exp(), 0.0) * (reference - policy)).sum(1)
     tail, ref_tail = (_log_outside(log_mass(values, members)) for values in (logprobs, ref_logprobs))

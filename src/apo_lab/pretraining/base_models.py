@@ -1,4 +1,4 @@
-"""Configuration → the base model of a puzzle, unless it is there."""
+"""`apo pretrain`: the base model of a puzzle, trained unless it exists."""
 
 import json
 import shutil
@@ -16,35 +16,35 @@ from apo_lab.pretraining.supervised import Demonstrations, SupervisedModule
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.common.console import quiet_libraries, say
 from apo_lightning.common.files import publish_folder, to_json, write_atomically
-from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.data import PromptDataModule
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.policy import Policy
 
 RECORD = "base.json"
-"""In the model's folder: the configuration that it was made by, and what it can do."""
+"""File in the model's folder with its configuration and its metrics."""
 
 
 def pretrain(cfg: DictConfig) -> Path:
-    """Train a base model on demonstrations, and measure it exactly on the held-out problems.
+    """Train a base model on demonstrations and measure it exactly on the held-out problems.
 
     Args:
         cfg: composed from `configs/pretrain.yaml`.
 
     Returns:
-        The model's folder, as transformers loads it, with `base.json`.
+        The model's folder, which transformers can load, with `base.json`.
 
     Raises:
-        ConfigError: the data are no puzzle's.
+        ConfigError: the data is no puzzle.
     """
     source = instantiate(cfg.data)
     if cfg.pretraining.model.compile_layers:
         raise ConfigError("pretraining.model.compile_layers is true: base models are trained eagerly, give false")
     if not isinstance(source, PuzzleSource):
-        raise ConfigError(f"data is {cfg.data._target_}: base models are made of puzzles, data=locks or data=countdown")
+        raise ConfigError(f"data is {cfg.data._target_}: base models need a puzzle, give data=locks or data=countdown")
     folder = Path(cfg.output_dir) / source.name
     config = _identity(cfg)
     if (found := read_record(folder)) is not None and found["config"] == config:
-        say(f"{folder} is there: {_describe(found['metrics'])}")
+        say(f"{folder} exists: {_describe(found['metrics'])}")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     quiet_libraries(folder.parent / f"{source.name}.log")
@@ -72,9 +72,9 @@ def pretrain(cfg: DictConfig) -> Path:
     policy.save_pretrained(partial)
     data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=cfg.seed, prompt_template=spec.prompt_template)
     data.prepare()
-    look = ExactCoverage(source.puzzle)
+    coverage = ExactCoverage(source.puzzle)
     prompts = data.validation_prompts[source.name]
-    metrics = look.look(policy, prompts, 0, partial / "exact", temperature=1.0)
+    metrics = coverage.score(policy, prompts, 0, partial / "exact", temperature=1.0)
     write_atomically(partial / RECORD, to_json({"config": config, "metrics": metrics}, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     publish_folder(partial, folder)
@@ -83,18 +83,14 @@ def pretrain(cfg: DictConfig) -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What `base.json` says; None where no base model is there."""
+    """The contents of `base.json`; None if there is no base model."""
     path = folder / RECORD
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _identity(cfg: DictConfig) -> dict[str, Any]:
-    """All that decides the weights."""
-    own = {
-        "data": cfg.data,
-        "pretraining": cfg.pretraining,
-        "seed": cfg.seed,
-    }
+    """The part of the configuration that decides the weights."""
+    own = {"data": cfg.data, "pretraining": cfg.pretraining, "seed": cfg.seed}
     plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
     return json.loads(json.dumps(plain))
 
@@ -104,7 +100,7 @@ def _describe(metrics: dict[str, float]) -> str:
 
 
 class _Progress(pl.Callback):
-    """A line every tenth of the way."""
+    """Prints a line after every tenth of the steps."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         done, steps = trainer.global_step, trainer.max_steps

@@ -1,6 +1,6 @@
-"""A base model out of demonstrations: next-token cross-entropy of the answers, on the same Trainer as RL."""
+"""Supervised training of a base model: next-token cross-entropy on the answers of demonstrations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import lightning.pytorch as pl
@@ -16,21 +16,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from apo_lab.puzzles import Puzzle
 
 IGNORED = -100
-"""Label of a token that nothing is learnt from."""
+"""Label of tokens without a loss."""
 
 
 class Demonstrations(IterableDataset[tuple[Tensor, Tensor]]):
-    """Batches of fresh demonstrations without end: the same ones for the same seed.
+    """An endless stream of batches of new demonstrations, determined by the seed.
 
     Args:
-        puzzle: draws them.
-        tokenizer: of the model; one token a character of the puzzle.
-        demonstrations_per_batch: rows of a batch.
+        puzzle: draws the demonstrations.
+        tokenizer: of the model; one token per character.
+        demonstrations_per_batch: number of rows of a batch.
         seed: of the draws.
 
     Yields:
-        `(input_ids, labels)`, both [rows, positions]; labels are the tokens of the answer and its end, `IGNORED` at
-        the problem and behind the end.
+        `(input_ids, labels)`, both [rows, positions]; labels are the tokens of the answer and its end, and `IGNORED`
+        elsewhere.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Demonstrations(IterableDataset[tuple[Tensor, Tensor]]):
 def encode(
     pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]:
-    """Problems and their answers as tokens and labels; see `Demonstrations`.
+    """Problems and answers as token ids and labels; see `Demonstrations`.
 
     Example:
         >>> from apo_lightning.model.tokenizer import character_tokenizer
@@ -75,12 +75,12 @@ def encode(
 
 
 class SupervisedModule(pl.LightningModule):
-    """Learns the answers of demonstrations.
+    """Trains a model on the answers of demonstrations.
 
     Args:
-        model: to be trained.
-        optimizer: parameters → optimizer.
-        scheduler: (optimizer=…) → learning-rate schedule, advanced with every step.
+        model: the model to train.
+        optimizer: makes the optimizer from the parameters.
+        scheduler: makes the learning-rate schedule from `optimizer=…`; it advances with every step.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class SupervisedModule(pl.LightningModule):
         self.make_scheduler = scheduler
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimizer, and the schedule after every step."""
+        """One optimizer with a schedule that advances every step."""
         optimizer = self.make_optimizer(self.model.parameters())
         schedule = {"scheduler": self.make_scheduler(optimizer=optimizer), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}  # pyright: ignore[reportReturnType]
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the answers' tokens [nats]."""
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the answer tokens [nats]."""
         input_ids, labels = batch
         loss = self.model(input_ids=input_ids, labels=labels, use_cache=False).loss
         self.log("train/loss", loss, prog_bar=True)

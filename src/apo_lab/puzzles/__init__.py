@@ -1,8 +1,8 @@
-"""Small worlds with several valid ways to an answer, of which everything can be listed and judged exactly."""
+"""Small puzzles with several valid strategies, whose answers can all be listed and judged exactly."""
 
-from apo_lab.puzzles.base import ListedAnswer, Puzzle
 from apo_lab.puzzles.countdown import Countdown
 from apo_lab.puzzles.locks import Locks
+from apo_lab.puzzles.puzzle import ListedAnswer, Puzzle
 from apo_lab.puzzles.reward import PuzzleReward
 from apo_lab.puzzles.source import PuzzleSource
 

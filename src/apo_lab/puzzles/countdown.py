@@ -1,4 +1,4 @@
-"""Countdown from left to right: reach a target with a few numbers, by one of several sequences of operators."""
+"""Countdown, evaluated from left to right: reach a target with a few numbers and operators."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from apo_lab.puzzles.base import ListedAnswer
+from apo_lab.puzzles.puzzle import ListedAnswer
 from apo_lightning.common.hashing import hash64
 from apo_lightning.errors import ConfigError
 
@@ -21,16 +21,16 @@ TARGETS = range(10, 100)
 class Countdown:
     """`13579=42:` asks for all numbers, each once, joined by + − * and evaluated from left to right: `9*5-7+3+1`.
 
-    There is no precedence: 9*5-7+3+1 = ((((9·5)−7)+3)+1). A strategy is the sequence of operators. Problems are split
-    by their numbers, so that no held-out problem shares its numbers with one that was trained on.
+    There is no precedence: 9*5-7+3+1 = ((((9·5)−7)+3)+1). A strategy is a sequence of operators. Problems are split by
+    their numbers, so no held-out problem has the numbers of a training problem.
 
     Attributes:
-        num_numbers: of a problem, from 1 to 9 each.
+        num_numbers: numbers of a problem, each from 1 to 9.
         min_solutions: problems with fewer solutions are left out.
         min_strategies: problems solved by fewer sequences of operators are left out.
 
     Raises:
-        ConfigError: fewer than two numbers, or more than five, of which there are too many to list.
+        ConfigError: fewer than two numbers, or more than five, whose solutions are too many to list.
 
     Example:
         >>> countdown = Countdown(num_numbers=5)
@@ -57,16 +57,16 @@ class Countdown:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The numbers, "=", a target of two digits and ":"."""
+        """Numbers, "=", a target of two digits and ":"."""
         return self.num_numbers + 4
 
     @property
     def max_completion_tokens(self) -> int:
-        """Numbers, operators between them, and the end."""
+        """Numbers, operators and the end."""
         return 2 * self.num_numbers
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
-        """See `Puzzle.problems`; a fifth of the sets of numbers is held out."""
+        """See `Puzzle.problems`; a fifth of all sets of numbers is held out."""
         available = self._side(held_out)
         if count > len(available):
             side = "held out" if held_out else "trained on"
@@ -74,7 +74,7 @@ class Countdown:
         return Random(f"countdown/{seed}/{held_out}").sample(available, count)
 
     def demonstration(self, random: Random) -> tuple[str, str]:
-        """One of a problem's solutions, each as likely; see `Puzzle.demonstration`."""
+        """A solution, drawn uniformly; see `Puzzle.demonstration`."""
         problem = random.choice(self._side(held_out=False))
         return problem, random.choice(_solutions(_numbers(problem))[_target(problem)])
 
@@ -105,7 +105,7 @@ class Countdown:
 
 
 def operator_sequences(num_numbers: int) -> tuple[str, ...]:
-    """All ways to put operators between so many numbers."""
+    """All sequences of operators between so many numbers."""
     return tuple("".join(sequence) for sequence in itertools.product(OPERATORS, repeat=num_numbers - 1))
 
 
@@ -126,7 +126,7 @@ def _value(numbers: str, operators: str) -> int:
 
 @cache
 def _sides(num_numbers: int, min_solutions: int, min_strategies: int) -> dict[bool, list[str]]:
-    """The problems by whether they are held out, in order."""
+    """Is held out → the sorted problems."""
     sides: dict[bool, list[str]] = {False: [], True: []}
     multisets = sorted(
         ("".join(map(str, numbers)) for numbers in itertools.combinations_with_replacement(range(1, 10), num_numbers)),
@@ -144,7 +144,7 @@ def _sides(num_numbers: int, min_solutions: int, min_strategies: int) -> dict[bo
 
 @cache
 def _solutions(numbers: str) -> dict[int, list[str]]:
-    """By target, every expression over the numbers, each once."""
+    """Target → every distinct expression over the numbers."""
     orders, sequences = _orders(numbers), operator_sequences(len(numbers))
     values = _values(orders)
     found: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Hashed locks: which of twelve strategies opens a lock cannot be learnt, only how often each does."""
+"""Hashed locks: a policy can learn how often each of twelve strategies opens a lock, but not which opens this one."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 from typing import ClassVar
 
-from apo_lab.puzzles.base import ListedAnswer
+from apo_lab.puzzles.puzzle import ListedAnswer
 from apo_lightning.common.hashing import hash64
 from apo_lightning.errors import ConfigError
 
@@ -16,9 +16,9 @@ STRATEGIES = "ABCDEFGHIJKL"
 KEY_DIGITS = 6
 _PROBLEM = re.compile(rf"[{CLASSES}][0-9]{{{KEY_DIGITS}}}:")
 SPREAD = (0.20, 0.16, 0.13, 0.11, 0.09, 0.08, 0.06, 0.05, 0.04, 0.035, 0.025, 0.02)
-"""Weights of the strategies in demonstrations, the same in every class; normalised where they are drawn from."""
+"""Weights of the strategies in demonstrations, the same in every class; not normalised."""
 RATES = (0.50, 0.40, 0.32, 0.28, 0.20, 0.20, 0.20, 0.20, 0.12, 0.12, 0.12, 0.12)
-"""How often a strategy opens a lock, in an order that differs from class to class."""
+"""How often a strategy opens a lock; the order differs between classes."""
 RULES = (
     ((0, 0), (3, 0)),
     ((1, 0), (4, 0)),
@@ -33,23 +33,23 @@ RULES = (
     ((4, 1), (0, 0)),
     ((5, 1), (1, 0)),
 )
-"""By strategy, for each of the two digits: (place in the key, what is added to it modulo 10)."""
+"""By strategy, for each of the two digits: (position in the key, number added modulo 10)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Locks:
-    """A class and a key, `q407913:`, are opened by a strategy and two digits that follow from it and the key, `C73`.
+    """A problem is a class and a key, `q407913:`; an answer is a strategy and two digits of the key under it, `C73`.
 
-    An answer is right iff both digits are, and hash(secret, problem, strategy) lies below the strategy's rate in this
-    class. So the best answer for pass@1 is always the same strategy of a class, and the valid alternatives are lost by
-    whoever commits to it. In half the classes the best strategy stands at rank 5 of the demonstrations.
+    An answer is right iff both digits are, and hash(secret, problem, strategy) is below the strategy's rate in this
+    class. For pass@1 one strategy is best in each class, and a policy that commits to it loses the valid alternatives.
+    In half of the classes the best strategy has rank 5 in the demonstrations.
 
     Attributes:
         secret: of the hash.
-        digit_accuracy: in demonstrations each digit is right with this probability, else one of the others.
+        digit_accuracy: probability that a digit is right in a demonstration.
 
     Raises:
-        ConfigError: a probability that is none.
+        ConfigError: `digit_accuracy` is no probability.
 
     Example:
         >>> locks = Locks()
@@ -72,14 +72,14 @@ class Locks:
             raise ConfigError(f"digit_accuracy is {self.digit_accuracy}: it must lie in (0, 1]")
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
-        """Keys are divided by a hash, an eighth of them held out; see `Puzzle.problems`."""
+        """Keys are split by a hash, with an eighth held out; see `Puzzle.problems`."""
         largest = len(CLASSES) * 10**KEY_DIGITS // 16
         if count > largest:
             raise ConfigError(f"{count} problems of locks: at most {largest} are drawn from one side of the split")
         return list(_drawn(self, count, seed, held_out))
 
     def demonstration(self, random: Random) -> tuple[str, str]:
-        """A strategy by `SPREAD`, whether it opens the lock or not; see `Puzzle.demonstration`."""
+        """A strategy drawn by `SPREAD`, whether or not it opens the lock; see `Puzzle.demonstration`."""
         problem = _problem(random, held_out=False)
         (strategy,) = random.choices(range(len(STRATEGIES)), SPREAD)
         digits = [
@@ -89,7 +89,7 @@ class Locks:
         return problem, STRATEGIES[strategy] + "".join(map(str, digits))
 
     def answers(self, problem: str) -> list[ListedAnswer]:
-        """Each strategy carried out without a mistake; see `Puzzle.answers`."""
+        """Each strategy with right digits; see `Puzzle.answers`."""
         return [
             ListedAnswer(
                 text=self._carried_out(problem, strategy),
@@ -125,7 +125,7 @@ class Locks:
         return STRATEGIES[strategy] + "".join(map(str, _digits(problem, strategy)))
 
 
-@cache  # the runs of a laboratory share a process, and their problems
+@cache  # the runs of a laboratory share a process and their problems
 def _drawn(locks: Locks, count: int, seed: int, held_out: bool) -> tuple[str, ...]:
     random = Random(f"locks/{seed}/{held_out}")
     found: dict[str, None] = {}
@@ -149,7 +149,7 @@ def _digits(problem: str, strategy: int) -> list[int]:
 
 @cache
 def _places(class_index: int) -> list[int]:
-    """By strategy, the place of its rate in `RATES`; the first four classes have their best strategy at rank 5."""
+    """By strategy, the index of its rate in `RATES`; in the first four classes the best strategy has rank 5."""
     others = list(range(len(RATES)))
     Random(f"places/{class_index}").shuffle(others)
     best = 4 if class_index < 4 else (0, 1, 2, 6)[class_index - 4]

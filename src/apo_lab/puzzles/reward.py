@@ -1,19 +1,19 @@
-"""The verdict of a puzzle on completions."""
+"""The reward of a puzzle."""
 
 from collections.abc import Sequence
 
-from apo_lab.puzzles.base import Puzzle
+from apo_lab.puzzles.puzzle import Puzzle
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Verdict
 
 
 class PuzzleReward:
-    """1 where the completion, to the last character, is a valid answer of the problem; else 0.
+    """1 if the whole completion is a valid answer of the problem, else 0.
 
-    A row of a puzzle has its problem for its gold answer, since it has many answers: the puzzle judges.
+    A problem has many answers, so a row's gold answer is the problem itself, and the puzzle judges.
 
     Args:
-        puzzle: the one that the problems are from.
+        puzzle: the puzzle of the problems.
 
     Example:
         >>> from apo_lab.puzzles import Countdown
@@ -34,7 +34,7 @@ class PuzzleReward:
         ]
 
     def check_answers(self, answers: Sequence[str]) -> None:
-        """Raise `ConfigError` for the first problem that is none of the puzzle's."""
+        """Raise `ConfigError` for the first text that is no problem of the puzzle."""
         for problem in answers:
             if not self.puzzle.is_problem(problem):
                 raise ConfigError(
@@ -42,4 +42,4 @@ class PuzzleReward:
                 )
 
     def close(self) -> None:
-        """Do nothing: the reward starts no process."""
+        """Do nothing: the reward has no process to stop."""

@@ -1,29 +1,27 @@
-"""The problems of a puzzle as a run's data."""
+"""The problems of a puzzle as training and validation data."""
 
 from dataclasses import dataclass
 
-from apo_lab.puzzles.base import Puzzle
-from apo_lightning.data.filtering import FilterReport
-from apo_lightning.data.rows import Row
-from apo_lightning.data.sources import Problems
+from apo_lab.puzzles.puzzle import Puzzle
+from apo_lightning.data import FilterReport, Problems, Row
 from apo_lightning.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class PuzzleSource:
-    """Fresh problems of a puzzle, and problems held out by its own split.
+    """Training problems of a puzzle, and problems held out by its split.
 
-    Which problems is a function of `seed`, not of the run's, so that runs with different seeds are measured on the
-    same held-out problems and learn from the same ones, in orders of their own.
+    The problems depend on `seed` and not on the run's seed: runs with different seeds train on the same problems, in
+    different orders, and are measured on the same held-out ones.
 
     Attributes:
         puzzle: makes and judges the problems.
-        num_train: problems to train on.
-        num_validation: problems held out.
+        num_train: number of training problems.
+        num_validation: number of held-out problems.
         seed: of the draw.
 
     Raises:
-        ConfigError: no problems to train on, or fewer than none held out.
+        ConfigError: `num_train` is below 1 or `num_validation` below 0.
 
     Example:
         >>> from apo_lab.puzzles import Locks
@@ -49,21 +47,21 @@ class PuzzleSource:
 
     @property
     def name(self) -> str:
-        """The puzzle's."""
+        """The name of the puzzle and of its validation set."""
         return self.puzzle.name
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The puzzle's."""
+        """Length of the longest problem."""
         return self.puzzle.max_prompt_tokens
 
     @property
     def max_completion_tokens(self) -> int:
-        """The puzzle's."""
+        """Length of the longest answer with its end."""
         return self.puzzle.max_completion_tokens
 
     def check(self) -> None:
-        """Do nothing: the problems are made here, so no file can be missing."""
+        """Do nothing: the problems are generated, so no file can be missing."""
 
     def load(self) -> Problems:
         """Draw the problems."""

@@ -1,4 +1,4 @@
-"""Whether a series has fallen below where it began: a cumulative sum of what a fit to its beginning does not expect."""
+"""A detector of a fall: the cumulative sum of residuals of an autoregression fitted to the start of a series."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,39 +9,39 @@ from typing import Any
 from apo_lightning.errors import ConfigError
 
 ALLOWANCE = 0.5
-"""k, half of the smallest fall that is looked for [sd of a residual]."""
+"""k, half of the smallest fall to detect [sd of a residual]."""
 CALIBRATED_UP_TO = 0.8
-"""|φ̂| above which the false-alarm rate is not the stated one."""
+"""φ̂ above which the false-alarm rate exceeds the stated one."""
 AUTOCORRELATION_RANGE = (-0.9, 0.97)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A first-order autoregression, x_t − μ = φ(x_{t−1} − μ) + e_t, fitted to the beginning of a series."""
+    """A first-order autoregression, x_t − μ = φ(x_{t−1} − μ) + e_t, fitted to the start of a series."""
 
     mean: float
     """μ"""
     autocorrelation: float
     """φ̂, in [−0.9, 0.97]"""
     residual_sd: float
-    """Standard deviation of e, with n − 1 in the denominator; 0 where the series did not move."""
+    """Standard deviation of e, with n − 1 in the denominator; 0 if the series is constant."""
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the stated rate of false alarms holds."""
+        """Whether the stated false-alarm rate holds."""
         return self.autocorrelation <= CALIBRATED_UP_TO
 
 
 def fit_baseline(values: Sequence[float]) -> Baseline:
-    """Fit a `Baseline`: φ by least squares about the mean, corrected for its bias of −(1 + 3φ)/n.
+    """Fit a `Baseline`: φ by least squares about the mean, corrected for the bias −(1 + 3φ)/n.
 
     Source: Kendall 1954, "Note on bias in the estimation of autocorrelation".
 
     Args:
-        values: finite, at least 3.
+        values: at least 3, all finite.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there are fewer than 3.
 
     Example:
         >>> fit_baseline([1.0, 1.0, 1.0])
@@ -65,13 +65,13 @@ def fit_baseline(values: Sequence[float]) -> Baseline:
 
 
 class Cusum:
-    """A one-sided cumulative sum against a fall, over the residuals of a `Baseline`.
+    """A one-sided cumulative sum over the residuals of a `Baseline`, which detects a fall.
 
         C_t = max(0, C_{t−1} − e_t/s − ½),   alarm at C_t > h
 
-    The baseline is fitted on the first n₀ values. With n₀ = 40 and h = 12 a stationary series alarms within the 220
-    values that follow in 3 to 4 of 100 cases where its values are independent, 6 at φ = 0.5, 14 at φ = 0.9; a fall by 2
-    standard deviations of independent values is found within 15 values in 19 of 20.
+    The baseline is fitted to the first n₀ values. With n₀ = 40 and h = 12 a stationary series alarms within the next
+    220 values in 3 to 4 of 100 cases if the values are independent, in 6 at φ = 0.5, in 14 at φ = 0.9. A fall by 2
+    standard deviations of independent values is found within 15 values in 19 of 20 cases.
 
     Source: Page 1954, "Continuous inspection schemes".
 
@@ -80,7 +80,7 @@ class Cusum:
         threshold: h [sd of a residual].
 
     Attributes:
-        value: C, ≥ 0; NaN until the baseline is there, and where the beginning of the series did not move at all.
+        value: C ≥ 0; NaN before the baseline is fitted, and if the start of the series is constant.
         num_left_out: values that were not finite.
 
     Example:
@@ -101,7 +101,7 @@ class Cusum:
         self._last = math.nan
 
     def add(self, value: float) -> None:
-        """Take in the next value; one that is not finite is left out and counted."""
+        """Add the next value; values that are not finite are counted and left out."""
         if not math.isfinite(value):
             self.num_left_out += 1
             return
@@ -121,7 +121,7 @@ class Cusum:
 
     @property
     def is_alarm(self) -> bool:
-        """Whether the sum is above the threshold now."""
+        """Whether the sum exceeds the threshold now."""
         return self.value > self.threshold
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Cusum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self._first, self._last = list(state["first"]), state["last"]
         self.value, self.num_left_out = state["value"], state["num_left_out"]
         self.baseline = None if state["baseline"] is None else Baseline(**state["baseline"])

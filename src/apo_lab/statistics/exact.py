@@ -1,4 +1,4 @@
-"""pass@k without samples: from a policy's probabilities of all valid answers of each problem."""
+"""Exact pass@k, from a policy's probabilities of all valid answers of each problem."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 
 DEAD = 1e-4
-"""A branch below this probability is called dead: not one in ten thousand samples takes it."""
+"""A branch with a lower probability counts as dead: fewer than one in ten thousand samples take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerScores:
-    """Log-probs of the listed answers of P problems, A in all."""
+    """Log-probs of the listed answers of P problems."""
 
     problem: Int[Tensor, "answers"]
     """In [0, P)."""
@@ -23,33 +23,33 @@ class AnswerScores:
     """In [0, number of strategies)."""
     is_valid: Bool[Tensor, "answers"]
     logprobs: Float[Tensor, "answers"]
-    """log π of the whole answer with its end of sequence [nats]; float64, since tiny ones are compared."""
+    """log π of the whole answer with its end of sequence [nats]; float64, since very small ones are compared."""
     num_problems: int
     num_strategies: int
 
     @property
     def success(self) -> Float[Tensor, "problems"]:
-        """p(x) = Σ_{valid a} π(a|x), in [0, 1]: how likely one sample is right."""
+        """p(x) = Σ_{valid a} π(a|x) in [0, 1], the probability that one sample is right."""
         return self._sum(self.problem, self.num_problems, self.is_valid)
 
     @property
     def listed(self) -> Float[Tensor, "problems"]:
-        """Σ_{listed a} π(a|x), in [0, 1]. Of locks: how likely the digits are right, whatever the strategy."""
+        """Σ_{listed a} π(a|x) in [0, 1]; for locks, the probability that the digits fit the strategy."""
         return self._sum(self.problem, self.num_problems, torch.ones_like(self.is_valid))
 
     @property
     def valid_mass(self) -> Float[Tensor, "problems strategies"]:
-        """The part of p(x) that each strategy contributes."""
+        """Each strategy's contribution to p(x)."""
         return self._table(self.is_valid)
 
     @property
     def listed_mass(self) -> Float[Tensor, "problems strategies"]:
-        """The part of `listed` that each strategy contributes."""
+        """Each strategy's contribution to `listed`."""
         return self._table(torch.ones_like(self.is_valid))
 
     @property
     def has_valid(self) -> Bool[Tensor, "problems strategies"]:
-        """Where a strategy has a valid answer."""
+        """Whether a strategy has a valid answer."""
         found = torch.zeros(self.num_problems * self.num_strategies, dtype=torch.bool)
         found[self._cell[self.is_valid]] = True
         return found.view(self.num_problems, self.num_strategies)
@@ -62,7 +62,7 @@ class AnswerScores:
         return self._sum(self._cell, self.num_problems * self.num_strategies, wanted).view(self.num_problems, -1)
 
     def _sum(self, index: Tensor, size: int, wanted: Tensor) -> Tensor:
-        # Each sum is of probabilities of distinct answers; float32 log-probs can leave it a rounding above 1.
+        # The answers are distinct, but rounding of float32 log-probs can lift the sum above 1.
         masses = torch.where(wanted, self.logprobs.double().exp(), 0.0)
         return torch.zeros(size, dtype=torch.float64).index_add_(0, index, masses).clamp(max=1.0)
 
@@ -83,26 +83,26 @@ def exact_pass_at_k(success: Float[Tensor, "*problems"], k: int) -> Float[Tensor
     """
     if k < 1:
         raise ConfigError(f"pass@{k}: k must be at least 1")
-    # Not (1 − p) ** k, which forgets a p below the spacing of floats around 1.
+    # (1 − p) ** k would lose a p below the spacing of floats around 1.
     return -torch.expm1(k * torch.log1p(-success.double()))
 
 
 def strategy_entropy(mass: Float[Tensor, "problems strategies"]) -> Float[Tensor, "problems"]:
-    """−Σ_s q_s log q_s of q = mass / Σ mass [nats], in [0, log S]; NaN where there is no mass at all.
+    """−Σ_s q_s log q_s of q = mass / Σ mass [nats] in [0, log S]; NaN without mass.
 
-    Of valid mass, this is the entropy over ways to be right; no policy gradient of deterministic verdicts raises it.
+    For valid mass it is the entropy over ways to be right; policy gradient with deterministic verdicts never raises it.
     """
     share = mass / mass.sum(1, keepdim=True)
     return torch.special.entr(share).sum(1)
 
 
 def exact_metrics(scores: AnswerScores, ks: Sequence[int]) -> dict[str, float]:
-    """What one look comes to: means over problems.
+    """Metrics of one evaluation point, as means over problems.
 
     Returns:
-        `pass@k` for each k; `valid_entropy` [nats]: `strategy_entropy` of the valid mass; `strategy_entropy` [nats]: of
-        all listed mass; `listed`: mean of `AnswerScores.listed`; `alive`: the share of valid (problem, strategy) pairs
-        whose mass is at least `DEAD`.
+        `pass@k` for each k; `valid_entropy` [nats], `strategy_entropy` of the valid mass; `strategy_entropy` [nats], of
+        all listed mass; `listed`, mean of `AnswerScores.listed`; `alive`, the share of valid (problem, strategy) pairs
+        that are retained, with a mass of at least `DEAD`.
     """
     success = scores.success
     metrics = {f"pass@{k}": exact_pass_at_k(success, k).mean().item() for k in ks}
@@ -116,15 +116,15 @@ def exact_metrics(scores: AnswerScores, ks: Sequence[int]) -> dict[str, float]:
 def means_by_kind(
     kinds: Sequence[str], values: Mapping[str, Float[Tensor, "tokens"]], weights: Float[Tensor, "tokens"]
 ) -> dict[str, float]:
-    """Weighted means of token statistics, one for each kind of token.
+    """Weighted means of token statistics for each kind of token.
 
     Args:
-        kinds: of each token.
-        values: by name.
-        weights: how likely the policy is to come by the token, not negative.
+        kinds: kind of each token.
+        values: the statistics by name.
+        weights: the policy's probability of reaching each token.
 
     Returns:
-        By `<name>/<kind>`; NaN where a kind has no weight.
+        By `<name>/<kind>`; NaN for a kind without weight.
 
     Example:
         >>> one = torch.ones(2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How the terms of a loss stand to each other: lengths, angles, what they cancel, and how sure that is."""
+"""Geometry of the terms of a loss: lengths, angles, cancellation, and the reliability of these."""
 
 import math
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from torch import Tensor
 def geometry(
     products: Float[Tensor, "vectors vectors"], terms: Sequence[str], objectives: Sequence[str]
 ) -> dict[str, float]:
-    """Geometry of g_a = −∇L_a and of the ascent directions ∇J of some objectives, from their inner products.
+    """Geometry of g_a = −∇L_a and of the ascent directions ∇J of objectives, from their inner products.
 
         norm_a = ‖g_a‖,   cos_a_b,   share_a = ⟨g_a, g⟩/‖g‖²,   g = Σ_a g_a
         cancelled = 1 − ‖g‖/Σ_a ‖g_a‖,   cancelled_if_orthogonal = 1 − √(Σ_a ‖g_a‖²)/Σ_a ‖g_a‖
         align_a_j = cos(g_a, ∇J_j)
 
-    Shares sum to 1 and have a sign. `cancelled` lies in [0, 1] and is 0 where all terms point one way; terms that have
-    nothing to do with each other cancel too, so it is to be read beside its value for orthogonal terms.
+    Shares are signed and sum to 1. `cancelled` lies in [0, 1] and is 0 if all terms have one direction. Unrelated terms
+    cancel too, so compare it with its value for orthogonal terms.
 
     Args:
         products: ⟨v_i, v_j⟩, the terms first.
-        terms: names, in that order.
+        terms: their names.
         objectives: names of the other vectors.
 
     Returns:
-        NaN for what has a norm of 0 in it.
+        NaN for values that involve a norm of 0.
 
     Example:
-        Two terms of lengths 3 and 4 at a right angle: ‖g‖ = 5.
+        Two orthogonal terms of lengths 3 and 4: ‖g‖ = 5.
 
         >>> found = geometry(torch.tensor([[9.0, 0.0], [0.0, 16.0]]), ["push", "pull"], [])
         >>> found["cos_push_pull"], round(found["cancelled"], 6), found["share_push"]
@@ -61,20 +61,20 @@ def geometry(
 def split_half(
     first: Float[Tensor, "terms entries"], second: Float[Tensor, "terms entries"], terms: Sequence[str]
 ) -> dict[str, float]:
-    """What two halves of the prompts agree on: noise shrinks a plain cosine of two terms towards 0.
+    """Agreement of two halves of the prompts, and cosines corrected for noise, which shrinks plain ones towards 0.
 
         reliability_a = cos(a₁, a₂),   steady_cos_a_b = ½(⟨a₁, b₂⟩ + ⟨a₂, b₁⟩)/√(⟨a₁, a₂⟩·⟨b₁, b₂⟩)
 
-    Where the reliability of a term is near 0, too few tokens were measured to say anything of its direction. The
-    second is unbounded, and no number unless both factors are above 0.
+    A reliability near 0 means that too few tokens were measured to know the term's direction. The steady cosine is
+    unbounded, and NaN unless both factors under the root are above 0.
 
     Args:
-        first: a₁, a row a term.
+        first: a₁, one row per term.
         second: a₂.
         terms: names of the rows.
 
     Example:
-        Both halves have the same noise-free direction for `push`, and opposite ones for `pull`.
+        The halves have the same direction for `push` and opposite ones for `pull`.
 
         >>> halves = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [-1.0, 0.0]])
         >>> found = split_half(*halves, ["push", "pull"])
@@ -95,21 +95,21 @@ def logit_products(
     slopes: Float[Tensor, "vectors tokens picks"],
     probs: Float[Tensor, "tokens picks"],
 ) -> tuple[Float[Tensor, "vectors vectors tokens"], Float[Tensor, "tokens"]]:
-    """⟨f_i, f_j⟩ of forces on one token's logits, in closed form, and by how much Σ_v π² may be underestimated.
+    """⟨f_i, f_j⟩ of forces on one token's logits in closed form, and a bound on the error of Σ_v π².
 
         f = Σ_p s_p·(e_p − π),   ⟨f, f'⟩ = Σ_p s_p s'_p − S'·Σ_p s_p π_p − S·Σ_p s'_p π_p + S·S'·‖π‖²,   S = Σ_p s_p
 
-    Of ‖π‖² the picks are known: Σ_p π_p² ≤ ‖π‖² ≤ Σ_p π_p² + m², m = 1 − Σ_p π_p. The lower end is taken.
+    Only the picks of ‖π‖² are known: Σ_p π_p² ≤ ‖π‖² ≤ Σ_p π_p² + m², m = 1 − Σ_p π_p. The lower bound is used.
 
     Args:
-        slopes: s of each vector; a pick that stands twice has all of its slope in one place.
-        probs: π of the picks, 0 where a pick is absent or stands twice.
+        slopes: s of each vector; a pick that occurs twice has its whole slope at one place.
+        probs: π of the picks; 0 if a pick is absent, or at its second place.
 
     Returns:
         The products, and m² in [0, 1].
 
     Example:
-        The push on a token of probability ½ beside one other: e − π = (½, −½).
+        The push on one of two tokens of probability ½: e − π = (½, −½).
 
         >>> products, gap = logit_products(torch.ones(1, 1, 2) * torch.tensor([1.0, 0.0]), torch.full((1, 2), 0.5))
         >>> products.item(), gap.item()
@@ -129,7 +129,7 @@ def picks_of(
     logprobs: Float[Tensor, "tokens"],
     anchor_logprobs: Float[Tensor, "tokens anchors"],
 ) -> tuple[Float[Tensor, "tokens picks"], Bool[Tensor, "tokens anchors"]]:
-    """Probabilities of the sampled token and of the anchors that are other tokens; and which anchor is the sampled one.
+    """(probabilities of the sampled token and of the anchors that are other tokens, which anchor is the sampled one).
 
     Example:
         >>> ids, half = torch.tensor([[5, 7, -1]]), torch.tensor([0.5]).log()
@@ -147,7 +147,7 @@ def merged_slopes(
     anchor_slopes: Float[Tensor, "tokens anchors"],
     is_sampled: Bool[Tensor, "tokens anchors"],
 ) -> Float[Tensor, "tokens picks"]:
-    """Slopes by pick, those of the sampled token in one place.
+    """Slopes by pick, with the whole slope of the sampled token at the first place.
 
     Example:
         >>> merged_slopes(torch.tensor([1.0]), torch.tensor([[0.5, 0.25]]), torch.tensor([[True, False]]))
@@ -158,16 +158,16 @@ def merged_slopes(
 
 
 def count_sketch(parts: Sequence[Float[Tensor, "..."]], size: int, seed: int) -> Float[Tensor, "size"]:
-    """A short vector with nearly the inner products of a long one: every entry has a random sign and a random place.
+    """A short vector that preserves inner products: each entry is added with a random sign at a random place.
 
-    Of unit vectors the error of an inner product has a standard deviation of about 1/√size.
+    For unit vectors the error of an inner product has a standard deviation of about 1/√size.
 
     Source: Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams".
 
     Args:
-        parts: of the vector, the same shapes in the same order each time.
+        parts: of the vector; vectors to compare need the same shapes in the same order.
         size: entries of the sketch.
-        seed: equal for vectors that are to be compared.
+        seed: the same for vectors to compare.
 
     Example:
         >>> vector = [torch.ones(3, 2), torch.ones(4)]

@@ -1,4 +1,4 @@
-"""Exact tests of paired yes-or-no results: as many lost as gained?"""
+"""The exact test of paired yes-or-no results."""
 
 from typing import Literal
 
@@ -10,17 +10,17 @@ from apo_lightning.errors import ConfigError
 def mcnemar_p_value(num_lost: int, num_gained: int, alternative: Literal["two-sided", "greater"]) -> float:
     """p-value of the hypothesis that a change is as likely a loss as a gain: lost ~ Binomial(lost + gained, ½).
 
-    Items that did not change say nothing and do not enter. Exact, so the level is kept at every number of items.
+    Items that did not change do not enter. The test is exact, so its level holds for any number of items.
 
     Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions"; the exact form.
 
     Args:
         num_lost: items that went from yes to no, ≥ 0.
         num_gained: items that went from no to yes, ≥ 0.
-        alternative: "greater" asks for more losses than gains, "two-sided" for either.
+        alternative: "greater" tests for more losses than gains, "two-sided" for either.
 
     Returns:
-        In (0, 1]; 1 where nothing changed.
+        In (0, 1]; 1 if nothing changed.
 
     Raises:
         ConfigError: a count is negative.

@@ -1,4 +1,4 @@
-"""Whether whole solutions stay within the reference's K likeliest tokens: pure functions."""
+"""Whether whole completions stay within the reference's K likeliest tokens: pure functions."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval
 
 NEVER = torch.iinfo(torch.long).max
-"""The first exit of a solution that has none."""
+"""First exit of a sequence without one."""
 
 
 def first_exits(
     is_outside: Bool[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"], num_sequences: int
 ) -> Int[Tensor, "sequences"]:
-    """Place, from 1, of each sequence's first token outside the set; `NEVER` where all are inside.
+    """Position, from 1, of each sequence's first token outside the set; `NEVER` if all are inside.
 
     Args:
         is_outside: y_t ∉ T_K.
-        sequence_ids: which sequence a token belongs to; ascending.
-        num_sequences: sequences, those without a token included.
+        sequence_ids: the sequence of each token; ascending.
+        num_sequences: number of sequences, including those without a token.
 
     Example:
         >>> exits = first_exits(torch.tensor([0, 1, 1, 0]).bool(), torch.tensor([0, 0, 0, 1]), 2)
@@ -38,13 +38,13 @@ def first_exits(
 
 
 def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[float]:
-    """S(l), the share of sequences without an exit in their first l tokens, at each l asked for; not increasing.
+    """S(l), the share of sequences without an exit in their first l tokens, for each length l.
 
-    One that ends before l without an exit counts as having none, so S ends at the share without any. Shares at one l
-    compare across sets; shares of whole sequences do not, since longer ones have more places to leave at.
+    A sequence that ends before l without an exit counts as inside. Compare sets of sequences at one l: shares of whole
+    sequences depend on their lengths.
 
     Returns:
-        In [0, 1]; NaN where there are no sequences.
+        In [0, 1]; NaN without sequences.
 
     Example:
         >>> survival(torch.tensor([2, 5, NEVER, NEVER]), [1, 2, 8])
@@ -56,7 +56,7 @@ def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[fl
 
 
 def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.95) -> Interval:
-    """A share and its exact binomial interval, for independent trials; it never covers less than it says.
+    """A share and its exact binomial interval for independent trials; its coverage is at least the confidence.
 
     Source: Clopper and Pearson 1934.
 
@@ -66,13 +66,13 @@ def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.9
         confidence: in (0, 1).
 
     Returns:
-        Within [0, 1]; all NaN where n is 0.
+        Within [0, 1]; all NaN if n is 0.
 
     Raises:
         ConfigError: c is not in [0, n].
 
     Example:
-        None of ten: 1 − (0.025)^(1/10).
+        For 0 of 10 the upper end is 1 − 0.025^(1/10).
 
         >>> interval = clopper_pearson(0, 10)
         >>> interval.low, round(interval.high, 4), round(1 - 0.025 ** 0.1, 4)
@@ -91,7 +91,7 @@ def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.9
 def is_outside_support(
     token_ids: Int[Tensor, "tokens"], anchor_ids: Int[Tensor, "tokens anchors"]
 ) -> Bool[Tensor, "tokens"]:
-    """Whether a token is none of the reference's likeliest there.
+    """Whether a token is not among the reference's likeliest at its position.
 
     Example:
         >>> is_outside_support(torch.tensor([3, 4]), torch.tensor([[3, 1], [3, 1]]))

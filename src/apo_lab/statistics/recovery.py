@@ -1,4 +1,4 @@
-"""What became of the reference's alternatives during training: lost, recovered, and which of them rose."""
+"""Which of the reference's alternatives were lost or recovered during training, and which of them rose."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,47 +10,43 @@ from torch import Tensor
 from apo_lightning.metrics.intervals import NUM_RESAMPLES, Interval
 
 NEVER = 0
-"""The step of an event that has not happened; steps count from 1."""
+"""Step of an event that has not happened; steps count from 1."""
 HYSTERESIS = 2.0
-"""An alternative is recovered at twice the barrier: at the barrier itself rounding alone would lose and recover it."""
+"""An alternative is recovered at twice the barrier; at the barrier itself rounding would lose and recover it."""
 MATCHED_NATS = 0.5
-"""Alternatives are compared whose reference log-probs differ by no more."""
+"""The largest difference of reference log-probs between alternatives that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierEvents:
-    """What each alternative did at a barrier: b expected draws over the run, and the barrier is one draw."""
+    """Events of each alternative at a barrier: it is expected b times over the run, and the barrier is b = 1."""
 
     at_risk: Bool[Tensor, "alternatives"]
-    """b ≥ 1 before training. The others were unreachable from the start."""
+    """b ≥ 1 before training; the others are unreachable from the start."""
     lost_at: Int[Tensor, "alternatives"]
-    """Step of the first look with b < 1; `NEVER`: not yet, or not at risk."""
+    """Step of the first evaluation point with b < 1; `NEVER`: none yet, or not at risk."""
     recovered_at: Int[Tensor, "alternatives"]
-    """Step of the first look after `lost_at` with b ≥ 2; `NEVER`: not yet."""
+    """Step of the first evaluation point after `lost_at` with b ≥ 2; `NEVER`: none yet."""
 
     @classmethod
     def before_training(cls, log_draws: Float[Tensor, "alternatives"]) -> "BarrierEvents":
-        """Nothing has happened.
-
-        Args:
-            log_draws: log b before the first step [nats].
-        """
+        """No events yet; `log_draws` is log b before the first step [nats]."""
         nothing = torch.full(log_draws.shape, NEVER, dtype=torch.long)
         return cls(at_risk=log_draws >= 0, lost_at=nothing, recovered_at=nothing.clone())
 
-    def after_look(self, log_draws: Float[Tensor, "alternatives"], step: int) -> "BarrierEvents":
-        """The events, with those that a look at this step sees. An event dates to the look, not to the step before it.
+    def updated(self, log_draws: Float[Tensor, "alternatives"], step: int) -> "BarrierEvents":
+        """The events including those of another evaluation point, which are dated to its step.
 
         Args:
-            log_draws: log b now [nats]; NaN brings no event.
-            step: of the look; above that of the look before.
+            log_draws: log b now [nats]; NaN makes no event.
+            step: of the evaluation point; above that of the last one.
 
         Example:
-            Below the barrier, back above it, and only then at twice the barrier.
+            Below the barrier, above it, and above twice the barrier.
 
             >>> events = BarrierEvents.before_training(torch.tensor([3.0]).log())
             >>> for step, draws in ((5, 0.9), (10, 1.5), (15, 2.5)):
-            ...     events = events.after_look(torch.tensor([draws]).log(), step)
+            ...     events = events.updated(torch.tensor([draws]).log(), step)
             ...     print(events.lost_at.item(), events.recovered_at.item())
             5 0
             5 0
@@ -68,17 +64,17 @@ class BarrierEvents:
 def survival_curve(
     lost_at: Int[Tensor, "alternatives"], weights: Float[Tensor, "alternatives"]
 ) -> tuple[list[int], list[float]]:
-    """Steps at which something was lost, and the share that was never lost up to each.
+    """Steps at which alternatives were lost, and the share not lost up to each of them.
 
         S(t) = Π_{t_i ≤ t} (1 − d_i/n_i)
 
-    d_i is the weight lost at t_i and n_i the weight not lost before. Nothing is censored but by the end of the run, so
-    S is 1 minus the empirical distribution function.
+    d_i is the weight lost at t_i and n_i the weight retained before. Only the end of the run censors: S is 1 minus the
+    empirical distribution function.
 
     Source: Kaplan and Meier 1958.
 
     Args:
-        lost_at: of the alternatives at risk, `NEVER` for those that still live.
+        lost_at: of the alternatives at risk; `NEVER` for those retained.
         weights: above 0.
 
     Returns:
@@ -89,11 +85,11 @@ def survival_curve(
         ([5, 10], [0.5, 0.25])
     """
     steps = sorted({step for step in lost_at.tolist() if step != NEVER})
-    alive, share, shares = weights.double().sum(), 1.0, []
+    retained, share, shares = weights.double().sum(), 1.0, []
     for step in steps:
         lost = weights.double()[lost_at == step].sum()
-        share *= 1 - float(lost / alive)
-        alive = alive - lost
+        share *= 1 - float(lost / retained)
+        retained = retained - lost
         shares.append(share)
     return steps, shares
 
@@ -105,21 +101,21 @@ def ratio_interval(
     bounds: tuple[float, float] | None = None,
     confidence: float = 0.95,
 ) -> Interval:
-    """Σ n_i / Σ d_i with an interval over *prompts*: the alternatives of one stand and fall together.
+    """Σ n_i / Σ d_i with an interval over *prompts*, since the alternatives of one prompt are correlated.
 
-    As `intervals.mean_intervals`, with half an unseen prompt of average size at either end: at the bounds, or, of a
-    value without bounds, as far from the ratio as the farthest prompt.
+    As `intervals.mean_intervals`, with half an unseen prompt of average size at either end: at the bounds, or, without
+    bounds, as far from the ratio as the farthest prompt.
 
-    Source: of resampling whole clusters, Davison and Hinkley 1997, "Bootstrap methods and their application", 3.8.
+    Source: resampling of whole clusters, Davison and Hinkley 1997, "Bootstrap methods and their application", 3.8.
 
     Args:
-        numerators: n_i, of the prompts that have something to count.
+        numerators: n_i of the prompts with d_i > 0.
         denominators: d_i > 0.
-        bounds: the least and the most that n_i/d_i can be; None: any number.
+        bounds: the smallest and largest possible n_i/d_i; None: unbounded.
         confidence: in (0, 1).
 
     Returns:
-        NaN without prompts; infinite ends where there are no bounds and all prompts agree.
+        NaN without prompts; infinite ends if there are no bounds and all prompts agree.
 
     Example:
         >>> lost, at_risk = torch.tensor([0.0, 1.0, 4.0]), torch.tensor([2.0, 4.0, 4.0])
@@ -153,23 +149,23 @@ def verdict_selectivity(
     ref_logprobs: Float[Tensor, "prefixes anchors"],
     success: Float[Tensor, "prefixes anchors"],
 ) -> Float[Tensor, "prefixes"]:
-    """By how much more the alternatives rose that can end right than those that do not [nats].
+    """How much more the alternatives with right continuations rose than those without [nats].
 
         mean over pairs (i, j) of a prefix of Δx_i − Δx_j,   v̂_i > 0, v̂_j = 0, |log π_ref(i) − log π_ref(j)| ≤ 0.5
 
-    What reward does. A pull does not see verdicts, and lifts wrong anchors like right ones. Errors of v̂ bring the value
-    nearer to 0 and do not turn its sign.
+    This is the effect of reward: a pull does not depend on verdicts and raises wrong anchors like right ones. Errors of
+    v̂ move the value towards 0 and do not change its sign.
 
     Args:
-        change: Δx, of log π since before training; pairs of a value that is not finite are left out.
+        change: Δx, the change of log π since before training; pairs with a value that is not finite are left out.
         ref_logprobs: log π_ref.
         success: v̂ in [0, 1]; NaN: not judged, in no pair.
 
     Returns:
-        NaN where a prefix has no pair.
+        NaN for a prefix without pairs.
 
     Example:
-        The third alternative is too rare to be compared.
+        The reference makes the third alternative too rare to compare.
 
         >>> change, ref = torch.tensor([[0.3, 0.1, -2.0]]), torch.tensor([[0.4, 0.4, 0.01]]).log()
         >>> verdict_selectivity(change, ref, torch.tensor([[0.5, 0.0, 0.0]]))
@@ -182,18 +178,18 @@ def verdict_selectivity(
 
 
 def rank_selectivity(change: Float[Tensor, "prefixes alternatives"], anchor_size: int) -> Float[Tensor, "prefixes"]:
-    """By how much more the reference's K likeliest tokens rose than the K next [nats].
+    """How much more the reference's K likeliest tokens rose than the next K [nats].
 
         mean of Δx over ranks 1 … K  −  mean of Δx over ranks K+1 … 2K
 
-    What a pull towards T_K could do.
+    This is the effect that a pull towards T_K can have.
 
     Args:
         change: Δx, by descending π_ref; a value that is not finite is left out.
         anchor_size: K.
 
     Returns:
-        NaN where either half has no finite value.
+        NaN if either half has no finite value.
 
     Example:
         >>> rank_selectivity(torch.tensor([[0.5, 0.3, -0.1, -0.1]]), 2)

@@ -1,6 +1,6 @@
-"""How sure a mean over training seeds *and* problems is: both vary, and an interval over one of them is too short.
+"""Intervals of means over training seeds *and* problems; an interval over only one of the two is too short.
 
-scores of S seeds on I problems → variance of the mean by seeds, by problems, and what is counted in both → Interval
+scores of S seeds on I problems → variances of the mean by seeds, by problems and of the residual → Interval
 """
 
 import math
@@ -17,12 +17,12 @@ from apo_lightning.metrics.intervals import Interval, mean_intervals
 
 CONFIDENCE = 0.95
 MIN_STANDARD_ERROR = 1e-9
-"""Below it, seeds and problems agree but for rounding."""
+"""A smaller standard error is rounding: seeds and problems agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One estimated variance of the mean, and the degrees of freedom it was estimated with."""
+    """An estimated variance of the mean and its degrees of freedom."""
 
     variance: Float[Tensor, "columns"]
     freedom: float
@@ -30,13 +30,13 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """A mean over seeds and problems, and where its variance comes from."""
+    """A mean over seeds and problems, with the parts of its variance."""
 
     mean: Float[Tensor, "columns"]
     seeds: list[_Part]
     problems: list[_Part]
     both: Float[Tensor, "columns"]
-    """V_E: what `seeds` and `problems` each hold of the residual, so that their sum holds it twice."""
+    """V_E, the residual's variance: `seeds` and `problems` both contain it, so their sum has it twice."""
 
 
 def seed_mean_intervals(
@@ -45,7 +45,7 @@ def seed_mean_intervals(
     lowest: float = 0.0,
     highest: float = 1.0,
 ) -> list[Interval]:
-    """Interval of each column's mean over seeds and problems: where it would lie with other seeds *and* problems.
+    """Interval of each column's mean over seeds and problems, for other seeds *and* other problems.
 
     With y_si the score of seed s on problem i, ȳ_s and ȳ_i its means, and MS the residual mean square of the table,
 
@@ -53,31 +53,31 @@ def seed_mean_intervals(
         V   = max(V_S + V_P − V_E, V_S, V_P)
         ȳ ± t_{0.975, df}·√V,   df = max(1, (V_S + V_P)²/(V_S²/(S−1) + V_P²/(I−1)))
 
-    and neither end nearer to ȳ than that of `intervals.mean_intervals` over the problems' means ȳ_i: t knows nothing of
-    a problem that no seed solves on a set where nearly all are solved. V_S + V_P − V_E is unbiased where
-    y_si = μ + seed_s + problem_i + residual_si. The ends are cut at `lowest` and `highest`.
+    Neither end is nearer to ȳ than that of `intervals.mean_intervals` over the problems' means ȳ_i, because t ignores
+    unsolved problems that a nearly solved set may contain. V_S + V_P − V_E is unbiased if
+    y_si = μ + seed_s + problem_i + residual_si. The ends are clipped to `lowest` and `highest`.
 
-    Of several benchmarks b = 1..B it is the interval of the mean over benchmarks: V_S is that of y_s = mean_b ȳ_bs,
-    since a lucky seed is lucky on all of them; V_P and V_E are Σ_b V_b/B², each V_P with its own I − 1.
+    For several benchmarks b = 1..B it is the interval of the mean over benchmarks: V_S is that of y_s = mean_b ȳ_bs,
+    since a seed affects all of them; V_P and V_E are Σ_b V_b/B², each V_P with its own I − 1.
 
-    `benchmarks/intervals.py` measures how often such intervals hold the truth. Where two seeds differ by much more
-    than their problems explain it is about 0.87: two that came out close by chance look like no spread at all.
+    `benchmarks/accuracy/intervals.py` measures the coverage. With two seeds that differ much more than their problems
+    explain, it is about 0.87, since two seeds may be close by chance.
 
     Source: the crossed random effects of Cornfield and Tukey 1956; V_S + V_P − V_E as in Cameron, Gelbach and Miller
         2011, "Robust inference with multiway clustering"; df of Satterthwaite 1946.
-    Departure: V is never below what seeds or problems alone give, df never below 1, and the ends as said.
+    Departure: V is at least max(V_S, V_P), df is at least 1, and the ends are widened and clipped as above.
 
     Args:
-        scores: one table a benchmark, of its own problems and of the same seeds in the same order; S ≥ 2 seeds. With
-            one seed `intervals.mean_intervals` says how sure that checkpoint's mean is.
-        lowest: the least a problem can score; −inf where there is none.
-        highest: the most; +inf where there is none.
+        scores: one table per benchmark, with the same S ≥ 2 seeds in the same order. For one seed use
+            `intervals.mean_intervals`, which is about that checkpoint.
+        lowest: lowest possible score of a problem; −inf if unbounded.
+        highest: highest possible score; +inf if unbounded.
 
     Returns:
-        One a column, within [lowest, highest].
+        One per column, within [lowest, highest].
 
     Raises:
-        ConfigError: there are fewer than two seeds, they differ in number, or as in `mean_intervals`.
+        ConfigError: fewer than two seeds, different numbers of seeds, or as in `mean_intervals`.
 
     Example:
         Seeds at 0.2 and 0.6 that agree on all problems: V = V_S = 0.08/2, df = 1, so 0.4 ± 12.7·0.2.
@@ -106,7 +106,7 @@ def seed_mean_intervals(
     return [
         Interval(
             mean=over_both.mean,
-            # Also where V = 0 and the first is NaN.
+            # `_least` handles the NaN of V = 0.
             low=max(lowest, _least(over_both.low, over_problem.low)),
             high=min(highest, -_least(-over_both.high, -over_problem.high)),
         )
@@ -118,7 +118,7 @@ def seed_difference_intervals(
     before: Float[Tensor, "seeds_a problems_a columns"],
     after: Float[Tensor, "seeds_b problems_b columns"],
 ) -> list[Interval]:
-    """The mean by which method B beats method A on the same problems, each with seeds of its own; paired by problem.
+    """Interval of the mean difference of method B and method A, each with its own seeds, paired by problem.
 
     With d_i = ȳ_B,i − ȳ_A,i and the variances of `seed_mean_intervals`,
 
@@ -127,8 +127,8 @@ def seed_difference_intervals(
         Δ ± t_{0.975, df}·√V
         df  = max(1, (V_A + V_B + V_P)²/(V_A²/(S_A−1) + V_B²/(S_B−1) + V_P²/(I−1)))
 
-    An arm with one seed adds no V of its own: it stands for that checkpoint and for no other. With one seed in each
-    use `intervals.paired_intervals`, whose scope is these two checkpoints.
+    A method with one seed adds no V: it stands for that checkpoint only. With one seed each use
+    `intervals.paired_intervals`, which is about the two checkpoints.
 
     Source, departure: as `seed_mean_intervals`.
 
@@ -137,7 +137,7 @@ def seed_difference_intervals(
         after: of B, on the same problems in the same order.
 
     Returns:
-        Of mean(B) − mean(A), one a column, within [−1, 1]; the ends are NaN where V = 0 or there is one problem.
+        Of mean(B) − mean(A), one per column, within [−1, 1]; the ends are NaN if V = 0 or there is one problem.
 
     Raises:
         ConfigError: neither has two seeds, the problems differ in number, or a score is not finite.
@@ -150,7 +150,7 @@ def seed_difference_intervals(
     """
     tables = [_checked(before), _checked(after)]
     if max(len(table) for table in tables) < 2:
-        raise ConfigError("one seed each: take paired_intervals, which is about these two checkpoints")
+        raise ConfigError("one seed each: use paired_intervals, which is about these two checkpoints")
     if tables[0].shape[1] != tables[1].shape[1]:
         raise ConfigError(
             f"{tables[0].shape[1]} problems before and {tables[1].shape[1]} after: a paired interval needs the same"
@@ -163,7 +163,7 @@ def seed_difference_intervals(
         problems=[_variance_of_mean(difference)],
         both=torch.stack([each.both for each in found]).sum(0),
     )
-    # Written with the NaN of V = 0 first: `max` and `min` keep it there and lose it in the second place.
+    # The NaN of V = 0 must come first: `max` and `min` would drop it in the second place.
     return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in _intervals(parts)]
 
 
@@ -189,7 +189,7 @@ def _parts(table: Float[Tensor, "seeds problems columns"]) -> _Parts:
 
 
 def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
-    """The variance of a mean; NaN for a single unit, which says nothing of its spread."""
+    """The variance of a mean; NaN for a single unit."""
     count = len(values)
     variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
     return _Part(variance=variance, freedom=float(max(1, count - 1)))
@@ -212,7 +212,7 @@ def _intervals(parts: _Parts) -> list[Interval]:
 
 
 def _mean_of(intervals: Sequence[Interval]) -> Interval:
-    """The mean over benchmarks that share no problem: distances of the ends add in quadrature."""
+    """The mean over benchmarks without common problems: distances to the ends add in quadrature."""
     count = len(intervals)
     mean = math.fsum(i.mean for i in intervals) / count
     below, above = math.hypot(*(i.mean - i.low for i in intervals)), math.hypot(*(i.high - i.mean for i in intervals))
@@ -220,5 +220,5 @@ def _mean_of(intervals: Sequence[Interval]) -> Interval:
 
 
 def _least(first: float, second: float) -> float:
-    """The smaller; the second where the first is NaN."""
+    """The smaller one; the second if the first is NaN."""
     return second if math.isnan(first) else min(first, second)

@@ -1,4 +1,4 @@
-"""Where the probability goes that an update takes from sampled tokens: pure functions."""
+"""Where an update moves the probability that it takes from sampled tokens: pure functions."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 PARTS = ("sampled", "leader", "anchors", "tail")
-"""Into which the vocabulary is divided at each token; the columns of `mass_of_parts`."""
+"""Parts of the vocabulary at each token; the columns of `mass_of_parts`."""
 
 
 def leaders(
     anchor_logprobs: Float[Tensor, "tokens anchors"], is_candidate: Bool[Tensor, "tokens anchors"]
 ) -> Int[Tensor, "tokens"]:
-    """Slot of the likeliest anchor among the candidates, of equal ones the first; slot 0 where there is none.
+    """Slot of the likeliest candidate anchor, the first of equal ones; slot 0 if there is no candidate.
 
     Example:
         >>> leaders(torch.tensor([[0.5, 0.2, 0.3]]).log(), torch.tensor([[False, True, True]]))
@@ -35,8 +35,8 @@ def mass_of_parts(
     Args:
         logprobs: log π(y) of the sampled token [nats].
         anchor_logprobs: log π at the anchors.
-        is_candidate: anchors that are there and are not the sampled token.
-        leader: slot of the leader, from `leaders`; of probability 0 where it is no candidate.
+        is_candidate: anchors that exist and are not the sampled token.
+        leader: slot of the leader, from `leaders`; its mass is 0 if it is no candidate.
 
     Example:
         >>> half = torch.tensor([0.5]).log()
@@ -53,14 +53,14 @@ def mass_of_parts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqueezeSums:
-    """Sums over tokens, from which every share follows; those of several ranks add up."""
+    """Sums over tokens that determine every share; the sums of several ranks add up."""
 
     num_fell: float = 0.0
-    """Tokens with Δ_y < 0; the other sums but `num_rose` and `num_nonfinite` are over these."""
+    """Tokens with Δ_y < 0; all sums except `num_rose` and `num_nonfinite` are over these."""
     num_rose: float = 0.0
     """Tokens with Δ_y ≥ 0."""
     num_nonfinite: float = 0.0
-    """Tokens left out: a probability was not finite."""
+    """Tokens left out because a probability was not finite."""
     lost: float = 0.0
     """Σ(−Δ_y)"""
     leader: float = 0.0
@@ -70,13 +70,13 @@ class SqueezeSums:
     tail: float = 0.0
     """Σ Δ_tail"""
     proportional: float = 0.0
-    """Σ (−Δ_y)·π_leader/(1 − π_y), what the leader would gain were the mass divided in proportion"""
+    """Σ (−Δ_y)·π_leader/(1 − π_y), the leader's gain if the mass were divided in proportion"""
     num_tail_fell: float = 0.0
     """Tokens with Δ_tail < 0."""
 
     @classmethod
     def of(cls, before: Float[Tensor, "tokens 4"], after: Float[Tensor, "tokens 4"]) -> "SqueezeSums":
-        """Of some tokens, from their `mass_of_parts` before and after an update."""
+        """Sums over some tokens, from their `mass_of_parts` before and after an update."""
         finite = (before.isfinite() & after.isfinite()).all(1)
         before, after = before[finite], after[finite]
         change = after - before
@@ -99,26 +99,25 @@ class SqueezeSums:
 
     @classmethod
     def total(cls, parts: Sequence["SqueezeSums"]) -> "SqueezeSums":
-        """Of the tokens of all parts."""
+        """Sums over the tokens of all parts."""
         columns = zip(*(astuple(part) for part in parts), strict=True)
         return cls(**dict(zip(cls.__slots__, map(math.fsum, columns), strict=True)))
 
 
 def squeeze_shares(sums: SqueezeSums) -> dict[str, float]:
-    """What of the lost probability each part has taken, over tokens whose own probability fell.
+    """The share of the lost probability that each part took, over tokens whose own probability fell.
 
         share_c = Σ_t Δ_c / Σ_t (−Δ_y)                        c ∈ {leader, anchors, tail}; signed, they sum to 1
         index   = share_leader − Σ_t (−Δ_y)·π_leader/(1−π_y) / Σ_t (−Δ_y)
         tail_loses = share of the tokens with Δ_tail < 0
 
-    The index is 0 where the lost mass is divided in proportion to what the others have, and where all are alike;
-    above 0 the leader takes more than its part.
+    The index is 0 if the lost mass is divided in proportion to the others' mass; above 0 the leader takes more.
 
     Returns:
-        NaN where no token fell.
+        NaN if no token fell.
 
     Example:
-        0.1 is lost, of which the leader would get 0.1·0.6/0.8 = 0.075 in proportion, and takes 0.09.
+        0.1 is lost; the leader takes 0.09, while its proportional share is 0.1·0.6/0.8 = 0.075.
 
         >>> before, after = torch.tensor([[0.2, 0.6, 0.1, 0.1]]), torch.tensor([[0.1, 0.69, 0.1, 0.11]])
         >>> {name: round(value, 6) for name, value in squeeze_shares(SqueezeSums.of(before, after)).items()}

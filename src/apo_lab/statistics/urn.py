@@ -1,4 +1,4 @@
-"""Estimates from the samples of a visit to a problem: distinct answers, missing mass, more samples than were drawn."""
+"""Estimates from the samples of one visit to a problem: distinct answers, missing mass, pass@k beyond n."""
 
 import math
 from collections.abc import Sequence
@@ -12,39 +12,39 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 
 LARGEST_LOG_SHAPE = 9.0
-"""Bound of |log a| and |log b| of the beta distribution; beyond it, 1e4 pseudo-counts, all problems are alike."""
+"""Bound of |log a| and |log b| of the beta distribution; beyond it (1e4 pseudo-counts) all problems are alike."""
 
 
 def expected_distinct(counts: Sequence[int], k: int) -> float:
-    """How many distinct answers k samples hold, drawn without replacement from the n at hand.
+    """Expected number of distinct answers among k samples, drawn without replacement from the n available.
 
         Σ_a [1 − C(n−n_a, k)/C(n, k)]
 
-    Unbiased for the expected number in k fresh samples.
+    Unbiased for the expected number in k new samples.
 
     Source: Hurlbert 1971, "The nonconcept of species diversity" (rarefaction).
 
     Args:
-        counts: n_a of each answer, n = Σ n_a; an answer that could not be parsed is none.
+        counts: n_a of each answer, n = Σ n_a; samples without a parsed answer are not counted.
         k: 1 ≤ k ≤ n.
 
     Raises:
         ConfigError: k is out of range.
 
     Example:
-        Of the three pairs among a, a, b one holds one answer and two hold both: (1 + 2 + 2)/3.
+        The three pairs among a, a, b have 1, 2 and 2 distinct answers.
 
         >>> round(expected_distinct([2, 1], 2), 6)
         1.666667
     """
     total = sum(counts)
     if not 1 <= k <= total:
-        raise ConfigError(f"distinct answers in {k} of {total} samples: k must lie between 1 and the samples at hand")
+        raise ConfigError(f"distinct answers in {k} of {total} samples: k must lie between 1 and the number of samples")
     return math.fsum(1 - math.comb(total - count, k) / math.comb(total, k) for count in counts)
 
 
 def missing_mass(counts: Sequence[int]) -> float:
-    """f₁/n, the share of samples whose answer occurs once: estimates the probability of an answer never seen yet.
+    """f₁/n, the share of samples whose answer occurs once: it estimates the probability of an unseen answer.
 
     Its expectation exceeds the expected missing mass by at least 0 and at most 1/n.
 
@@ -66,9 +66,9 @@ def missing_mass(counts: Sequence[int]) -> float:
 def beta_binomial_shapes(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
 ) -> tuple[float, float] | None:
-    """Maximum-likelihood (a, b) of p_i ~ Beta(a, b), c_i ~ Binomial(n_i, p_i); None where counts say nothing of them.
+    """Maximum-likelihood (a, b) of p_i ~ Beta(a, b), c_i ~ Binomial(n_i, p_i); None if the likelihood has no maximum.
 
-    That is where no problem has a right sample, or none a wrong one: the likelihood then has no maximum.
+    That is the case if no problem has a right sample, or none has a wrong one.
 
     Source: Skellam 1948, the beta-binomial distribution.
 
@@ -98,13 +98,13 @@ def beta_binomial_shapes(
 def beta_binomial_pass_at_k(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"], k: int
 ) -> float:
-    """What pass@k would be if success rates of problems had a beta distribution: 1 − B(a, b+k)/B(a, b), for k > n too.
+    """pass@k under a beta distribution of success rates, 1 − B(a, b+k)/B(a, b), also for k > n.
 
-    Right where they have one, and too high where some problems are never solved: with 40 % of those 0.78 was found for
-    0.59 at k = 256. Not for ranking methods.
+    Exact under that distribution, too high if some problems are never solved: with 40 % of those it gives 0.78 instead
+    of 0.59 at k = 256. Do not rank methods by it.
 
     Returns:
-        In [0, 1]; NaN where `beta_binomial_shapes` finds none.
+        In [0, 1]; NaN if `beta_binomial_shapes` is None.
 
     Example:
         Uniform success rates: k/(k + 1).

@@ -1,4 +1,4 @@
-"""`python -m apo_lab.theory`: checks every statement, prints what was measured, and draws the figures."""
+"""`apo theory`: check every statement, print the measurements and draw the figures."""
 
 import argparse
 import sys
@@ -13,27 +13,27 @@ from apo_lightning.common.files import write_atomically
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 where every statement holds, 1 where one does not."""
+    """Run the command; the exit status is 1 if a statement does not hold."""
     parser = argparse.ArgumentParser(prog="python -m apo_lab.theory", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("theory"), help="folder of the figures (default: theory/)")
-    parser.add_argument("--only", nargs="+", metavar="KEY", default=[], help="statements to check, as C2; no figures")
-    parser.add_argument("--page", type=Path, help="a page whose list of statements is to be made anew: docs/theory.md")
+    parser.add_argument("--out", type=Path, default=Path("theory"), help="folder for the figures (default: theory/)")
+    parser.add_argument("--only", nargs="+", metavar="KEY", default=[], help="statements to check (no figures)")
+    parser.add_argument("--page", type=Path, help="page to regenerate, such as docs/theory.md")
     options = parser.parse_args(arguments)
     known = [statement.key for statement in STATEMENTS]
     if unknown := [key for key in options.only if key not in known]:
         parser.error(f"there is no statement {unknown[0]}: choose from {' '.join(known)}")
     chosen = [statement for statement in STATEMENTS if statement.key in (options.only or known)]
     checked = {statement.key: statement.check() for statement in chosen}
-    # Without a terminal to ask, Rich would squeeze tables into 80 columns.
+    # Without a terminal, Rich would squeeze tables into 80 columns.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
     console.print(statements_table(chosen, checked))
     if not options.only:
         console.print(growth_table())
         _draw(options.out)
-        console.print(f"figures are in {options.out}")
+        console.print(f"figures: {options.out}")
     if options.page is not None:
         if options.only or END not in options.page.read_text():
-            parser.error(f"{options.page} cannot be made anew: it needs the mark {END} and every statement")
+            parser.error(f"{options.page} cannot be regenerated: it needs the mark {END}, and --only must not be given")
         write_atomically(options.page, fill(options.page.read_text(), markdown(chosen, checked)).encode())
     broken = [key for key, readings in checked.items() if not all(reading.holds for reading in readings)]
     console.print(f"not as stated: {', '.join(broken)}" if broken else f"{len(chosen)} statements hold")
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _draw(folder: Path) -> None:
-    """The figures as PNG and SVG."""
-    # Statements alone are checked without matplotlib.
+    """Write the figures as PNG and SVG."""
+    # Imported here, so that checking statements does not need matplotlib.
     from apo_lab.reporting.figures.canvas import encode
     from apo_lab.theory.figures import FIGURES
 

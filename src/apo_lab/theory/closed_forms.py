@@ -1,4 +1,4 @@
-"""Forces from the equations, one token each, to be held against what the shipped losses do.
+"""Forces of one token from the paper's equations, to compare with those of the losses that train.
 
 Rows are tokens; `probs` is π, `token_ids` y, `advantages` A. Forces point uphill on the objective [nats per unit of η].
 """
@@ -21,7 +21,7 @@ def reward(probs: Rows, token_ids: Int[Tensor, "tokens"], advantages: Tensor, ra
 
 
 def within(probs: Rows, members: Bool[Tensor, "tokens vocab"]) -> Rows:
-    """q_S = π(·|S), zero outside S and where S is empty."""
+    """q_S = π(·|S); 0 outside S, and everywhere if S is empty."""
     inside = probs * members
     return inside / inside.sum(1, keepdim=True).clamp(min=1e-300)
 
@@ -29,7 +29,7 @@ def within(probs: Rows, members: Bool[Tensor, "tokens vocab"]) -> Rows:
 def anchors(
     ref: Rows, token_ids: Int[Tensor, "tokens"], size: int, *, naive: bool = False
 ) -> Bool[Tensor, "tokens vocab"]:
-    """S: the reference's `size` likeliest tokens without y, or with it where `naive`."""
+    """S: the reference's `size` likeliest tokens without y; with y if `naive`."""
     likeliest = ref.argsort(dim=1, descending=True, stable=True)[:, :size]
     members = torch.zeros_like(ref, dtype=torch.bool).scatter(
         1, likeliest, torch.ones_like(likeliest, dtype=torch.bool)
@@ -40,12 +40,12 @@ def anchors(
 
 
 def anchor_ratio(probs: Rows, ref: Rows, members: Bool[Tensor, "tokens vocab"]) -> Float[Tensor, "tokens"]:
-    """r_a = Σ_S π / Σ_S π_ref; 0 where S is empty."""
+    """r_a = Σ_S π / Σ_S π_ref; 0 if S is empty."""
     return (probs * members).sum(1) / (ref * members).sum(1).clamp(min=1e-300)
 
 
 def pull(probs: Rows, ref: Rows, members: Bool[Tensor, "tokens vocab"], size: Tensor, pull_coef: float) -> Rows:
-    """|A|·β·r_a·(q_S − π); 0 where S is empty."""
+    """|A|·β·r_a·(q_S − π); 0 if S is empty."""
     scale = size.abs() * pull_coef * anchor_ratio(probs, ref, members)
     return scale[:, None] * (within(probs, members) - probs)
 

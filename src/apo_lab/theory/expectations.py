@@ -1,11 +1,10 @@
-"""The force of a prompt's group: its exact expectation, and draws of it. All at the first optimizer step, r = 1.
+"""The force of a prompt's group at the first optimizer step, r = 1: its exact expectation, and samples of it.
 
-A step's gradient is Σ w·(−∂loss/∂z) over the group's tokens, each completion with the weight 1/(kept completions · L).
+A step's force is Σ w·(−∂loss/∂z) over the group's tokens; each completion has w = 1/(kept completions · L).
 """
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,25 +21,25 @@ from apo_lightning.types import AdvantageInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What may happen to a completion of a given verdict: its advantage, and how much of the gradient it then is."""
+    """One possible advantage of a completion with a given verdict, and its expected share of the gradient."""
 
     weight: float
-    """Expected share of the step's weight: Σ weight·force over the cases is the expected force."""
+    """Expected share of the step's weight: the expected force is Σ weight·force over the cases."""
     advantage: float
 
 
 def cases(advantage: AdvantageEstimator, accuracy: float, group_size: int | None) -> tuple[list[Case], list[Case]]:
-    """(of right completions, of wrong ones), from the shipped estimator; `SignedReward` may drop one of the two.
+    """(cases of right completions, cases of wrong ones) under an estimator that trains.
 
-    With c right of G the estimator gives A⁺(c) and A⁻(c); the others of the group are Bin(G − 1, J).
+    With c of G right the estimator gives A⁺(c) and A⁻(c); the number of other right ones is Bin(G − 1, J).
 
     Args:
         advantage: an estimator.
         accuracy: J.
-        group_size: G; None: infinitely many, for which the estimators' limits are written out here.
+        group_size: G; None: infinite, by the limits written out in `_limit`.
 
     Example:
-        Two completions, one right half the time: A = ±1/√2 then, and 0 where both agree.
+        Of two completions with J = ½: A = ±1/√2 if one of them is right, 0 if both agree.
 
         >>> right, _ = cases(GroupNormalized(), 0.5, 2)
         >>> [(round(case.weight, 4), round(case.advantage, 4)) for case in right]
@@ -71,13 +70,13 @@ def _limit(advantage: AdvantageEstimator, accuracy: float) -> tuple[list[Case], 
     if isinstance(advantage, SignedReward):
         positive, negative = advantage.positive_weight, advantage.negative_weight
         kept = accuracy * (positive > 0) + failure * (negative > 0)
-        values = ((positive, positive > 0), (-negative, negative > 0))
-        return cast(
-            tuple[list[Case], list[Case]],
-            tuple([Case(weight=is_kept / kept if kept else 0.0, advantage=float(value))] for value, is_kept in values),
-        )
+        cases_of = [
+            [Case(weight=is_kept / kept if kept else 0.0, advantage=float(value))]
+            for value, is_kept in ((positive, positive > 0), (-negative, negative > 0))
+        ]
+        return cases_of[0], cases_of[1]
     if not isinstance(advantage, GroupNormalized | LeaveOneOut):
-        raise ConfigError(f"the limit of {type(advantage).__name__} for large groups is not written: give a group size")
+        raise ConfigError(f"{type(advantage).__name__} has no limit for large groups here: give a group size")
     divides = isinstance(advantage, GroupNormalized) and advantage.normalize_std
     sigma = math.sqrt(accuracy * failure) if divides else 1.0
     scale = 1 / sigma if sigma else 0.0
@@ -91,18 +90,18 @@ def expected_force(
     advantage: AdvantageEstimator,
     group_size: int | None = None,
 ) -> Float[Tensor, "nodes vocab"]:
-    """E of the force on the logits of every node [nats per unit of η], exact.
+    """Exact expectation of the force on the logits of every node [nats per unit of η].
 
         f(n) = P(n)/L · Σ_y π(y|n) · [Q(n,y)·E(w·F⁺) + (1 − Q(n,y))·E(w·F⁻)]
 
-    Exactly 0 under a group-normalised advantage where Q is all 0 or all 1.
+    Exactly 0 under a group-normalised advantage if Q is all 0 or all 1.
 
     Args:
-        problem: reference and chances of reward.
+        problem: reference and probabilities of reward.
         logits: z of the policy, float64.
         loss: one of `apo_lightning.losses`.
         advantage: one of `apo_lightning.advantages`.
-        group_size: G; None: infinitely many.
+        group_size: G; None: infinite.
     """
     nodes, vocab = logits.shape
     probs = logits.softmax(1)
@@ -113,10 +112,11 @@ def expected_force(
     values = torch.tensor([case.advantage for case in all_cases], dtype=logits.dtype)
     is_right = torch.arange(len(all_cases)) < len(right)
     shape = (nodes, vocab, len(all_cases))
+    rows = torch.arange(nodes).repeat_interleave(vocab * len(all_cases))
     forces = token_forces(
         loss,
-        _repeat(logits, shape),
-        _repeat(problem.ref.to(logits), shape),
+        logits[rows],
+        problem.ref.to(logits)[rows],
         torch.arange(vocab)[None, :, None].expand(shape).flatten(),
         values.expand(shape).flatten(),
         is_right.expand(shape).flatten(),
@@ -124,10 +124,6 @@ def expected_force(
     verdict = torch.where(is_right, quality[..., None], 1 - quality[..., None])
     share = (problem.visits(probs) / problem.depth)[:, None, None] * probs[..., None] * verdict * weight
     return (share[..., None] * forces).sum((1, 2))
-
-
-def _repeat(rows: Float[Tensor, "nodes vocab"], shape: tuple[int, int, int]) -> Float[Tensor, "tokens vocab"]:
-    return rows.repeat_interleave(shape[1] * shape[2], dim=0)
 
 
 def sampled_force(
@@ -138,7 +134,7 @@ def sampled_force(
     group_size: int,
     generator: torch.Generator,
 ) -> Float[Tensor, "replicates nodes vocab"]:
-    """One group's force for each of several independent policies: their mean tends to `expected_force`."""
+    """The force of one sampled group for each of several policies; their mean tends to `expected_force`."""
     replicates, num_nodes, vocab = logits.shape
     probs = logits.softmax(2)
     nodes = torch.zeros(replicates, group_size, dtype=torch.long)
@@ -171,7 +167,7 @@ def sampled_force(
 def _weighted_advantages(
     advantage: AdvantageEstimator, is_correct: Bool[Tensor, "replicates group"], dtype: torch.dtype
 ) -> tuple[Float[Tensor, "replicates group"], Float[Tensor, "replicates group"]]:
-    """(advantages, weights in their step); a group of which nothing is kept has no weight."""
+    """(advantages, weights in the step); a group of which nothing is kept has weight 0."""
     lengths = torch.ones_like(is_correct, dtype=torch.long)
     result = advantage(AdvantageInputs(rewards=is_correct.to(dtype), is_correct=is_correct, lengths=lengths))
     keep = result.keep.to(dtype)

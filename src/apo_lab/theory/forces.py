@@ -1,12 +1,14 @@
-"""The force of a token on the logits of its position: minus the gradient of the shipped loss, by autograd."""
+"""The force of a token on the logits of its position: the negative gradient of a loss that trains, by autograd."""
+
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import PolicyLoss
-from apo_lightning.types import Anchor, LossInputs, LossOutput
+from apo_lightning.losses import APO, PolicyLoss
+from apo_lightning.types import Anchor, LossInputs
 
 
 def loss_inputs(
@@ -18,11 +20,11 @@ def loss_inputs(
     is_correct: Bool[Tensor, "tokens"],
     old_logits: Float[Tensor, "tokens vocab"] | None = None,
 ) -> LossInputs:
-    """What the trainer would hand to the loss for tokens of which the whole distribution is known.
+    """The inputs that the trainer would give the loss for tokens whose whole distribution is known.
 
     Args:
-        loss: its `needs` say what is filled.
-        logits: z [nats], one row a token; the gradient flows to them.
+        loss: its `needs` decide which optional inputs are filled.
+        logits: z [nats], one row per token; the gradient flows to them.
         ref: π_ref; 0 is allowed.
         token_ids: y.
         advantages: A.
@@ -30,7 +32,7 @@ def loss_inputs(
         old_logits: of the policy that sampled; None: the policy itself, so that r = 1.
 
     Raises:
-        ConfigError: the loss wants more anchors than there are tokens.
+        ConfigError: the loss needs more anchors than the vocabulary has tokens.
     """
     needs = loss.needs
     if needs.anchor_size > ref.shape[1]:
@@ -62,22 +64,23 @@ def token_forces(
     logits: Float[Tensor, "tokens vocab"],
     ref: Float[Tensor, "tokens vocab"],
     token_ids: Int[Tensor, "tokens"],
-    advantages: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"] | None = None,
     is_correct: Bool[Tensor, "tokens"] | None = None,
     old_logits: Float[Tensor, "tokens vocab"] | None = None,
 ) -> Float[Tensor, "tokens vocab"]:
-    """f = −∂loss/∂z of each token by itself [nats per unit of η], through the loss that trains.
+    """f = −∂loss/∂z of each token alone [nats per unit of η].
 
-    A token of A < 0 counts as wrong where `is_correct` is None.
+    Without `advantages` every token has A = −1; without `is_correct` a token is wrong if A ≤ 0.
 
     Example:
-        A right token of three equally likely ones rises by A·(1 − π), the others fall by A·π.
+        Of three equally likely tokens the right one rises by A·(1 − π), the others fall by A·π.
 
         >>> from apo_lightning.losses import GRPO
         >>> logits, ref = torch.zeros(1, 3), torch.full((1, 3), 1 / 3)
         >>> token_forces(GRPO(), logits, ref, torch.tensor([0]), torch.tensor([3.0]))
         tensor([[ 2.0000, -1.0000, -1.0000]])
     """
+    advantages = -torch.ones(len(logits), dtype=logits.dtype) if advantages is None else advantages
     correct = advantages > 0 if is_correct is None else is_correct
     z = logits.detach().clone().requires_grad_()
     output = loss(loss_inputs(loss, z, ref, token_ids, advantages, correct, old_logits))
@@ -93,7 +96,7 @@ def token_force(
     advantage: float = -1.0,
     old: Float[Tensor, "vocab"] | None = None,
 ) -> Float[Tensor, "vocab"]:
-    """`token_forces` of one token of a policy given by its probabilities, all above 0."""
+    """`token_forces` for one token; the policy is given by its probabilities, all above 0."""
     return token_forces(
         loss,
         probs.log()[None],
@@ -104,22 +107,25 @@ def token_force(
     )[0]
 
 
-def loss_output(
-    loss: PolicyLoss,
-    probs: Float[Tensor, "vocab"],
-    ref: Float[Tensor, "vocab"],
-    token_id: int,
-    advantage: float = -1.0,
-    old: Float[Tensor, "vocab"] | None = None,
-) -> LossOutput:
-    """Value and metrics of the loss on one token: `apo/anchor_ratio`, `clip_fraction` and the like."""
-    advantages = torch.tensor([advantage], dtype=probs.dtype)
-    old_logits = None if old is None else old.log()[None]
-    return loss(
-        loss_inputs(
-            loss, probs.log()[None], ref[None], torch.tensor([token_id]), advantages, advantages > 0, old_logits
-        )
+def pull_forces(
+    loss: APO,
+    logits: Float[Tensor, "tokens vocab"],
+    ref: Float[Tensor, "tokens vocab"],
+    token_ids: Int[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"] | None = None,
+) -> Float[Tensor, "tokens vocab"]:
+    """The force of the pull alone: `token_forces` minus those with β = 0; the gate must be open in both."""
+    without = replace(loss, pull_coef=0.0)
+    return token_forces(loss, logits, ref, token_ids, advantages) - token_forces(
+        without, logits, ref, token_ids, advantages
     )
+
+
+def pull_force(
+    loss: APO, probs: Float[Tensor, "vocab"], ref: Float[Tensor, "vocab"], token_id: int
+) -> Float[Tensor, "vocab"]:
+    """`pull_forces` for one error."""
+    return pull_forces(loss, probs.log()[None], ref[None], torch.tensor([token_id]))[0]
 
 
 def log_growth(

@@ -1,4 +1,4 @@
-"""How fast a suppressed valid branch grows, exactly, under each method: 16 tokens, an infinite group, r = 1."""
+"""The exact growth of a suppressed valid branch under each method: 16 tokens, an infinite group, r = 1."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, Signed
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 
 BRANCH = 2
-"""The token k whose growth is looked at."""
+"""The token k whose growth is computed."""
 _GROUP = GroupNormalized()
 METHODS: Mapping[str, tuple[PolicyLoss, AdvantageEstimator]] = {
     "GRPO": (GRPO(), _GROUP),
@@ -28,18 +28,18 @@ METHODS: Mapping[str, tuple[PolicyLoss, AdvantageEstimator]] = {
     "APO, log-mass pull": (LogMassAPO(), _GROUP),
     "APO, cross-entropy pull": (CrossEntropyAPO(), _GROUP),
 }
-"""Rows of the table; KL coefficient 0.01, APO's settings the paper's."""
+"""Rows of the table; the KL coefficient is 0.01, APO has the paper's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Who is right, and how sure the reference is of the leader, which holds .9 of the policy."""
+    """Which tokens are right, and how sure the reference is of the leader; the policy gives the leader .9."""
 
     what: str
     leader_ref: float
-    """π_ref of the leader; of the rest k has .25, a second branch .30, five anchors .40, eight outsiders .05."""
+    """π_ref of the leader; k has .25 of the rest, a second branch .30, five anchors .40, eight outsiders .05."""
     success: tuple[float | int, ...]
-    """Q of the leader, the second branch, k, and of every other."""
+    """Q of the leader, the second branch, k, and every other token."""
 
 
 SCENES: Mapping[str, Scene] = {
@@ -53,16 +53,16 @@ SCENES: Mapping[str, Scene] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Of the branch k."""
+    """Growth of the branch k."""
 
     per_probability: float
-    """f_k/π_k: constant in π_k where nothing persists."""
+    """f_k/π_k: constant in π_k unless recovery persists."""
     log_growth: float
     """ℓ_k = d log π_k/dt [nats per unit of η]."""
 
 
 def policy(rare: float) -> Float[Tensor, "16"]:
-    """Leader .9; second branch .05 − ε; k and a junk token ε; the rest shared .8 to .2 by anchors and outsiders."""
+    """Leader .9; second branch .05 − ε; k and a junk token ε each; anchors have .8 of the rest, outsiders .2."""
     others = 0.05 - rare
     values = [0.9, 0.05 - rare, rare, *[0.8 * others / 5] * 5, rare, *[0.2 * others / 7] * 7]
     return torch.tensor(values, dtype=torch.float64)
@@ -77,10 +77,10 @@ def problem(scene: Scene) -> Tree:
 
 
 def growth(method: str, scene: str, rare: float) -> Growth:
-    """Growth of k at π_k = `rare` under a row of `METHODS` in one of `SCENES`.
+    """Growth of k at π_k = `rare` under one of `METHODS` in one of `SCENES`.
 
     Example:
-        An error leads and GRPO lets k grow by .175 nats per unit of η, whatever π_k is.
+        If an error leads, k grows by .175 nats per unit of η under GRPO, whatever π_k is.
 
         >>> round(growth("GRPO", "A", 1e-8).log_growth, 4)
         0.175

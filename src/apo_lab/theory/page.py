@@ -8,13 +8,13 @@ from apo_lab.theory.growth import METHODS, SCENES, growth
 from apo_lab.theory.statements import Reading, Statement
 
 Checked = Mapping[str, Sequence[Reading]]
-"""What each statement's check handed back, by the statement's key."""
+"""The readings of each statement's check, by the statement's key."""
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
-"""What is between them on the page is made from the list."""
+"""Marks on the page; the text between them is generated."""
 
 
 def number(value: float | int) -> str:
-    """A number with what is known of it; rounding errors as such.
+    """Format a number with three digits; rounding errors become 0.
 
     Example:
         >>> number(0.94512), number(3e-16), number(72), number(125004.0)
@@ -24,37 +24,31 @@ def number(value: float | int) -> str:
 
 
 def relation(reading: Reading) -> str:
-    """What was predicted: `= 0.945`, `< 0.8`."""
+    """The prediction as text: `= 0.945`, `< 0.8`."""
     return f"{reading.relation} {number(reading.predicted)}"
 
 
+def _table(title: str, columns: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
 def statements_table(statements: Sequence[Statement], checked: Checked) -> Table:
-    """A row a statement: the reading that differs most from 0 stands for the others."""
-    table = Table(
-        title="The paper's propositions on the shipped losses", title_justify="left", box=None, pad_edge=False
-    )
-    for column in ("", "claim", "verdict", "number", "measured", "predicted", "held"):
-        table.add_column(column, justify="right" if column in ("measured", "held") else "left", overflow="fold")
+    """One row per statement, with its most telling reading and how many of its readings hold."""
+    columns = ("", "claim", "finding", "number", "measured", "predicted", "held")
+    table = _table("The paper's propositions on the losses that train", columns, ("measured", "held"))
     for statement in statements:
         readings = checked[statement.key]
-        shown = telling(readings)
-        held = sum(reading.holds for reading in readings)
-        style = "" if held == len(readings) else "bold red"
-        table.add_row(
-            statement.key,
-            statement.title,
-            statement.verdict,
-            shown.what,
-            number(shown.measured),
-            relation(shown),
-            f"{held}/{len(readings)}",
-            style=style,
-        )
+        shown, held = telling(readings), sum(reading.holds for reading in readings)
+        cells = (statement.key, statement.title, statement.finding, shown.what, number(shown.measured), relation(shown))
+        table.add_row(*cells, f"{held}/{len(readings)}", style="" if held == len(readings) else "bold red")
     return table
 
 
 def telling(readings: Sequence[Reading]) -> Reading:
-    """A reading that did not hold; else the last that is not about 0; else the first.
+    """The first reading that does not hold, else the last that is not 0, else the first.
 
     Example:
         >>> zero, half = (Reading(what="x", measured=v, predicted=v) for v in (0.0, 0.5))
@@ -67,10 +61,9 @@ def telling(readings: Sequence[Reading]) -> Reading:
 
 
 def growth_table() -> Table:
-    """ℓ_k of the suppressed branch in every scene, and f_k/π_k where an error leads."""
-    table = Table(title="Growth of a suppressed valid branch", title_justify="left", box=None, pad_edge=False)
-    for column in _growth_columns():
-        table.add_column(column, justify="left" if column == "method" else "right")
+    """ℓ_k of the suppressed branch in every scene, and f_k/π_k in scene A, by method."""
+    columns = _growth_columns()
+    table = _table("Growth of a suppressed valid branch", columns, columns[1:])
     for row in _growth_rows():
         table.add_row(*row)
     return table
@@ -90,10 +83,7 @@ def _growth_rows() -> list[list[str]]:
 
 
 def markdown(statements: Sequence[Statement], checked: Checked) -> str:
-    """The part of `docs/theory.md` that is made: every statement with every number, then the table of growth.
-
-    Readings are given as measured to three digits; identities as 0.
-    """
+    """The generated part of `docs/theory.md`: every statement with every reading, then the table of growth."""
     parts = [section(statement, checked[statement.key]) for statement in statements]
     columns = _growth_columns()
     table = [_row(columns), _row(["---"] + ["--:"] * (len(columns) - 1)), *(_row(row) for row in _growth_rows())]
@@ -104,13 +94,13 @@ def markdown(statements: Sequence[Statement], checked: Checked) -> str:
 
 
 def section(statement: Statement, readings: Sequence[Reading]) -> str:
-    """One statement."""
+    """One statement as Markdown."""
     lines = [
-        f"### {statement.key}. {statement.title}: {statement.verdict}",
+        f"### {statement.key}. {statement.title}: {statement.finding}",
         "",
         f"*{statement.claim}* ({statement.where})",
         "",
-        f"{statement.formula}.",
+        statement.formula,
         "",
         "| number | measured | predicted |",
         "|---|--:|--:|",
@@ -126,12 +116,12 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def fill(page: str, made: str) -> str:
-    """The page with what is between the marks replaced.
+def fill(page: str, generated: str) -> str:
+    """Replace the text between the marks of a page.
 
     Example:
         >>> fill(f"a {BEGIN} old {END} b", "new").split()
         ['a', '<!--', 'statements', '-->', 'new', '<!--', 'end', 'of', 'statements', '-->', 'b']
     """
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{generated}\n{END}{rest.partition(END)[2]}"

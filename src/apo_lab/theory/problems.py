@@ -1,4 +1,4 @@
-"""Tabular problems on which every expectation is a finite sum: a bandit is one softmax, a tree one at every prefix."""
+"""Tabular problems on which every expectation is a finite sum: a bandit is one softmax, a tree has one per prefix."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from apo_lightning.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """All completions of L tokens over a vocabulary of V: a reference at every prefix, a reward's chance at every leaf.
+    """All completions of L tokens over V: a reference at every prefix, a probability of reward at every leaf.
 
     Nodes are numbered level by level: the child of node n by token v is n·V + v + 1; leaves follow the last node.
 
@@ -26,12 +26,12 @@ class Tree:
     ref: Float[Tensor, "nodes vocab"]
     """π_ref, rows that sum to 1."""
     success: Float[Tensor, "leaves"]
-    """Q in [0, 1]: 0 and 1 are verdicts, what lies between is a prefix that right and wrong completions share."""
+    """Q in [0, 1]: 0 and 1 are verdicts; values between stand for a prefix that right and wrong completions share."""
 
     def __post_init__(self) -> None:
         nodes, vocab = self.ref.shape
         if vocab < 2:
-            raise ConfigError(f"the vocabulary has {vocab} token: a choice needs at least 2")
+            raise ConfigError(f"the vocabulary has {vocab} token: give at least 2")
         if nodes != (len(self.success) - 1) // (vocab - 1) or len(self.success) != vocab**self.depth:
             raise ConfigError(
                 f"{nodes} nodes and {len(self.success)} leaves do not make a tree over {vocab} tokens: give V^L leaves "
@@ -42,7 +42,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """L, the tokens of a completion."""
+        """L, the number of tokens of a completion."""
         level, width = 0, 1
         while width < len(self.success):
             level, width = level + 1, width * self.ref.shape[1]
@@ -50,7 +50,7 @@ class Tree:
 
     @property
     def levels(self) -> list[range]:
-        """Nodes of each level, the root's first."""
+        """The nodes of each level; the root's level first."""
         vocab, start, found = self.ref.shape[1], 0, []
         for level in range(self.depth):
             found.append(range(start, start + vocab**level))
@@ -58,7 +58,7 @@ class Tree:
         return found
 
     def success_of_tokens(self, probs: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
-        """Q(node, v): the chance that a completion which goes on with v from there is right."""
+        """Q(node, v): the probability that a completion is right if v follows the node."""
         quality = torch.empty_like(probs)
         below = self.success.to(probs)
         for nodes in reversed(self.levels):
@@ -67,7 +67,7 @@ class Tree:
         return quality
 
     def visits(self, probs: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes"]:
-        """The chance that a completion passes through each node; 1 at the root."""
+        """The probability that a completion passes through each node; 1 at the root."""
         reached, here = [], torch.ones(1, dtype=probs.dtype)
         for nodes in self.levels:
             reached.append(here)
@@ -79,7 +79,7 @@ class Tree:
         return (probs[0] * self.success_of_tokens(probs)[0]).sum().item()
 
     def children(self, nodes: Int[Tensor, "*batch"], tokens: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-        """The node, or past the last node the leaf, that a token leads to."""
+        """The node that a token leads to; numbers past the last node are leaves."""
         return nodes * self.ref.shape[1] + tokens + 1
 
 
@@ -91,3 +91,34 @@ def bandit(ref: Float[Tensor, "vocab"], success: Float[Tensor, "vocab"]) -> Tree
         0.5
     """
     return Tree(ref=ref[None], success=success)
+
+
+def dist(*values: float | int) -> Float[Tensor, "vocab"]:
+    """A float64 vector.
+
+    Example:
+        >>> dist(0.5, 0.5).dtype
+        torch.float64
+    """
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def constant(value: float, size: int) -> Float[Tensor, "vocab"]:
+    """A float64 vector of equal entries."""
+    return torch.full((size,), value, dtype=torch.float64)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A separate generator for each check, so that no check depends on another."""
+    return torch.Generator().manual_seed(seed)
+
+
+def random_probs(rows: int, vocab: int, generator: torch.Generator, spread: float = 2.0) -> Float[Tensor, "rows vocab"]:
+    """Softmaxes of normal logits with standard deviation `spread` [nats]."""
+    logits = torch.randn(rows, vocab, generator=generator, dtype=torch.float64) * spread
+    return logits.softmax(1)
+
+
+def random_tokens(probs: Float[Tensor, "rows vocab"], generator: torch.Generator) -> Int[Tensor, "rows"]:
+    """One token per row, drawn uniformly."""
+    return torch.randint(probs.shape[1], (len(probs),), generator=generator)

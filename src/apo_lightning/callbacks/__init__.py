@@ -1,17 +1,19 @@
-"""Diagnostics and what a user sees. They read everything and steer nothing: without them a run is the same."""
+"""Diagnostics, progress, files and summaries. Callbacks read everything and change nothing about training."""
 
-from apo_lightning.callbacks.base import StepCallback
-from apo_lightning.callbacks.distribution_monitor import DistributionMonitor
+from apo_lightning.callbacks.distribution_monitor import REF_PROB_BUCKETS, DistributionMonitor
 from apo_lightning.callbacks.export import ExportPolicy
 from apo_lightning.callbacks.progress import ProgressDisplay
 from apo_lightning.callbacks.rollout_writer import RolloutWriter
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.callbacks.summary import RunSummary
 
 __all__ = [
+    "REF_PROB_BUCKETS",
     "DistributionMonitor",
     "ExportPolicy",
     "ProgressDisplay",
     "RolloutWriter",
     "RunSummary",
     "StepCallback",
+    "check_every_n_steps",
 ]

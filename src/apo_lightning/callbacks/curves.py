@@ -1,4 +1,4 @@
-"""`curves.png`: reward, pass@k and entropy over a run, side by side."""
+"""`curves.png`: reward, pass@k and entropy over a run, in three panels."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ STEPS_PER_WINDOW = 20
 
 
 def curves_png(history: RunHistory) -> bytes:
-    """The picture, as PNG.
+    """The figure, as PNG.
 
-    Thin lines are steps, thick ones their moving mean over a twentieth of the run; circles are held-out problems. Told
-    apart by dash and label, so that a print in grey says the same.
+    Thin lines are steps, thick ones their moving mean over a twentieth of the run; circles are held-out problems.
+    Dashes and labels tell curves apart, so a print in grey is readable.
     """
-    # A Figure of its own, not pyplot: no display, and no global list that keeps it alive.
+    # Without pyplot: it needs a display, and its global list would keep the figure alive.
     figure = Figure(figsize=(11, 3.2), dpi=150, layout="constrained")
     reward, accuracy, entropy = figure.subplots(1, 3)
     _curve(reward, history, "train/reward", BLACK, "-")
@@ -40,13 +40,13 @@ def curves_png(history: RunHistory) -> bytes:
     accuracy.set_ylim(0, 1.02)
     _label_ends(accuracy, ends)
     buffer = io.BytesIO()
-    # Without the metadata the file would name the version of matplotlib, and differ where the picture does not.
+    # Otherwise the file would contain the version of matplotlib and differ where the figure does not.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """The heights, those closer than `gap` to the one below moved up, so that labels do not lie on one another.
+    """The heights, moved up where they are closer than `gap` to the one below, so that labels do not overlap.
 
     Example:
         >>> spread([0.5, 0.5, 0.0], gap=0.25)
@@ -61,7 +61,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _curve(axes: Axes, history: RunHistory, key: str, color: str, dash: str) -> tuple[float, float]:
-    """Draw one metric; returns where its line ends, NaN where it has no value."""
+    """Draw one metric; returns the end point of its line, NaN where it has no value."""
     steps, values = history.series(key)
     if not np.isfinite(values).any():
         return np.nan, np.nan

@@ -1,4 +1,4 @@
-"""Where the policy's probability goes, seen from the reference: the quantities that APO is about, under any loss."""
+"""Support coverage and anchor ratios, the quantities that APO controls, measured under any loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, PolicyLoss
@@ -18,20 +18,20 @@ from apo_lightning.types import Needs, StepOutput, StepTokens
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
 PAPER_ANCHOR_SIZE = 8
-"""The K that is measured under a loss without anchors."""
+"""K under a loss without anchors."""
 
 
 class DistributionMonitor(StepCallback):
     """Logs `support/…` at the policy that sampled the tokens.
 
-    Over tokens of correct and of incorrect completions separately: support coverage J = Σ_{k∈T_K} π(k), entropy and
-    max-prob. Over tokens of incorrect ones: the p10, p50 and p90 of r_anchor and Z_ref. Under APO also the share of
-    them that is saturated (r_anchor > κ), and how the pull divides over buckets of π_ref(y).
+    For tokens of correct and of incorrect completions separately: support coverage J = Σ_{k∈T_K} π(k), entropy and
+    max-prob. For tokens of incorrect completions: p10, p50 and p90 of r_anchor and Z_ref. Under APO also their
+    saturated share (r_anchor > κ), and the distribution of the pull over buckets of π_ref(y).
 
-    The anchor set S (with its K), κ and which tokens are pulled are the loss's own. A loss without anchors is measured
-    with the paper's S; it has no κ, so nothing is said of saturation.
+    The loss defines the anchor set S (with its K), κ and the pulled tokens. Under a loss without anchors S is the
+    paper's; there is no κ, so saturation is not logged.
 
-    Tokens with a value that is not finite are left out and counted in `support/num_nonfinite`.
+    Tokens with a non-finite value are left out and counted in `support/num_nonfinite`.
 
     Source: *Anchored Policy Optimization*, the definitions of J_support, Z_ref and r_anchor.
 
@@ -48,7 +48,7 @@ class DistributionMonitor(StepCallback):
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Choose the anchors to measure: this loss's, or the paper's where it has none."""
+        """Choose the anchors to measure: the loss's, or the paper's where it has none."""
         own_size = 0 if loss is None else loss.support_size
         self.apo = loss if isinstance(loss, APO) else None
         self.support_size = self.given_size or own_size or PAPER_ANCHOR_SIZE
@@ -56,7 +56,7 @@ class DistributionMonitor(StepCallback):
         self.needs = Needs(ref_logprobs=True, anchor_size=max(self.support_size, self.anchor_size))
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
-        """Measure this step's tokens, those of all ranks together."""
+        """Measure this step's tokens of all ranks."""
         own = support_facts(
             step.tokens,
             self.anchor_size,
@@ -78,11 +78,11 @@ class DistributionMonitor(StepCallback):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupportFacts:
-    """One row per token on which the reference was run; on the CPU, in float64."""
+    """One row per token that the reference has scored; on the CPU, in float64."""
 
     is_correct: Bool[Tensor, "rows"]
     is_finite: Bool[Tensor, "rows"]
-    """False where any value of the row is NaN or infinite, or any log-prob behind them NaN."""
+    """False where a value of the row is NaN or infinite, or a log-prob that it derives from is NaN."""
     coverage: Float[Tensor, "rows"]
     """J = Σ_{k∈T_K} π(k), the sampled token included; in [0, 1]."""
     anchor_ratio: Float[Tensor, "rows"]
@@ -144,7 +144,7 @@ def support_facts(
         "entropy": rows(tokens.entropy),
         "max_prob": rows(tokens.max_prob),
     }
-    # A log-prob that is NaN belongs to no set, and its row would look sound.
+    # A NaN log-prob belongs to no set, so its row could look finite.
     is_finite = ~(logprobs.isnan() | ref_logprobs.isnan()).any(1)
     is_finite &= torch.stack([value.isfinite() for value in values.values()]).all(0)
     return SupportFacts(is_correct=tokens.is_correct.cpu()[present], is_finite=is_finite, **values)
@@ -158,11 +158,11 @@ def saturation(incorrect: SupportFacts, apo: APO) -> dict[str, float]:
 
 
 def pull_shares(facts: SupportFacts, apo: APO) -> dict[str, float]:
-    """How APO's pull divides over buckets of π_ref(y); the shares sum to 1. Empty where nothing is pulled.
+    """The distribution of APO's pull over buckets of π_ref(y); shares sum to 1. Empty where nothing is pulled.
 
         pull(t) ∝ |A|·r_anchor·(1 − Σ_S π)    on triggered tokens of r_anchor ≤ κ, where β > 0
 
-    At the sampling policy (r = 1) and for equal token weights, so that β and w cancel.
+    Holds at the sampling policy (r = 1) and for equal token weights, so that β and w cancel.
     """
     if apo.pull_coef == 0:
         return {}

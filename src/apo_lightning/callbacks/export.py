@@ -1,4 +1,4 @@
-"""The trained model, in the format that everything else reads."""
+"""Export of the trained policy as a Hugging Face folder."""
 
 import shutil
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from apo_lightning.callbacks.base import StepCallback
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.files import publish_folder
 from apo_lightning.model.lora import has_adapters
 
 
 class ExportPolicy(StepCallback):
-    """Writes `checkpoints/final/`, a Hugging Face folder, when training ends; not when it is interrupted.
+    """Writes `checkpoints/final/`, a Hugging Face folder, when training ends without interruption.
 
-    Of a policy with adapters that is the model with them merged, and `checkpoints/adapter/` has them alone, as PEFT
-    loads them. A folder appears under its name only when it is complete.
+    With adapters, that is the merged model, and `checkpoints/adapter/` has the adapters alone, as PEFT loads them. A
+    folder appears under its name only when it is complete.
     """
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save on every rank: a sharded policy has to be gathered by all of them."""
+        """Save on every rank: gathering a sharded policy needs all of them."""
         policy: Any = pl_module.policy
         self._export(trainer, "final", policy.save_pretrained)
         if has_adapters(policy):

@@ -1,4 +1,4 @@
-"""What a user watches while a run goes on."""
+"""Progress of a training run on the terminal."""
 
 import sys
 from typing import Any
@@ -7,63 +7,63 @@ import lightning.pytorch as pl
 from rich.console import Console
 from rich.live import Live
 
-from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.callbacks.progress_view import RunState, header, held_out_line, panel, step_line
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.types import StepOutput, ValidationOutput
 
 STEPS_PER_HEADER = 20
 
 
 class ProgressDisplay(StepCallback):
-    """A live panel on a terminal; elsewhere (a pipe, a CI log) one aligned line a step.
+    """A live panel on a terminal; elsewhere (a pipe, a CI log) one aligned line per step.
 
-    The terminal is given back when a stage ends, whichever way it ends.
+    The terminal is restored when a stage ends, also after an exception.
     """
 
     def __init__(self) -> None:
         self._state = RunState()
         self._live: Live | None = None
-        self._heard_clock: object = None
-        self._speaks = False
+        self._subscribed_clock: object = None
+        self._is_shown = False
         self._num_lines = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Listen to the module's clock, once: there are several stages in a run."""
-        self._speaks = trainer.is_global_zero
+        """Subscribe to the module's clock, once for all stages of a run."""
+        self._is_shown = trainer.is_global_zero
         clock: Any = pl_module.clock
-        if self._heard_clock is not clock:
+        if self._subscribed_clock is not clock:
             clock.subscribe(self._state.enter)
-            self._heard_clock = clock
+            self._subscribed_clock = clock
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the display: training begins, perhaps in the middle of a run."""
+        """Start the panel at the current step, which is above 0 after a resume."""
         self._state.start_training(trainer.global_step, trainer.max_steps)
         self._open(transient=False)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Outside of training the panel only says what is going on, and goes away."""
+        """Outside of training, show a panel with the current phase until the pass ends."""
         if self._live is None:
             self._open(transient=True)
 
     def on_step(self, step: StepOutput) -> None:
-        """Show one more training step."""
+        """Show a finished training step."""
         self._state.add(step)
-        if self._speaks and self._live is None:
+        if self._is_shown and self._live is None:
             if self._num_lines % STEPS_PER_HEADER == 0:
                 _print_line(header(self._state))
             _print_line(step_line(self._state))
             self._num_lines += 1
 
     def on_validated(self, output: ValidationOutput) -> None:
-        """Held-out results stay on the screen as lines, but for those that the panel of a training run shows."""
+        """Print held-out results as lines, unless the panel of a training run shows them."""
         self._state.add_held_out(output)
         if self._live is not None and self._live.transient:
             self._close()
-        if self._speaks and self._live is None:
+        if self._is_shown and self._live is None:
             _print_line(held_out_line(output))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the last picture on the screen."""
+        """Leave the last panel on the screen."""
         self._close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -71,13 +71,13 @@ class ProgressDisplay(StepCallback):
         self._close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Give the terminal back before the traceback is written on it."""
+        """Restore the terminal before the traceback is printed."""
         self._close()
 
     def _open(self, *, transient: bool) -> None:
         console = Console(highlight=False)
         # The panel needs cursor movement and block characters.
-        if not self._speaks or not console.is_terminal or console.is_dumb_terminal or console.encoding != "utf-8":
+        if not self._is_shown or not console.is_terminal or console.is_dumb_terminal or console.encoding != "utf-8":
             return
         self._close()
         self._live = Live(
@@ -92,5 +92,5 @@ class ProgressDisplay(StepCallback):
 
 
 def _print_line(line: str) -> None:
-    # Not through Rich, which would wrap a line at 80 columns where there is no terminal to ask.
+    # Rich would wrap lines at 80 columns where there is no terminal.
     print(line, file=sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""How the state of a run is drawn: a panel for a terminal, lines for a log."""
+"""Rendering of the state of a run: a panel for a terminal, lines for a log."""
 
 import math
 import time
@@ -16,18 +16,18 @@ from apo_lightning.common.formatting import duration, number, sparkline
 from apo_lightning.types import StepOutput, ValidationOutput
 
 NOT_SHOWN = frozenset({"between_steps", "prepare", "metrics", "step"})
-"""Timings that are left out of the line of phases: they are short, or no phase of a step."""
+"""Timings left out of the line of phases: they are short, or not a phase of a step."""
 SHOWN_FROM_SECONDS = 0.05
 MAX_WIDTH = 100
 
 
 @dataclass(slots=True)
 class RunState:
-    """The state of a run as far as the display knows it; the drawing functions only read it."""
+    """The displayed state of a run; the rendering functions only read it."""
 
     max_steps: int = 0
     first_step: int = 0
-    """Steps that were done when training began: more than 0 in a run that was resumed."""
+    """Finished steps when training began: more than 0 in a resumed run."""
     started: float = field(default_factory=time.monotonic)
     history: list[Mapping[str, float]] = field(default_factory=list)
     """The logged metrics of each step."""
@@ -45,30 +45,30 @@ class RunState:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds to the end of training at the pace so far, validation included; NaN before the first step."""
+        """Estimated time to the end of training, validation included; NaN before the first step [s]."""
         if not self.history:
             return math.nan
         return (time.monotonic() - self.started) / len(self.history) * (self.max_steps - self.step)
 
     def start_training(self, step: int, max_steps: int) -> None:
-        """Begin a run whose first `step` steps are finished already."""
+        """Begin a run whose first `step` steps are finished."""
         self.first_step, self.max_steps = step, max_steps
         self.history = []
         self.started = time.monotonic()
 
     def enter(self, phase: str | None) -> None:
-        """Note which phase runs now; the clock calls this at every change."""
+        """Record the phase that runs now; the clock calls this at every change."""
         self.phase, self.phase_since = phase, time.monotonic()
 
     def add(self, step: StepOutput) -> None:
-        """Take in one more training step."""
+        """Record a finished training step."""
         self.group_size = step.rollouts.group_size
         self.max_steps = step.max_steps
         self.timings = step.timings
         self.history.append(step.metrics)
 
     def add_held_out(self, output: ValidationOutput) -> None:
-        """Take in one more validation pass over a held-out set."""
+        """Record a validation pass over a held-out set."""
         self.held_out.setdefault(output.name, []).append(output.metrics.get(f"val/{output.name}/pass@1", math.nan))
 
     def series(self, key: str) -> list[float]:
@@ -76,7 +76,7 @@ class RunState:
         return [metrics.get(key, math.nan) for metrics in self.history]
 
     def rows(self) -> list[tuple[str, str]]:
-        """(label, key) of the metrics that are shown; pass@G only where it differs from pass@1."""
+        """(label, key) of the displayed metrics; pass@G only where it differs from pass@1."""
         pass_at_g = [(f"pass@{self.group_size}", f"train/pass@{self.group_size}")] if self.group_size > 1 else []
         return [
             ("reward", "train/reward"),
@@ -87,11 +87,8 @@ class RunState:
         ]
 
 
-# ---------------------------------------------------------------------- lines
-
-
 def header(state: RunState) -> str:
-    """A line of names above the columns of `step_line`."""
+    """Column names of `step_line`."""
     labels = [label for label, _ in state.rows()]
     return _aligned(["step", *labels, "tokens/s", "s/step", "left"])
 
@@ -108,8 +105,8 @@ def step_line(state: RunState) -> str:
 def held_out_line(output: ValidationOutput) -> str:
     """One validation pass over one held-out set, in plain ASCII.
 
-    Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`, and where the verifier failed
-    on some, `(256 problems, 2 completions could not be judged)`.
+    Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`; where the verifier failed,
+    `(256 problems, 2 completions could not be judged)`.
     """
     prefix = f"val/{output.name}/"
     scores = ", ".join(
@@ -127,11 +124,8 @@ def _aligned(cells: Sequence[str]) -> str:
     return f"{first:>9}" + "".join(f"{cell:>9}" for cell in others)
 
 
-# ---------------------------------------------------------------------- panel
-
-
 def panel(state: RunState) -> RenderableType:
-    """The whole picture; legible from 60 columns, no wider than 100."""
+    """The whole panel; legible from 60 columns, no wider than 100."""
     if state.max_steps == 0:
         return Padding(_activity(state), (0, 1))
     parts: list[RenderableType] = [Text(), _progress(state), Text()]
@@ -141,7 +135,7 @@ def panel(state: RunState) -> RenderableType:
 
 
 class _Sparkline:
-    """A sparkline as wide as the space that it is given."""
+    """A sparkline that fills the available width."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = values
@@ -184,7 +178,7 @@ def _change(series: Sequence[float]) -> Text:
 
 
 def _activity(state: RunState) -> Text:
-    """The phases with their seconds in the last step; the one that runs now is lit and counts."""
+    """The phases with their seconds in the last step; the current phase is highlighted with its time so far."""
     elapsed = time.monotonic() - state.phase_since
     seconds = state.timings if state.history else {}
     phases = [p for p, spent in seconds.items() if p not in NOT_SHOWN and spent >= SHOWN_FROM_SECONDS]

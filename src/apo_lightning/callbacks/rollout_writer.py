@@ -1,4 +1,4 @@
-"""Every completion of a step on disk, as a person would want to read it."""
+"""Completions of a step as JSON lines, for reading."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.callbacks.base import StepCallback, check_every_n_steps
+from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.types import Prompt, StepOutput
@@ -19,9 +19,9 @@ OF_SCORED = ("mean_entropy", "mean_max_prob", "mean_logprob")
 
 
 class RolloutWriter(StepCallback):
-    """Writes `rollouts/step_000010.jsonl`: one line a completion, in the order of the rollout.
+    """Writes `rollouts/step_000010.jsonl`: one line per completion, in the order of the rollout.
 
-    The lines hold no time and no path, so identical runs leave identical bytes.
+    Lines contain no time and no path, so identical runs write identical bytes.
 
     Args:
         every_n_steps: write the steps that this number divides.
@@ -39,11 +39,11 @@ class RolloutWriter(StepCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
     ) -> None:
-        """Remember the order of the step's prompts, which the ranks are about to divide among themselves."""
+        """Remember the order of the step's prompts, before the ranks divide them."""
         self._place = {prompt.id: place for place, prompt in enumerate(batch)}
 
     def on_step(self, step: StepOutput) -> None:
-        """Write the file of this step: the same bytes, however many ranks it was sampled by."""
+        """Write the file of this step; its bytes do not depend on the number of ranks."""
         lines = [line for part in from_all_ranks(completion_lines(step)) for line in part]
         lines.sort(key=lambda line: self._place[line["prompt_id"]])
         if self._folder is not None:
@@ -52,12 +52,12 @@ class RolloutWriter(StepCallback):
 
 
 def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
-    """One dict a completion, keys in the order of the file: the question, the completion, its verdict, its training.
+    """One dict per completion, keys in the order of the file: question, completion, verdict, training.
 
-    Numbers named `mean_…` are over the completion's tokens, at the policy that sampled them. `scored` says whether the
-    trainer ran that policy on the completion: `required` by the update or a diagnostic, `drawn` by lot from the others,
-    or `no`; then entropy, max-prob and log-prob are null. The surprisal is the engine's, and always there. A mean over
-    the lines that have an entropy is one over what the algorithm picked: the step's is `train/entropy`.
+    `mean_…` are means over the completion's tokens at the policy that sampled them. `scored` says whether the trainer
+    ran that policy on the completion: `required` by the update or a diagnostic, `drawn` at random from the others, or
+    `no`; in the last case entropy, max-prob and log-prob are null. The surprisal is the engine's and never null. A mean
+    over lines with an entropy is biased towards completions that the algorithm selects; the step's is `train/entropy`.
     """
     rollouts, tokens = step.rollouts, step.tokens
     num_completions = len(rollouts.completions)

@@ -1,4 +1,4 @@
-"""The numbers of a whole run, and what its beginning and its end say when they are compared."""
+"""Metrics of a whole run, and comparisons of its beginning with its end."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ VERDICT_PREFIX = "reward/num_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPass:
-    """The result of one validation pass over one held-out set."""
+    """Result of one validation pass over one held-out set."""
 
     samples_per_problem: int
     accuracies: Mapping[str, float]
@@ -27,7 +27,7 @@ class ValidationPass:
 
 @dataclass(slots=True)
 class RunHistory:
-    """Metrics of all steps so far, keyed by step: those done again after a resume replace what they repeat."""
+    """Metrics of all steps so far; steps repeated after a resume replace their first run."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     validations: dict[str, dict[int, ValidationPass]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class RunHistory:
 
     @property
     def newest_validation(self) -> int | None:
-        """Training steps that were done before the last validation pass; None: there was no pass."""
+        """Finished training steps at the last validation pass; None: there was no pass."""
         return max((step for passes in self.validations.values() for step in passes), default=None)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
@@ -59,11 +59,11 @@ class RunHistory:
         return steps, [self.steps[step].get(key, math.nan) for step in steps]
 
     def state_dict(self) -> dict[str, Any]:
-        """The history as plain data: a checkpoint is loaded without running code."""
+        """The history as plain data, so that loading a checkpoint runs no code."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the saved beginning before what this process has seen."""
+        """Prepend the saved history to that of this process."""
         self.steps = state["steps"] | self.steps
         self.group_size = state["group_size"]
         for name, passes in state["validations"].items():
@@ -74,8 +74,8 @@ class RunHistory:
 def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
     """Means of every logged metric over the first and the last steps.
 
-    At most half of the run is "first", so that the two never share a step (but in a run of one step). Values that are
-    not finite are left out of a mean and counted.
+    "First" is at most half of the run, so that the two share no step, except in a run of one step. Non-finite values
+    are left out of means and counted.
     """
     steps = sorted(history.steps)
     edge = min(num_edge_steps, max(1, len(steps) // 2))
@@ -92,9 +92,9 @@ def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
 
 
 def held_out_change(passes: Mapping[int, ValidationPass]) -> dict[str, Any]:
-    """pass@1 at the first and at the last validation pass, and the interval of the difference, paired by problem.
+    """pass@1 at the first and last validation pass, and an interval of the difference, paired by problem.
 
-    The counts a problem are what a mean over several runs needs for its interval.
+    `num_correct` has the counts of each problem, which the interval of a mean over several runs needs.
     """
     first, last = min(passes), max(passes)
     before, after = passes[first], passes[last]
@@ -126,7 +126,7 @@ def _num_correct(validation: ValidationPass, problem: str) -> int:
 
 
 def total_verdicts(history: RunHistory) -> dict[str, int]:
-    """How many training completions got each status, over the whole run and all ranks."""
+    """Training completions by verdict status, over the whole run and all ranks."""
     counts: dict[str, int] = {}
     for metrics in history.steps.values():
         for key, value in metrics.items():

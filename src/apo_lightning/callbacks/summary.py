@@ -1,4 +1,4 @@
-"""What a run came to: a closing table, `summary.json` and `curves.png`."""
+"""The results of a run: a closing table, `summary.json` and `curves.png`."""
 
 import time
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import lightning.pytorch as pl
 from rich.console import Console
 
-from apo_lightning.callbacks.base import StepCallback
 from apo_lightning.callbacks.curves import curves_png
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
+from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
@@ -18,13 +18,13 @@ from apo_lightning.types import StepOutput, ValidationOutput
 
 
 class RunSummary(StepCallback):
-    """Compares the first steps with the last, and the held-out problems before with after.
+    """Compares the first steps with the last, and held-out accuracy before training with after.
 
-    Files are written when training ends and once more after the validation pass that follows; the table is printed
-    once, at the later of the two.
+    Files are written when training ends, and again after the validation pass that follows; the table is printed once,
+    at the later of the two.
 
     Args:
-        num_edge_steps: how many steps "first" and "last" mean; fewer in a run too short for both.
+        num_edge_steps: the number of "first" and of "last" steps; fewer in a run too short for both.
     """
 
     def __init__(self, num_edge_steps: int = 5) -> None:
@@ -37,7 +37,7 @@ class RunSummary(StepCallback):
         self._weights_sha256: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Wall time counts from the first stage of this process."""
+        """Start the wall clock at the first stage of this process."""
         if self._started is None:
             self._started = time.monotonic()
 
@@ -50,7 +50,7 @@ class RunSummary(StepCallback):
         self._history.add_validation(output)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the summary; print it too, unless a last validation pass is still to come."""
+        """Write the summary, and print it unless a last validation pass follows."""
         policy: Any = pl_module.policy
         self._weights_sha256 = weights_sha256(policy)
         summary = self._write(trainer, pl_module)
@@ -61,12 +61,12 @@ class RunSummary(StepCallback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Complete the summary after the validation pass that follows training."""
         super().on_validation_end(trainer, pl_module)
-        # A longer run that goes on from a finished one knows that one's weights.
+        # A run that resumes from a finished one has loaded its weight hash, so the step must be checked as well.
         if self._weights_sha256 is not None and trainer.global_step >= trainer.max_steps:
             self._print(trainer, self._write(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
-        """The history so far, so that the summary of a resumed run knows its beginning."""
+        """The history so far, so that the summary of a resumed run covers all of it."""
         return {
             "history": self._history.state_dict(),
             "seconds": self._seconds,
@@ -74,14 +74,14 @@ class RunSummary(StepCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the history of the run that is resumed."""
+        """Load the history of the run that is resumed."""
         self._history.load_state_dict(state_dict["history"])
         self._seconds_before = state_dict["seconds"]
         self._weights_sha256 = state_dict["weights_sha256"]
 
     @property
     def _seconds(self) -> float:
-        """Wall time of this process and of those it resumed from, up to what they saved."""
+        """Wall time of this process and of the ones it resumed from, up to their last checkpoint [s]."""
         return self._seconds_before + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

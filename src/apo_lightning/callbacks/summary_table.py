@@ -1,4 +1,4 @@
-"""The closing table."""
+"""The table printed at the end of a run."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from apo_lightning.common.formatting import duration, number
 
-# Log name (the start of it where it ends in @), label, decimals.
+# Metric key (a prefix where it ends in @), label, decimals.
 ROWS = (
     ("train/reward", "reward", 3),
     ("train/pass@", "pass@", 3),
@@ -26,7 +26,7 @@ ROWS = (
 
 
 def closing_table(summary: Mapping[str, Any]) -> RenderableType:
-    """Training first against last, the held-out sets before against after, and what was judged how."""
+    """First and last training steps, held-out sets before and after, and the counts of verdicts."""
     parts: list[RenderableType] = [_training(summary)] if summary["steps"] else []
     parts += [_held_out(name, change) for name, change in summary["held_out"].items()]
     judged = ", ".join(f"{count} {status}" for status, count in summary["verdicts"].items() if count)

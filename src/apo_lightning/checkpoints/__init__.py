@@ -1,4 +1,4 @@
-"""Nothing lost: a run is saved, stopped and gone on from; `checkpointer.py` is where to begin."""
+"""Saving, stopping and resuming a run; start reading at `checkpointer.py`."""
 
 from apo_lightning.checkpoints.checkpointer import Checkpointer
 from apo_lightning.checkpoints.resume import find_checkpoint

@@ -1,11 +1,11 @@
-"""Saves a run where it can be gone on from, and puts a new process there."""
+"""Saves a run where it can be resumed, and restores it from there."""
 
 import functools
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,15 +17,12 @@ from apo_lightning.checkpoints.folder import (
     Header,
     Position,
     damaged_file,
-    flush,
     partial_folder,
     prune,
+    publish,
     require_seen_by_all,
     set_aside,
-    write_header,
 )
-from apo_lightning.checkpoints.plain import SHARED, TENSORS, load_plain, rank_file, save_plain
-from apo_lightning.checkpoints.rollouts import from_plain, to_plain
 from apo_lightning.checkpoints.run_state import (
     Run,
     TrainingRun,
@@ -39,7 +36,15 @@ from apo_lightning.checkpoints.run_state import (
     shared_state,
 )
 from apo_lightning.checkpoints.settings import CheckpointSettings
-from apo_lightning.checkpoints.snapshots import SNAPSHOTS, publish_snapshot, write_weights
+from apo_lightning.checkpoints.small_files import (
+    SHARED,
+    TENSORS,
+    load_plain,
+    rank_file,
+    rollouts_from_plain,
+    save_plain,
+)
+from apo_lightning.checkpoints.snapshots import SNAPSHOTS
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import (
     background_group,
@@ -50,7 +55,6 @@ from apo_lightning.checkpoints.tensors import (
 )
 from apo_lightning.checkpoints.writing import Written
 from apo_lightning.common.console import say
-from apo_lightning.common.files import publish_folder
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, Preempted, in_brief
@@ -69,17 +73,17 @@ class _Pending:
 
 
 class Checkpointer:
-    """Saves between two steps, and when the run is asked to stop, after sampling too; an update is never cut in two.
+    """Saves a run between two steps and, after a stop signal, also after sampling; never within an update.
 
-    All methods are collective. A save that fails leaves the checkpoints before it as they are; it is said, and the run
-    goes on, unless a folder is missing: that will not mend itself, as a full disk may.
+    All methods are collective. If a save fails (for example, disk full), older checkpoints remain, and the run logs it
+    and continues. If the folder is missing, the run ends, since later saves would fail too.
 
     Args:
-        settings: when and what.
+        settings: when to save and what to keep.
         root: the run's `checkpoints/`.
-        config: the run's, as nested plain data; goes with every checkpoint.
-        resumed: the checkpoint to go on from; None: begin at the beginning.
-        stop: is looked at where the run can be saved.
+        config: of the run, as nested plain data; stored in every checkpoint.
+        resumed: the checkpoint to resume; None: start from the beginning.
+        stop: checked wherever the run can be saved.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class Checkpointer:
         self.config = config
         self.stop = stop
         self.num_failed = 0
-        """Saves that did not succeed."""
+        """Number of failed saves."""
         self._resumed = resumed
         self._rollouts: Rollouts | None = None
         self._saved: Position | None = resumed.header.position if resumed else None
@@ -103,17 +107,17 @@ class Checkpointer:
         self._pending: _Pending | None = None
         self._saved_at = time.monotonic()
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ restoring
 
     def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
-        """The weights, before anything samples from them.
+        """Restore the weights and the callbacks, before the first sync.
 
         Returns:
-            The policy version before the next sync: 0 at the beginning of a run.
+            The policy version before the next sync: 0 for a new run.
 
         Raises:
-            ConfigError: the ranks do not share a folder for checkpoints, or a file's content is not what was written;
-                the checkpoint is then set aside.
+            ConfigError: the ranks do not share the folder of the checkpoints, or the checkpoint is damaged; it is then
+                renamed.
         """
         if ranks.world_size > 1:
             require_seen_by_all(self.root, ranks.rank)
@@ -123,10 +127,10 @@ class Checkpointer:
         damaged = [name for name in from_all_ranks(damaged_file(self._resumed, names)) if name is not None]
         if damaged:
             folder = self._resumed.folder
-            aside = set_aside(folder).name if ranks.rank == 0 else ""
+            new_name = set_aside(folder).name if ranks.rank == 0 else ""
             raise ConfigError(
-                f"checkpoint {folder} is damaged: {damaged[0]} is not what was written. It was set aside as "
-                f"{aside}: resume once more to go on from the one before"
+                f"checkpoint {folder} is damaged: {damaged[0]} has changed since it was written. It was renamed to "
+                f"{new_name}: resume again to continue from the previous checkpoint"
             )
         load_tensors(policy_tensors(policy), self._resumed.folder / TENSORS)
         shared = load_plain(self._resumed.folder / SHARED)
@@ -134,14 +138,14 @@ class Checkpointer:
         return shared["policy_version"] - 1
 
     def restore_training(self, run: TrainingRun) -> None:
-        """Optimizer, schedule, random states, and rollouts sampled already. To be called once the optimizer exists."""
+        """Restore optimizer, schedule, random states and sampled rollouts, once the optimizer exists."""
         if self._resumed is None:
             return
         folder, self._resumed = self._resumed.folder, None
         shared = load_plain(folder / SHARED)
-        room = new_optimizer_tensors(run.policy, run.optimizer, tensor_shapes(folder / TENSORS))
-        if room:
-            load_tensors(room, folder / TENSORS)
+        tensors = new_optimizer_tensors(run.policy, run.optimizer, tensor_shapes(folder / TENSORS))
+        if tensors:
+            load_tensors(tensors, folder / TENSORS)
         restore_shared_state(run, shared)
         run.engine_check.load_state_dict(shared["engine_check"])
         own = folder / rank_file(run.ranks.rank)
@@ -149,20 +153,20 @@ class Checkpointer:
             mine = load_plain(own)
             restore_random_states(mine["random"])
             if mine["rollouts"] is not None:
-                self._rollouts = from_plain(mine["rollouts"])
+                self._rollouts = rollouts_from_plain(mine["rollouts"])
 
     def sampled_rollouts(self) -> Rollouts | None:
-        """This rank's rollouts of the step that the run was stopped in, once; None: they are still to be sampled."""
+        """Return this rank's rollouts of the step in which the run was stopped, once; None: sample them."""
         rollouts, self._rollouts = self._rollouts, None
         return rollouts
 
     # ------------------------------------------------------------------ saving
 
     def between_steps(self, run: TrainingRun) -> None:
-        """Save if it is time, or if the run is to stop.
+        """Save if a checkpoint is due or a stop signal was received.
 
         Raises:
-            Preempted: it was asked to stop, and was saved.
+            Preempted: a stop signal was received, and the run was saved.
         """
         self._finish(run, wait=False)
         position = Position(step=run.trainer.global_step)
@@ -174,7 +178,11 @@ class Checkpointer:
             self._save(run, position, None, asynchronous=self.settings.asynchronous)
 
     def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
-        """Stop if asked to, with the rollouts where every rank has them; None: this rank has given up sampling.
+        """After a stop signal, save and stop; the rollouts are saved if every rank has them.
+
+        Args:
+            run: the training.
+            rollouts: of this rank; None: its sampling was abandoned.
 
         Raises:
             Preempted: as above.
@@ -186,7 +194,7 @@ class Checkpointer:
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 
     def while_validating(self, run: Run) -> None:
-        """Stop if asked to. In the middle of training this saves; before and after it, there is nothing new to save.
+        """Stop after a stop signal. Saves during training; before and after it there is nothing new to save.
 
         Raises:
             Preempted: as above.
@@ -198,7 +206,7 @@ class Checkpointer:
         raise self._preempted(run)
 
     def after_training(self, run: TrainingRun) -> None:
-        """The last checkpoint, from which a longer run can go on."""
+        """Write the last checkpoint, from which a longer run can be resumed."""
         position = Position(step=run.trainer.global_step)
         self._finish(run, wait=True)
         if self.settings.snapshot_every is not None:
@@ -207,7 +215,7 @@ class Checkpointer:
             self._save(run, position, None, asynchronous=False)
 
     def _is_due(self, run: TrainingRun, position: Position) -> bool:
-        """Whether the number of rollouts or, on any rank, the clock asks for a checkpoint."""
+        """Whether a checkpoint is due by the number of rollouts or, on any rank, by time."""
         every, minutes = self.settings.save_every, self.settings.save_after_minutes
         if position.step == 0 or position == self._saved:
             return False
@@ -227,7 +235,9 @@ class Checkpointer:
     def _preempted(self, run: Run) -> Preempted:
         name = self.stop.signal.name if self.stop.signal is not None else "another rank's signal"
         newest = f"checkpoint {self._saved.name}" if self._saved is not None else "no checkpoint yet"
-        return Preempted(f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: go on with resume=auto")
+        return Preempted(
+            f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: continue with resume=auto"
+        )
 
     def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None, *, asynchronous: bool) -> None:
         partial = partial_folder(self.root, position)
@@ -238,7 +248,7 @@ class Checkpointer:
         def small_files() -> None:
             if is_first:
                 save_plain(shared_state(run), partial / SHARED, written)
-            own = {"random": random_states(), "rollouts": None if rollouts is None else to_plain(rollouts)}
+            own = {"random": random_states(), "rollouts": None if rollouts is None else asdict(rollouts)}
             save_plain(own, partial / rank_file(run.ranks.rank), written)
 
         tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)
@@ -251,26 +261,30 @@ class Checkpointer:
                 save_tensors(tensors, partial / TENSORS, written)
                 pending.tensors.set_result(None)
 
-        steps = (lambda: _empty(partial) if is_first else None, small_files, large_files)
-        if all(self._together(run, position, action) for action in steps):
+        steps = (lambda: _make_empty(partial) if is_first else None, small_files, large_files)
+        if all(self._on_all_ranks(run, partial, position, action) for action in steps):
             self._pending = pending
             self._finish(run, wait=not asynchronous)
 
     def _snapshot(self, run: TrainingRun, position: Position) -> None:
-        """Keep the weights alone. Step 0 is the model as it began, and where the run goes on the step before has it."""
+        """Save only the weights, unless this is the initial model or the resumed run has saved them already."""
         root = self.root / SNAPSHOTS
         if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
             return
         partial, is_first = partial_folder(root, position), run.ranks.rank == 0
         written = Written(partial)
-        steps = (lambda: _empty(partial) if is_first else None, lambda: write_weights(run, written))
-        if all(self._together(run, position, action, snapshot=True) for action in steps):
-            files = _of_all_ranks(written)
-            publish = functools.partial(publish_snapshot, run, partial, position, self.config, files)
-            self._together(run, position, publish if is_first else lambda: None, snapshot=True)
+
+        def write() -> None:
+            save_tensors(policy_tensors(run.policy), partial / TENSORS, written)
+            written.check()
+
+        steps = (lambda: _make_empty(partial) if is_first else None, write)
+        if all(self._on_all_ranks(run, partial, position, action) for action in steps):
+            header = self._header(run, position, None, written)
+            self._on_all_ranks(run, partial, position, lambda: publish(partial, header) if is_first else None)
 
     def _finish(self, run: TrainingRun, *, wait: bool) -> None:
-        """Give a checkpoint its name, when all of its files are written."""
+        """Publish the pending checkpoint once all of its files are written."""
         if self._pending is None:
             return
         pending = self._pending
@@ -283,84 +297,64 @@ class Checkpointer:
             pending.tensors.result()
             pending.written.check()
 
-        def publish() -> None:
-            header = Header(
-                position=position,
-                world_size=run.ranks.world_size,
-                validated_step=run.held_out.last_step,
-                score=pending.score,
-                config=self.config,
-                files=files,
-            )
-            write_header(partial, header)
-            publish_folder(partial, self.root / position.name)
-            flush(self.root)
-            prune(self.root, self.settings.keep)
+        def publish_and_prune() -> None:
+            if run.ranks.rank == 0:
+                publish(partial, header)
+                prune(self.root, self.settings.keep)
 
-        if not self._together(run, position, check):
+        if not self._on_all_ranks(run, partial, position, check):
             return
-        files = _of_all_ranks(pending.written)
-        if self._together(run, position, publish if run.ranks.rank == 0 else lambda: None):
+        header = self._header(run, position, pending.score, pending.written)
+        if self._on_all_ranks(run, partial, position, publish_and_prune):
             self._saved = position
 
-    def _together(
-        self, run: TrainingRun, position: Position, action: Callable[[], Any], *, snapshot: bool = False
-    ) -> bool:
-        """Whether it succeeded on all ranks. Where it did not, none goes on, and what was written is removed."""
-        what, root = ("snapshot", self.root / SNAPSHOTS) if snapshot else ("checkpoint", self.root)
+    def _header(self, run: TrainingRun, position: Position, score: float | None, written: Written) -> Header:
+        """The header of a checkpoint or snapshot, with the files of all ranks; collective."""
+        return Header(
+            position=position,
+            world_size=run.ranks.world_size,
+            validated_step=run.validation.last_step,
+            score=score,
+            config=self.config,
+            files={name: entry for files in from_all_ranks(written.files) for name, entry in files.items()},
+        )
+
+    def _on_all_ranks(self, run: TrainingRun, partial: Path, position: Position, action: Callable[[], Any]) -> bool:
+        """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
         failure = None
         try:
             action()
         except (OSError, RuntimeError, CheckpointException) as error:
-            failure = _Failure.of(error)
+            cause: BaseException = error
+            if isinstance(error, CheckpointException) and error.failures:
+                cause = next(iter(error.failures.values()))[0]  # torch wraps the errors of all ranks
+            failure = in_brief(cause), isinstance(cause, FileNotFoundError)
         failures = [failure for failure in from_all_ranks(failure) if failure is not None]
-        if not failures:
-            return True
-        for failure in failures:
-            if failure.is_of_a_folder:
+        what = f"{'checkpoint' if partial.parent == self.root else 'snapshot'} {position.name}"
+        for reason, is_folder_missing in failures:
+            if is_folder_missing:
                 raise ConfigError(
-                    f"{what} {position.name} could not be written ({failure.reason}): {root} was removed, or "
-                    "not all ranks see it; go on with resume=auto where they do"
+                    f"{what} could not be written ({reason}): {partial.parent} was removed, or some ranks do not see "
+                    "it; restore the folder and continue with resume=auto"
                 )
-        self.num_failed += 1
-        if run.ranks.rank == 0:
-            _empty(partial_folder(root, position), make=False)
-            newest, reason = self._saved.name if self._saved is not None else "none", failures[0].reason
-            say(f"{what} {position.name} could not be written ({reason}); newest checkpoint: {newest}. The run goes on")
-        return False
+        if failures:
+            self.num_failed += 1
+            if run.ranks.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                newest = self._saved.name if self._saved is not None else "none"
+                say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
+        return not failures
 
     @functools.cached_property
     def _background_group(self) -> ProcessGroup | None:
         return background_group()
 
     def _score(self, run: TrainingRun) -> float | None:
-        if self.settings.best is None or run.held_out.last_step != run.trainer.global_step:
+        if self.settings.best is None or run.validation.last_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])
 
 
-def _of_all_ranks(written: Written) -> dict[str, list[int]]:
-    """The files of all ranks; collective."""
-    return {name: entry for files in from_all_ranks(written.files) for name, entry in files.items()}
-
-
-def _empty(folder: Path, *, make: bool = True) -> None:
+def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    if make:
-        folder.mkdir(parents=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a save did not succeed on one rank."""
-
-    reason: str
-    """In one line."""
-    is_of_a_folder: bool
-    """A file's folder is not there."""
-
-    @classmethod
-    def of(cls, error: BaseException) -> "_Failure":
-        if isinstance(error, CheckpointException) and error.failures:
-            error = next(iter(error.failures.values()))[0]  # torch wraps what happened on each rank
-        return cls(in_brief(error), isinstance(error, FileNotFoundError))
+    folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a folder appears under its name when it is complete, and says what must be in it."""
+"""Checkpoint folders: one gets its final name when it is complete, and its manifest lists what it must contain."""
 
 import json
 import os
@@ -6,11 +6,11 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from apo_lightning.common.files import to_json
+from apo_lightning.common.files import publish_folder, to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
@@ -22,16 +22,16 @@ CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Position:
-    """How far a run had come. Later positions compare greater."""
+    """The progress of a run. Later positions compare greater."""
 
     step: int
     """Finished rollouts."""
     is_sampled: bool = False
-    """The rollouts of the next one are there, and nothing was learnt from them."""
+    """True if the next step's rollouts are sampled but not yet trained on."""
 
     @property
     def name(self) -> str:
-        """The folder's name; names sort like positions.
+        """The name of the folder; names sort like positions.
 
         Example:
             >>> Position(step=7).name, Position(step=7, is_sampled=True).name
@@ -42,36 +42,36 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What `checkpoint.json` says: enough to choose a checkpoint, and to refuse one, without reading a tensor."""
+    """The content of `checkpoint.json`: enough to choose or refuse a checkpoint without reading tensors."""
 
     position: Position
     world_size: int
-    """Ranks that wrote it."""
+    """Number of ranks that wrote it."""
     validated_step: int | None
-    """Finished rollouts at the last validation pass; None: there was none."""
+    """Finished rollouts at the last validation pass; None if there was none."""
     score: float | None
-    """The watched held-out metric, where a validation pass came just before; None otherwise."""
+    """The held-out metric `checkpoint.best`, if a validation pass came just before; else None."""
     config: Mapping[str, Any]
     """The config of the run that wrote it."""
     files: Mapping[str, Sequence[int]]
-    """Name → (size [bytes], CRC-32 of what was given to be written)."""
+    """Name → (size [bytes], CRC-32 of the bytes that were to be written)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose files are all there."""
+    """A checkpoint with all of its files."""
 
     folder: Path
     header: Header
 
 
 def require_seen_by_all(root: Path, rank: int) -> None:
-    """Make the folder that checkpoints go to, and see that it is one and the same for all ranks; collective.
+    """Create the checkpoints' folder and check that it is the same folder for all ranks; collective.
 
     Raises:
-        ConfigError: on all ranks, where one does not find what the first has put there.
+        ConfigError: on all ranks, if one does not see a file that the first rank has created.
     """
-    mark = root / f".first_rank_{secrets.token_hex(8)}"  # a name that an earlier run cannot have left
+    mark = root / f".first_rank_{secrets.token_hex(8)}"  # a random name: an earlier run may have left its own
     if rank == 0:
         root.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -81,13 +81,13 @@ def require_seen_by_all(root: Path, rank: int) -> None:
         mark.unlink()
     if blind:
         raise ConfigError(
-            f"rank {blind[0]} does not find what the first rank puts into its {root}, so no checkpoint would be whole: "
-            "give all ranks one hydra.run.dir, on a disk that every machine sees"
+            f"rank {blind[0]} does not see the files of rank 0 in {root}, so checkpoints would be incomplete: "
+            "give all ranks the same hydra.run.dir, on a disk that every machine mounts"
         )
 
 
 def partial_folder(root: Path, position: Position) -> Path:
-    """Where a checkpoint is written before it has its name."""
+    """The folder in which a checkpoint is written before it is complete."""
     return root / f".{position.name}.partial"
 
 
@@ -100,25 +100,26 @@ def crc32(path: Path) -> int:
     return value
 
 
+def publish(partial: Path, header: Header) -> None:
+    """Write the header and give the complete folder its final name; both are flushed to disk on return."""
+    write_header(partial, header)
+    publish_folder(partial, partial.with_name(header.position.name))
+    flush(partial.parent)
+
+
+_HEADER_KEYS = [field.name for field in fields(Header) if field.name != "position"]
+
+
 def write_header(partial: Path, header: Header) -> None:
-    """The last file of a checkpoint; it and the folder are on the disk when this returns.
+    """Write the last file of a checkpoint; it and the folder are flushed to disk on return.
 
     Raises:
-        RuntimeError: a file has no checksum, by which a change in it would be seen.
+        RuntimeError: a file has no checksum, so that damage would go unnoticed.
     """
     for path in sorted(partial.rglob("*")):
         if path.is_file() and (name := str(path.relative_to(partial))) not in header.files:
             raise RuntimeError(f"{name} has no checksum")
-    content = {
-        "format": FORMAT,
-        "step": header.position.step,
-        "is_sampled": header.position.is_sampled,
-        "world_size": header.world_size,
-        "validated_step": header.validated_step,
-        "score": header.score,
-        "config": header.config,
-        "files": header.files,
-    }
+    content = {"format": FORMAT, **asdict(header.position), **{key: getattr(header, key) for key in _HEADER_KEYS}}
     path = partial / MANIFEST
     path.write_bytes(to_json(content, indent=2) + b"\n")
     for written in (path, partial):
@@ -126,7 +127,7 @@ def write_header(partial: Path, header: Header) -> None:
 
 
 def flush(path: Path) -> None:
-    """To the disk, past its caches: a rename may otherwise be there before what it names."""
+    """Flush a file or folder to disk; otherwise a rename may reach the disk before the content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -135,10 +136,10 @@ def flush(path: Path) -> None:
 
 
 def read_header(folder: Path) -> Header:
-    """The header of a checkpoint whose files are all there, in their sizes.
+    """Read the header of a checkpoint and check that all files exist in their sizes.
 
     Raises:
-        ConfigError: it is none, or a part of one.
+        ConfigError: the folder is no checkpoint, or it is incomplete.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -146,14 +147,10 @@ def read_header(folder: Path) -> Header:
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
-            raise ConfigError(f"checkpoint {folder} has format {content['format']}, and this version reads {FORMAT}")
+            raise ConfigError(f"checkpoint {folder} has format {content['format']}, but this version reads {FORMAT}")
         header = Header(
             position=Position(step=content["step"], is_sampled=content["is_sampled"]),
-            world_size=content["world_size"],
-            validated_step=content["validated_step"],
-            score=content["score"],
-            config=content["config"],
-            files=content["files"],
+            **{key: content[key] for key in _HEADER_KEYS},
         )
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
@@ -169,7 +166,7 @@ def read_header(folder: Path) -> Header:
 
 
 def damaged_file(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
-    """The first of these files whose content is not what was written; None: all are sound."""
+    """The first of these files whose content has changed since it was written; None if all are intact."""
     for name in names:
         if crc32(checkpoint.folder / name) != checkpoint.header.files[name][1]:
             return name
@@ -177,14 +174,14 @@ def damaged_file(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged checkpoint, so that the next search passes it over, and nothing is deleted."""
+    """Rename a damaged checkpoint so that the next search ignores it; nothing is deleted."""
     aside = folder.with_name(folder.name + DAMAGED)
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)
 
 
 def complete_checkpoints(root: Path) -> tuple[list[Checkpoint], list[str]]:
-    """All checkpoints in a run's `checkpoints/`, oldest first, and one line for each that cannot be used."""
+    """All checkpoints in a run's `checkpoints/`, oldest first, and one line for each unusable one."""
     complete, refused = [], []
     for folder in sorted(root.glob("step_*")) if root.is_dir() else []:
         if not folder.is_dir() or folder.name.endswith((DAMAGED, ".superseded")):
@@ -197,18 +194,18 @@ def complete_checkpoints(root: Path) -> tuple[list[Checkpoint], list[str]]:
 
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint with the highest score, of equals the newest; None where no checkpoint has a score."""
+    """The checkpoint with the highest score, the newest of equals; None if no checkpoint has a score."""
     scored = [checkpoint for checkpoint in checkpoints if checkpoint.header.score is not None]
     return max(scored, key=lambda c: (c.header.score or 0.0, c.header.position), default=None)
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the best one, and what unfinished saves left behind."""
+    """Delete all but the newest `keep` checkpoints and the best one, and the remains of unfinished saves."""
     checkpoints, _ = complete_checkpoints(root)
     best = best_of(checkpoints)
     for checkpoint in checkpoints[:-keep]:
         if best is None or checkpoint.folder != best.folder:
-            # Under another name first: a folder half deleted would look like a damaged checkpoint.
+            # Renamed first: a half-deleted folder would look like a damaged checkpoint.
             doomed = checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.folder.name}.partial"))
             shutil.rmtree(doomed)
     for leftover in root.glob(".step_*.partial"):

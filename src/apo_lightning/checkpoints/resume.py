@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from."""
+"""Finding the checkpoint from which a run resumes."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,54 +13,53 @@ FREE = (
     "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "preflight", "experiment",
     "tokens_per_microbatch", "kv_cache_gib", "model.gradient_checkpointing", "model.compile_layers",
 )  # fmt: skip
-"""What may differ between a checkpoint's run and the one that goes on: it does not enter the results."""
+"""Settings that may differ between a checkpoint's run and the resumed one, since they do not affect the results."""
 
 
 def find_checkpoint(
     resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int
 ) -> Checkpoint | None:
-    """The checkpoint that `resume` means; None: begin at the beginning.
+    """Return the checkpoint that `resume` names; None: start from the beginning.
 
     Args:
-        resume: None; "auto", the newest of the run's own folder, if there is one; or the folder of a run or of a
-            checkpoint.
+        resume: None; "auto": the newest checkpoint in `output_dir`, if any; or the folder of a run or of a checkpoint.
         output_dir: of this run.
         config: of this run, as nested plain data.
-        world_size: its ranks.
+        world_size: number of ranks.
 
     Raises:
-        ConfigError: nothing usable where something is named, another run's settings, or an output folder with
-            checkpoints that would be overwritten.
+        ConfigError: the named folder has no usable checkpoint, its settings differ, or `resume` is None and
+            `output_dir` has checkpoints that would be overwritten.
     """
     own = output_dir / "checkpoints"
     if resume is None:
         own_checkpoints = complete_checkpoints(own)[0] or snapshots_of(output_dir)[0]
         if own_checkpoints:
             raise ConfigError(
-                f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): go on "
-                "with resume=auto, or choose another hydra.run.dir"
+                f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): "
+                "continue it with resume=auto, or choose another hydra.run.dir"
             )
         return None
     if resume == "auto":
         return _newest_usable(own, config, world_size)
     folder = Path(resume)
     if not folder.is_dir():
-        raise ConfigError(f"resume={resume}: there is no such folder; give auto, a run's folder or a checkpoint's")
+        raise ConfigError(f"resume={resume}: no such folder; give auto, or the folder of a run or of a checkpoint")
     if (folder / MANIFEST).is_file() or folder.name.startswith("step_"):
         return _checked(Checkpoint(folder=folder, header=read_header(folder)), config, world_size)
     checkpoint = _newest_usable(folder / "checkpoints", config, world_size)
     if checkpoint is None:
-        raise ConfigError(f"resume={resume}: there is no complete checkpoint in {folder / 'checkpoints'}")
+        raise ConfigError(f"resume={resume}: {folder / 'checkpoints'} has no complete checkpoint")
     return checkpoint
 
 
 def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Checkpoint | None:
     checkpoints, refused = complete_checkpoints(root)
     for line in refused:
-        say(f"passed over: {line}")
+        say(f"ignored: {line}")
     for checkpoint in reversed(checkpoints):
         if reason := _other_layout(checkpoint, world_size):
-            say(f"passed over: {reason}")
+            say(f"ignored: {reason}")
             continue
         return _checked(checkpoint, config, world_size)
     return None
@@ -72,8 +71,8 @@ def _checked(checkpoint: Checkpoint, config: Mapping[str, Any], world_size: int)
     different = sorted(_differences(checkpoint.header.config, config))
     if different:
         raise ConfigError(
-            f"checkpoint {checkpoint.folder} is of a run with other settings: {'; '.join(different[:5])}: resume it "
-            "with its own, or begin a new run"
+            f"checkpoint {checkpoint.folder} has other settings: {'; '.join(different[:5])}: resume it with its own "
+            "settings, or start a new run"
         )
     return checkpoint
 
@@ -82,8 +81,8 @@ def _other_layout(checkpoint: Checkpoint, world_size: int) -> str | None:
     if not checkpoint.header.position.is_sampled or checkpoint.header.world_size == world_size:
         return None
     return (
-        f"checkpoint {checkpoint.folder} holds the rollouts of {checkpoint.header.world_size} processes, which as "
-        f"many alone can learn from, not {world_size}"
+        f"checkpoint {checkpoint.folder} holds sampled rollouts of {checkpoint.header.world_size} processes, so it can "
+        f"only be resumed with {checkpoint.header.world_size}, not {world_size}"
     )
 
 

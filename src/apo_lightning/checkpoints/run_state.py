@@ -1,4 +1,4 @@
-"""Everything of a run that is no large tensor, and the names of those that are."""
+"""The state of a run: its large tensors by name, and everything else as plain data."""
 
 import random
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.data.validation import HeldOut
+from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
@@ -21,23 +21,23 @@ from apo_lightning.update.nonfinite import NonfiniteSteps
 
 @runtime_checkable
 class Run(Protocol):
-    """What the trainer's module shows of itself."""
+    """The attributes of the Lightning module that checkpoints need."""
 
     policy: Policy
     ranks: Ranks
     policy_version: int
     engine_check: EngineCheck
-    held_out: HeldOut
+    validation: ValidationPass
 
     @property
     def trainer(self) -> pl.Trainer:
-        """Lightning's."""
+        """Lightning's trainer."""
         ...
 
 
 @runtime_checkable
 class TrainingRun(Run, Protocol):
-    """What the module shows once it trains."""
+    """The attributes that the module has once training starts."""
 
     schedule: LRScheduler
     nonfinite: NonfiniteSteps
@@ -49,17 +49,17 @@ class TrainingRun(Run, Protocol):
 
 
 def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:
-    """The trained parameters by Hugging Face name; frozen ones come with the model."""
+    """The trained parameters by Hugging Face name; frozen ones are loaded with the model."""
     return {unwrapped_name(name): p for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
-    """Whole or sharded, as they are; in place."""
+    """The trained weights themselves (no copies), unsharded or sharded."""
     return {f"policy.{name}": parameter.detach() for name, parameter in trained_parameters(policy).items()}
 
 
 def optimizer_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """What the optimizer keeps for each element of a parameter."""
+    """The optimizer's state that has one value per element of a parameter."""
     return {
         f"optimizer.{name}.{key}": value
         for name, parameter in trained_parameters(policy).items()
@@ -71,18 +71,18 @@ def optimizer_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]
 def new_optimizer_tensors(
     policy: Policy, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Room in the optimizer for the tensors that a checkpoint has of it, sharded as their parameters are."""
+    """Allocate the optimizer tensors that a checkpoint contains, sharded like their parameters."""
     for name, parameter in trained_parameters(policy).items():
         prefix = f"optimizer.{name}."
         for key in (full.removeprefix(prefix) for full in shapes if full.startswith(prefix)):
             is_alike = shapes[prefix + key] == tuple(parameter.shape)
-            room = torch.zeros_like(parameter) if is_alike else torch.zeros(shapes[prefix + key])
-            optimizer.state[parameter][key] = room.detach()
+            buffer = torch.zeros_like(parameter) if is_alike else torch.zeros(shapes[prefix + key])
+            optimizer.state[parameter][key] = buffer.detach()
     return optimizer_tensors(policy, optimizer)
 
 
 def shared_state(run: TrainingRun) -> dict[str, Any]:
-    """State that is the same on all ranks."""
+    """The state that is equal on all ranks."""
     names = {id(parameter): name for name, parameter in trained_parameters(run.policy).items()}
     return {
         "policy_version": run.policy_version,
@@ -101,14 +101,14 @@ def shared_state(run: TrainingRun) -> dict[str, Any]:
 
 
 def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
-    """All of it but the optimizer's large tensors."""
+    """Restore what `shared_state` gave, except for the callbacks and the engine check."""
     run.nonfinite.num_in_a_row = state["num_nonfinite_in_a_row"]
     run.schedule.load_state_dict(state["schedule"])
     for group, saved in zip(run.optimizer.param_groups, state["optimizer_groups"], strict=True):
         group.update(saved)
     parameters = trained_parameters(run.policy)
     for name, scalars in state["optimizer_scalars"].items():
-        # A fused step reads its own count beside the weights.
+        # A fused optimizer reads its step count on the weights' device.
         device = parameters[name].device if run.optimizer.defaults.get("fused") else torch.device("cpu")
         run.optimizer.state[parameters[name]].update(
             {key: value.to(device) if isinstance(value, Tensor) else value for key, value in scalars.items()}
@@ -116,14 +116,14 @@ def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
 
 
 def restore_callbacks(trainer: pl.Trainer, states: Mapping[str, Mapping[str, Any]]) -> None:
-    """A callback that the run did not have begins afresh."""
+    """Restore the callbacks; one that the saved run did not have keeps its initial state."""
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if callback.state_key in states:
             callback.load_state_dict(states[callback.state_key])
 
 
 def random_states() -> dict[str, Any]:
-    """The state of every generator of this process. Samples have seeds of their own and need none of them."""
+    """The state of every random generator of this process. Sampling does not use them: each sample has its seed."""
     algorithm, keys, position, has_gauss, gauss = np.random.get_state()
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -136,7 +136,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Put every generator into the state that `random_states` gave."""
+    """Restore every generator's state from `random_states`."""
     random.setstate(states["python"])
     algorithm, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((algorithm, keys.numpy(), position, has_gauss, gauss))

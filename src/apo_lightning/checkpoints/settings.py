@@ -1,4 +1,4 @@
-"""When a run is saved, and what stays: the `checkpoint:` node of `configs/train.yaml`."""
+"""When to save and what to keep: the `checkpoint:` node of `configs/train.yaml`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ class CheckpointSettings:
     """When to save, and what to keep.
 
     Attributes:
-        save_every: rollouts between two checkpoints; None: none by their number.
-        save_after_minutes: another one once the last is so old, at the end of a rollout; None: none by the clock.
-            Where both are None, only a stop signal saves.
-        keep: newest checkpoints that stay. With one, a checkpoint that is found damaged has none before it.
-        best: a held-out metric, `val/<name>/pass@<k>`: the checkpoint where it was highest stays as well; None: no.
-        asynchronous: write while training goes on, from a copy in host memory.
-        snapshot_every: rollouts between two snapshots, which hold the trained weights alone and all stay; None: none.
+        save_every: rollouts between two checkpoints; None: no saves by number of rollouts.
+        save_after_minutes: save at the end of a rollout if the last checkpoint is this old; None: no saves by time. If
+            both are None, only a stop signal saves.
+        keep: number of newest checkpoints to keep. With 1 there is no other one if it turns out to be damaged.
+        best: a held-out metric, `val/<name>/pass@<k>`: also keep the checkpoint where it is highest; None: do not.
+        asynchronous: write while training continues, from a copy in host memory.
+        snapshot_every: rollouts between two snapshots, which hold only the trained weights and are all kept; None: no
+            snapshots.
     """
 
     save_every: int | None
@@ -31,30 +32,26 @@ class CheckpointSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether a run is saved although nothing stops it."""
+        """Whether a run is saved without a stop signal."""
         return self.save_every is not None or self.save_after_minutes is not None
 
     def __post_init__(self) -> None:
-        if self.save_every is not None and self.save_every < 1:
-            raise ConfigError(f"checkpoint.save_every is {self.save_every}: give 1 or more rollouts, or null for none")
+        for name in ("save_every", "snapshot_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"checkpoint.{name} is {value}: give 1 or more{', or null' * (name != 'keep')}")
         if self.save_after_minutes is not None and not self.save_after_minutes > 0:
             raise ConfigError(
                 f"checkpoint.save_after_minutes is {self.save_after_minutes}: give minutes above 0, or null for none"
             )
-        if self.snapshot_every is not None and self.snapshot_every < 1:
-            raise ConfigError(
-                f"checkpoint.snapshot_every is {self.snapshot_every}: give 1 or more rollouts, or null for none"
-            )
-        if self.keep < 1:
-            raise ConfigError(f"checkpoint.keep is {self.keep}: give 1 or more")
         if self.asynchronous and not torch.distributed.is_gloo_available():
             raise ConfigError(
-                "checkpoint.asynchronous is true, but this build of torch has no gloo, by which processes talk while "
-                "they write: choose checkpoint.asynchronous=false"
+                "checkpoint.asynchronous is true, but needs gloo, which this build of torch lacks: choose "
+                "checkpoint.asynchronous=false"
             )
 
     def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
-        """Raise `ConfigError` where `best` is nothing that the run will log."""
+        """Raise `ConfigError` if `best` is not a metric that the run will log."""
         known = [f"val/{name}/pass@{k}" for name in validation_names for k in sorted({1, validation_samples})]
         if self.best is not None and self.best not in known:
             raise ConfigError(f"checkpoint.best is {self.best}: choose one of {', '.join(known) or 'nothing'}")

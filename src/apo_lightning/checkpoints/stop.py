@@ -1,4 +1,4 @@
-"""Being asked to stop: a batch system says so a little before it ends a run by force."""
+"""Stop signals: a batch system sends one shortly before it kills a run."""
 
 import signal
 from collections.abc import Callable
@@ -12,16 +12,16 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Remembers the signal; the run looks at it where it can be saved."""
+    """Remembers a stop signal; the run checks it at the points where it can be saved."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._pass_on: Callable[[int], None] | None = None
 
     def listen(self, trainer: pl.Trainer) -> None:
-        """Take the stop signals over from Lightning, whose handler communicates between ranks wherever they are.
+        """Replace Lightning's handlers of the stop signals, which would start a collective at any point of a step.
 
-        Call it in each of the trainer's functions, after Lightning has put its handlers in place.
+        Call it in each of the trainer's functions, after Lightning has installed its handlers.
         """
         launcher = trainer.strategy.launcher
         self._pass_on = None if launcher is None else launcher.kill
@@ -32,18 +32,18 @@ class StopRequest:
         is_first = self.signal is None
         self.signal = signal.Signals(number)
         if is_first and self._pass_on is not None:
-            # Ranks that this process started; a batch system may know of this one alone.
+            # For ranks that this process launched: a batch system may signal only this process.
             self._pass_on(number)
 
     def check(self, index: int, completion: Completion) -> None:
-        """A listener of an engine: ends a generation that nobody will wait for.
+        """A listener of an engine that ends the generation after a stop signal.
 
         Raises:
-            GenerationStopped: a signal has come.
+            GenerationStopped: a signal was received.
         """
         if self.signal is not None:
             raise GenerationStopped
 
 
 class GenerationStopped(Exception):  # noqa: N818 - no error
-    """A rollout was given up."""
+    """The sampling of a rollout was abandoned after a stop signal."""

@@ -1,7 +1,7 @@
-"""The large tensors of a checkpoint as safetensors files, a part from every rank, readable by any number of them.
+"""The large tensors of a checkpoint: safetensors files, written in parts by all ranks and read by any number of ranks.
 
-torch.distributed.checkpoint writes and reads them: shards are put together, and apart again, as the reader needs.
-Its own format keeps an index that is unpickled, and so may run code; safetensors holds nothing but numbers.
+torch.distributed.checkpoint writes and reads them and reshards them as the reader needs. Its own format has an index
+that is unpickled, which can run code; safetensors contains only numbers.
 """
 
 import io
@@ -24,42 +24,42 @@ from apo_lightning.checkpoints.writing import Written
 from apo_lightning.common.process_group import has_process_group, num_processes
 
 BYTES_PER_FILE = 256 * 2**20
-"""Size of one rank's files. Each is put together in memory, twice: one file for all would take two copies of it."""
+"""Maximal size of a file. Each is assembled in memory twice, so one file for all tensors would need two copies."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> None:
     """Write all tensors; collective. A shard is written by its owner, a replicated tensor once.
 
     Args:
-        tensors: whole or sharded, on any device.
-        folder: seen by all ranks.
-        written: gets this rank's files.
+        tensors: unsharded or sharded, on any device.
+        folder: visible to all ranks.
+        written: records this rank's files.
     """
-    with _single_process_is_meant():
+    with _no_single_process_warning():
         dcp.save(dict(tensors), storage_writer=_writer(tensors, folder, written))
 
 
 def save_tensors_later(
     tensors: Mapping[str, Tensor], folder: Path, written: Written, group: ProcessGroup | None
 ) -> Future[object]:
-    """Write the tensors from a thread, as they are now: they are copied to host memory first.
+    """Copy the tensors to host memory and write them in a background thread.
 
     Args:
-        tensors: whole or sharded, on any device.
-        folder: seen by all ranks.
-        written: gets this rank's files, all of them once the future is done.
+        tensors: unsharded or sharded, on any device.
+        folder: visible to all ranks.
+        written: records this rank's files; complete once the future is done.
         group: from `background_group`.
     """
-    with _single_process_is_meant():
+    with _no_single_process_warning():
         future = dcp.async_save(dict(tensors), storage_writer=_writer(tensors, folder, written), process_group=group)
         return cast("Future[object]", future)
 
 
 def background_group() -> ProcessGroup | None:
-    """The process group of the writers, beside the trainer's; collective. None where the trainer has none.
+    """Create a process group for the background writers; collective. None if the trainer has no process group.
 
-    In the trainer's own group their words would come between those of the training, in another order on each rank; and
-    one of NCCL alone, as GPUs have it, carries nothing that lies in host memory.
+    In the trainer's group the writers' collectives would mix with those of the training, in a different order on each
+    rank; and on GPUs it has only NCCL, which cannot send host memory.
     """
     if not has_process_group():
         return None
@@ -67,17 +67,17 @@ def background_group() -> ProcessGroup | None:
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Read into these tensors, whole ones or shards of any layout; collective.
+    """Read into these tensors, unsharded or shards of any layout; collective.
 
     Raises:
         CheckpointException: a name is missing, or a shape differs.
     """
-    with _single_process_is_meant():
+    with _no_single_process_warning():
         dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and whole shape of everything in the folder; reads the files' heads alone."""
+    """Name → unsharded shape of each tensor in the folder; reads only the files' headers."""
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
     return {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -86,24 +86,23 @@ def _writer(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> "_
     world_size = num_processes()
     files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)
     writer = _Writer(str(folder), fqn_to_index_mapping=files, save_distributed=True)
-    # Were the files not opened through it, the checkpoint would have some without a checksum and be refused.
+    # Files that are not opened through it would have no checksum, and the checkpoint would be refused.
     writer.fs = _Listing(written)
     return writer
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """A writer whose CUDA calls, from whichever thread, are for the GPU of the thread that made it."""
+    """A writer that uses the GPU of the thread that created it, in any thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The first that torch calls in the thread that writes.
+        """Set the GPU; torch calls this method first in the writing thread.
 
-        The device of a new thread is GPU 0, where a stream or a pinned copy would open a context of hundreds of MiB
-        for each rank. torch 2.13 happens to need neither once the tensors are staged: gloo carries host memory, and
-        `FileSystemWriter.stage` turns the loader with a stream off.
+        A new thread starts on GPU 0, where a stream or a pinned copy would create a context of hundreds of MiB per
+        rank. torch 2.13 happens to need neither once the tensors are staged.
         """
         if self._device is not None:
             torch.cuda.set_device(self._device)
@@ -111,7 +110,7 @@ class _Writer(HuggingFaceStorageWriter):
 
 
 class _Listing(FileSystem):
-    """A disk on which what is written is listed with its checksum."""
+    """A file system that records each written file with its checksum."""
 
     def __init__(self, written: Written) -> None:
         self.written = written
@@ -124,7 +123,7 @@ class _Listing(FileSystem):
 
 
 def file_numbers(num_bytes: Mapping[str, int], bytes_per_file: int) -> dict[str, int]:
-    """In which file each tensor goes, filled one after the other; a tensor that is too large has one of its own.
+    """Assign tensors to files, filling one file after the other; an oversized tensor gets its own file.
 
     Example:
         >>> file_numbers({"a": 3, "b": 3, "c": 9, "d": 1}, bytes_per_file=8)
@@ -139,7 +138,7 @@ def file_numbers(num_bytes: Mapping[str, int], bytes_per_file: int) -> dict[str,
 
 
 @contextmanager
-def _single_process_is_meant() -> Iterator[None]:
+def _no_single_process_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

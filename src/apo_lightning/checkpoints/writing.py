@@ -1,4 +1,4 @@
-"""The files of a checkpoint: the checksum is taken of the bytes on their way to the disk, and nothing is read back."""
+"""Writing the files of a checkpoint with checksums of the bytes to be written; nothing is read back."""
 
 import os
 import zlib
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 class SequentialFile:
-    """A file that is written from its beginning to its end, and what it must hold.
+    """A file that is written sequentially, with its size and checksum.
 
-    It has no `seek`, on purpose: a writer that went back would leave other bytes than the checksum is of. Neither
-    safetensors' files nor `torch.save`, whose archive has its index at the end, go back.
+    It has no `seek`, since rewriting earlier bytes would invalidate the checksum. Neither safetensors nor `torch.save`
+    seeks.
 
     Args:
-        path: in a folder that exists; what stands there is replaced.
+        path: in an existing folder; an existing file is replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self.num_bytes = 0
         self.crc32 = 0
-        """Of all bytes given to `write` so far."""
+        """Checksum of all bytes passed to `write` so far."""
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; returns their number."""
@@ -31,27 +31,27 @@ class SequentialFile:
         return num_bytes
 
     def tell(self) -> int:
-        """Where the next byte goes."""
+        """The position of the next byte."""
         return self.num_bytes
 
     def flush(self) -> None:
-        """Leave nothing in this process."""
+        """Flush the buffer of this process."""
         self._file.flush()
 
     def fileno(self) -> int:
-        """For `os.fsync`, which knows nothing of bytes that are still in this process: there are none."""
+        """The descriptor, for `os.fsync`; flushes first, since `os.fsync` does not see buffered bytes."""
         self._file.flush()
         return self._file.fileno()
 
     def close(self) -> None:
-        """The file is on the disk, past its caches, when this returns; closed again, nothing happens."""
+        """Flush the file to disk and close it; does nothing if it is closed."""
         if not self._file.closed:
             with self._file:
                 os.fsync(self.fileno())
 
 
 class Written:
-    """The files that one rank has written of a checkpoint.
+    """The files of a checkpoint that one rank has written.
 
     Args:
         folder: of the checkpoint.
@@ -60,11 +60,11 @@ class Written:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, list[int]] = {}
-        """Name in the folder → [size in bytes, CRC-32], of those that are on the disk."""
+        """Name in the folder → [size in bytes, CRC-32], for files that are flushed to disk."""
 
     @contextmanager
     def open(self, path: Path) -> Iterator[SequentialFile]:
-        """Write a file; it is listed once it is on the disk."""
+        """Open a file for writing; it is listed in `files` once it is flushed to disk."""
         file = SequentialFile(path)
         try:
             yield file
@@ -73,10 +73,10 @@ class Written:
         self.files[str(path.relative_to(self.folder))] = [file.num_bytes, file.crc32]
 
     def check(self) -> None:
-        """See that the files are there, in their sizes, before checkpoints are deleted in favour of this one.
+        """Check that the files exist in their sizes, before older checkpoints are deleted.
 
         Raises:
-            OSError: one is not.
+            OSError: a file is missing or has another size.
         """
         for name, (num_bytes, _) in self.files.items():
             found = (self.folder / name).stat().st_size

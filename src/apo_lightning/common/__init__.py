@@ -1,1 +1,1 @@
-"""Small tools that every package may use: the terminal, files, number formats, hashes, clocks, the process group."""
+"""Small tools for every package: the terminal, files, number formats, hashes, clocks, the process group."""

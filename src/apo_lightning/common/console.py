@@ -1,4 +1,4 @@
-"""What reaches the terminal: our own few lines and warnings. What libraries say goes to the run's `run.log`."""
+"""Terminal output: our own lines and warnings only. Messages of libraries go to the run's `run.log`."""
 
 import contextlib
 import io
@@ -26,24 +26,21 @@ NOISY = (
 
 
 class OwnWarnings(logging.Handler):
-    """Says the first warning of each kind on the terminal; `run.log` has them all."""
+    """Prints the first warning of each kind on the terminal; `run.log` has all of them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.said: set[str] = set()
+        self.printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Errors end the run, and are said where it ends."""
-        if record.levelno == logging.WARNING and record.msg not in self.said:
-            self.said.add(record.msg)
+        """Print a warning; an error ends the run, and is printed there."""
+        if record.levelno == logging.WARNING and record.msg not in self.printed:
+            self.printed.add(record.msg)
             say(f"warning: {escape(record.getMessage())} (others like it: run.log)")
 
 
 def quiet_libraries(log_file: Path) -> None:
-    """Send all logging and all warnings to `log_file`, and switch progress bars of libraries off.
-
-    Our own warnings reach the terminal as well.
-    """
+    """Send all logs and warnings to `log_file`, our own warnings to the terminal too, and disable progress bars."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = logging.FileHandler(log_file, delay=True)
@@ -64,7 +61,7 @@ def quiet_libraries(log_file: Path) -> None:
     own = logging.getLogger("apo_lightning")
     own.handlers.clear()
     own.addHandler(OwnWarnings())
-    # The engine silences vLLM's logger where it finds it without a handler.
+    # The engine silences vLLM's logger if it has no handler.
     logging.getLogger("vllm").addHandler(handler)
     logging.getLogger("vllm").propagate = False
     from transformers.utils import logging as transformers_logging
@@ -74,19 +71,19 @@ def quiet_libraries(log_file: Path) -> None:
 
 @contextlib.contextmanager
 def progress_bars_hidden() -> Iterator[None]:
-    """Hide the progress bars of libraries that have no switch for them; exceptions pass through."""
+    """Hide progress bars of libraries that cannot disable them; exceptions propagate."""
     with contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def say(line: str) -> None:
-    """One line for the user, from the first rank only."""
+    """Print one line for the user, on the first rank only."""
     show(line, soft_wrap=True)
 
 
 def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
-    """A table, say, for the user, from the first rank only."""
+    """Print text or a table for the user, on the first rank only."""
     if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0:
-        # Without a terminal to ask, Rich would squeeze tables into 80 columns.
+        # Without a terminal, Rich would limit tables to 80 columns.
         width = None if sys.stdout.isatty() else 120
         Console(file=sys.stdout, highlight=False, width=width).print(content, soft_wrap=soft_wrap)

@@ -1,4 +1,4 @@
-"""Writing files that are either whole or not there."""
+"""Writing files and folders atomically, and JSON."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `path` so that a reader, or a crash, sees the old content or the new, never a part."""
+    """Write `path` so that readers, and a crash, see either the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
@@ -18,10 +18,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_once(path: Path, content: bytes) -> None:
-    """Write `path`, unless it holds `content` already. Several processes may write the same content at once.
-
-    Each writes to a name that no other has, then renames: a reader sees all of the content, whoever is killed.
-    """
+    """Write `path` atomically, unless it has this content. Several processes may write the same content at once."""
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,11 +29,11 @@ def write_once(path: Path, content: bytes) -> None:
 
 
 def publish_folder(partial: Path, final: Path) -> None:
-    """Give the finished folder `partial` its name `final`, in place of what stood there."""
+    """Rename the finished folder `partial` to `final`, replacing an existing folder."""
     superseded = final.with_name(f".{final.name}.superseded")
     shutil.rmtree(superseded, ignore_errors=True)
     if final.exists():
-        # A rename cannot replace a folder that is not empty.
+        # A rename cannot replace a non-empty folder.
         final.rename(superseded)
     partial.rename(final)
     shutil.rmtree(superseded, ignore_errors=True)
@@ -45,8 +42,8 @@ def publish_folder(partial: Path, final: Path) -> None:
 def to_json(record: Any, *, indent: int | None = None) -> bytes:
     r"""UTF-8 JSON in the order of the record's keys, text unescaped, non-finite numbers as null.
 
-    Python would write NaN, which most other readers refuse. A lone surrogate, which UTF-8 has no bytes for, stays a
-    `\udxxx` escape, which is JSON for the same character.
+    Python's default for these is NaN, which is not JSON. A lone surrogate, which UTF-8 cannot encode, becomes the
+    escape `\udxxx`.
 
     Example:
         >>> to_json({"π": 3.5, "gap": float("nan")}).decode()

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Formatting of numbers, sparklines and configurations for people."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def number(value: float, decimals: int = 3) -> str:
-    """A number with fixed decimals; "-" where there is none.
+    """A number with fixed decimals; "-" if it is not finite.
 
     Example:
         >>> number(0.41251), number(float("nan"))
@@ -23,7 +23,7 @@ def number(value: float, decimals: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss; "-" where unknown.
+    """Seconds as m:ss or h:mm:ss; "-" if not finite.
 
     Example:
         >>> duration(75.4), duration(3725.0), duration(float("nan"))
@@ -37,9 +37,9 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A bar a value, from the lowest to the highest of them; neighbours are averaged where there are too many.
+    """A line of bars, scaled from the lowest to the highest value; neighbours are averaged if there are too many.
 
-    A gap stands for a value that is not finite.
+    A non-finite value is a blank.
 
     Example:
         >>> sparkline([0.0, 1.0, 2.0, 7.0], 10), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([5.0, 5.0], 9)
@@ -63,7 +63,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def mean_of_finite(values: Sequence[float]) -> float:
-    """Mean of the values that are finite; NaN where none is.
+    """The mean of the finite values; NaN if there are none.
 
     Example:
         >>> mean_of_finite([1.0, float("nan"), 3.0])
@@ -74,7 +74,7 @@ def mean_of_finite(values: Sequence[float]) -> float:
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the (at most) `window` values that end at each; values that are not finite are left out.
+    """At each position, the mean of the last `window` values; non-finite ones are left out.
 
     Example:
         >>> moving_mean([1.0, 3.0, 5.0], window=2)
@@ -88,7 +88,7 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A composed config as dotted key → value as YAML would print it.
+    """A nested config as dotted key → value, formatted as in YAML.
 
     Example:
         >>> flatten({"seed": 1, "algo": {"loss": {"dual_clip": None, "clip_eps": 0.2}}, "optimizer": {"lr": 1.0e-6}})

@@ -1,10 +1,10 @@
-"""The hash behind every random choice that must not depend on a generator's state."""
+"""A hash for random choices that must not depend on the state of a generator."""
 
 import hashlib
 
 
 def hash64(text: str) -> bytes:
-    """64 bits that depend on the text alone, the same on every machine; sorting by them shuffles.
+    """A 64-bit hash of the text, the same on every machine; sorting by it shuffles.
 
     Example:
         >>> hash64("5+7").hex()

@@ -3,11 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 PhaseListener = Callable[[str | None], None]
 
@@ -59,7 +54,7 @@ class PhaseClock:
     def take(self) -> dict[str, float]:
         """Seconds of each phase since the last call, in the order they were first entered; starts again from nothing.
 
-        A phase that is still open is charged up to now, and goes on.
+        An open phase is charged up to now, and continues.
         """
         if self._open:
             self._charge()
@@ -78,32 +73,17 @@ class PhaseClock:
             listener(current)
 
 
-def timed(phase: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """Decorate a method so that its time is charged to a phase of its object's `clock`."""
-
-    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-        @wraps(method)
-        def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-            with self.clock.phase(phase):
-                return method(self, *args, **kwargs)
-
-        return run
-
-    return decorate
-
-
 class StepTimer:
     """How long each phase of a step took, and the whole of it: from the end of the step before to its own end.
 
-    So the steps of a run add up to its time, but for what was taken out. What no phase claims shows as the difference
-    of `step` and the sum of all the others.
+    So the steps of a run add up to its time without pauses. `step` minus the sum of all phases is time in no phase.
 
     Args:
         clock: times the phases.
         phases: those of a step, in order. One that did not run took 0.0 s.
 
     Example:
-        A step is begun at 1 s; the first call comes at 2 s, a phase runs from 3 s to 5 s, and it ends at 6 s.
+        A step begins at 1 s, its own work at 2 s; a phase runs from 3 s to 5 s, and the step ends at 6 s.
 
         >>> ticks = iter([1.0, 2.0, 3.0, 5.0, 6.0])
         >>> timer = StepTimer(PhaseClock(now=lambda: next(ticks)), ("generate", "update"))
@@ -121,12 +101,12 @@ class StepTimer:
         self._began = self._paused = self._between = 0.0
 
     def begin(self) -> None:
-        """Before the first step of a run; what the clock has counted until then belongs to none."""
+        """Begin before the first step of a run; what the clock has counted until then belongs to no step."""
         self.clock.take()
         self._began = self.clock.now()
 
     def enter(self) -> None:
-        """Start the step's own work; callbacks, logging, checkpoints and the loading of its prompts lie behind."""
+        """Start the step's own work, after callbacks, logging, checkpoints and the loading of its prompts."""
         self._between = self.clock.now() - self._began
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""Data-set rows → prompts: where problems come from, what is dropped, and in which order a run meets them."""
+"""Data-set rows → prompts: sources of problems, filtering, and the order in which a run uses them."""
 
 from apo_lightning.data.arithmetic import ArithmeticSource
 from apo_lightning.data.datamodule import PromptDataModule

@@ -1,4 +1,4 @@
-"""Arithmetic problems made on the spot: no file, no hub, and as hard as one likes."""
+"""Generated arithmetic problems, which need no file and no download."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ COMMUTATIVE = ("+", "*")
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticSource:
-    """All problems `a ∘ b` with both operands in [min_operand, max_operand], part of them held out.
+    """All problems `a ∘ b` with both operands in [min_operand, max_operand]; a part is held out.
 
-    The split is by construction: each problem is on one side only, and where the operator commutes `a ∘ b` and `b ∘ a`
-    are on the same side, as the one gives the other away. It is a function of `split_seed` and of the fields here, not
-    of the run's seed, so runs with different seeds are measured on the same problems.
+    Each problem is on one side of the split only. Where the operator commutes, `a ∘ b` and `b ∘ a` are on the same
+    side, as one reveals the other. The split depends on `split_seed` and the fields here, not on the run's seed, so
+    runs with different seeds are measured on the same problems.
 
     Attributes:
-        name: of the data set and of its held-out part.
+        name: name of the data set and of its held-out part.
         operators: any of "+", "-", "*".
-        min_operand: smallest operand, included.
+        min_operand: smallest operand.
         max_operand: largest operand, included.
-        num_validation: problems held out.
-        split_seed: which ones.
+        num_validation: number of problems held out.
+        split_seed: selects them.
         instruction: as in `PromptTemplate`.
         system: as in `PromptTemplate`.
         max_prompt_tokens: longer training prompts are dropped and counted.
-        max_completion_tokens: a completion is cut there.
+        max_completion_tokens: a completion is cut at this length.
 
     Raises:
         ConfigError: an unknown operator, an empty range, or too few problems to hold out that many.
@@ -67,7 +67,7 @@ class ArithmeticSource:
         if self.min_operand > self.max_operand:
             raise ConfigError(f"min_operand {self.min_operand} is above max_operand {self.max_operand}: swap them")
         num_problems = len(self.operators) * (self.max_operand - self.min_operand + 1) ** 2
-        # The mirror image of the last problem held out leaves the training set too.
+        # The mirror image of the last held-out problem leaves the training set too.
         if num_problems < self.num_validation + 2:
             raise ConfigError(
                 f"operands {self.min_operand}..{self.max_operand} make {num_problems} problems, too few to hold out "
@@ -75,7 +75,7 @@ class ArithmeticSource:
             )
 
     def check(self) -> None:
-        """Do nothing: the problems are made here, so no file can be missing."""
+        """Do nothing: no file can be missing."""
 
     def load(self) -> Problems:
         """Make the problems and split them."""
@@ -102,7 +102,7 @@ class ArithmeticSource:
 
 
 def _group(operator: str, a: int, b: int) -> tuple[str, int, int]:
-    """The unordered operands where the operator commutes, so that `a + b` and `b + a` fall on one side of the split."""
+    """Key of problems that stay together in the split: the operands, unordered where the operator commutes."""
     return (operator, min(a, b), max(a, b)) if operator in COMMUTATIVE else (operator, a, b)
 
 

@@ -1,4 +1,4 @@
-"""Hands the trainer its prompts: a list per training step, and lists per held-out set."""
+"""The data module: prompts per training step, and prompts per held-out set."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from apo_lightning.types import Prompt
 
 @dataclass(frozen=True)
 class PromptBatches:
-    """A loader: each pass over it starts anew. Not a `DataLoader`, which would draw from torch's global generator."""
+    """A loader that can be iterated repeatedly. A `DataLoader` would draw from torch's global generator."""
 
     batches: Callable[[], Iterator[list[Prompt]]]
 
@@ -29,20 +29,19 @@ class PromptBatches:
 class PromptDataModule(LightningDataModule):
     """All prompts of a run, tokenised once.
 
-    Every rank sees every batch whole: which rank takes which prompt is the trainer's affair. A resumed run sets
-    `steps_consumed`, its position in the training stream, and goes on with the prompts that would have come.
+    Every rank gets every batch whole; the trainer assigns prompts to ranks. A resumed run sets `steps_consumed`, its
+    position in the training stream, and continues with the next prompts.
 
     Args:
         source: the problems.
-        tokenizer: of the policy.
-        prompt_template: the model's, where it is a base model: see `PromptTemplate.base_template`.
         prompts_per_step: prompts in a training step.
-        seed: of the run; decides the order.
-        prompts_per_validation_batch: at most so many held-out prompts at a time.
+        seed: of the run; determines the order.
+        prompt_template: of a base model: see `PromptTemplate.base_template`.
+        prompts_per_validation_batch: largest number of held-out prompts in a batch.
 
     Raises:
-        ConfigError: a template without a place for the problem; from `prepare`: data that cannot be read, nothing left
-            to train on, fewer prompts than a step needs, or a held-out prompt that is too long.
+        ConfigError: a template without `{problem}`; from `prepare`: data that cannot be read, no prompt left to train
+            on, fewer prompts than a step needs, or a held-out prompt that is too long.
     """
 
     def __init__(
@@ -67,17 +66,17 @@ class PromptDataModule(LightningDataModule):
         self.seed = seed
         self.prompts_per_validation_batch = prompts_per_validation_batch
         self.steps_consumed = 0
-        """Training steps whose prompts the trainer has taken."""
+        """Number of training steps whose prompts the trainer has taken."""
         self.train_prompts: list[Prompt] = []
         self.validation_prompts: dict[str, list[Prompt]] = {}
         """Held-out prompts by benchmark."""
         self.report: FilterReport | None = None
-        """The count of dropped training rows; None before `prepare`."""
+        """Counts of dropped training rows; None before `prepare`."""
 
     def prepare(self) -> None:
-        """Read, filter and tokenise. Needs no model, so a run calls it before it loads one; the second time is free.
+        """Read, filter and tokenise; needs no model, and a second call does nothing.
 
-        A benchmark's prompts are not dropped when they are too long: that would quietly change the benchmark.
+        A benchmark's prompts are never dropped for their length, as that would silently change the benchmark.
         """
         if self.report is not None:
             return
@@ -88,54 +87,60 @@ class PromptDataModule(LightningDataModule):
         self.train_prompts = [prompt for prompt in train if self._fits(prompt)]
         num_too_long = len(train) - len(self.train_prompts)
         report = replace(problems.report, num_too_long=num_too_long, num_kept=len(self.train_prompts))
-        if report.num_held_out:  # a part of the training set, and filtered like it
+        if report.num_held_out:  # part of the training set, and filtered like it
             fitting = [prompt for prompt in held_out[name] if self._fits(prompt)]
             num_too_long += len(held_out[name]) - len(fitting)
             report = replace(report, num_too_long=num_too_long, num_held_out=len(fitting))
             held_out[name] = fitting
         if not self.train_prompts:
             raise ConfigError(
-                f"nothing is left of {name} to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
+                f"{name} has no prompt left to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
             )
         self._order()
         for benchmark, prompts in held_out.items():
-            self._require_fitting(benchmark, prompts)
+            for prompt in prompts:
+                if not self._fits(prompt):
+                    raise ConfigError(
+                        f"benchmark {benchmark}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, "
+                        f"above max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or "
+                        "take the problem out of the benchmark"
+                    )
         self.validation_prompts = {benchmark: prompts for benchmark, prompts in held_out.items() if prompts}
         self.report = report
 
     def setup(self, stage: str | None = None) -> None:
-        """Call `prepare` under the name that Lightning knows."""
+        """Call `prepare`; Lightning's name for it."""
         self.prepare()
 
     @property
     def validation_names(self) -> list[str]:
-        """The held-out sets, in the order of `val_dataloader`."""
+        """Names of the held-out sets, in the order of `val_dataloader`."""
         return list(self.validation_prompts)
 
     @property
     def answers(self) -> list[str]:
-        """All gold answers, training and held-out, for the verifier to look at before the run."""
+        """All gold answers, training and held-out, which the verifier checks before the run."""
         held_out = [prompt for prompts in self.validation_prompts.values() for prompt in prompts]
         return [prompt.answer for prompt in [*self.train_prompts, *held_out]]
 
     def describe(self) -> str:
-        """One line: what there is to train and to validate on, and what was dropped."""
+        """One line for the log: numbers of training and held-out problems, and of dropped rows."""
         sizes = [f"{name} ({len(prompts)})" for name, prompts in self.validation_prompts.items()]
         return f"{self.source.name}: {self.report}; validation on {', '.join(sizes) or 'nothing'}"
 
     def train_dataloader(self) -> PromptBatches:
-        """`prompts_per_step` prompts a step without end, from `steps_consumed` on."""
+        """Endless training steps of `prompts_per_step` prompts, starting at `steps_consumed`."""
         return PromptBatches(self._training_steps)
 
     def val_dataloader(self) -> list[PromptBatches]:
-        """One loader a benchmark, in the order of `validation_prompts`."""
+        """One loader per benchmark, in the order of `validation_prompts`."""
         return [PromptBatches(self._slicer(prompts)) for prompts in self.validation_prompts.values()]
 
     def transfer_batch_to_device(self, batch: list[Prompt], device: torch.device, dataloader_idx: int) -> list[Prompt]:
-        """Leaves the batch as it is, and counts it if it is trained on.
+        """Return the batch unchanged, and count it in training.
 
-        Lightning would take the frozen records apart to look for tensors, and fail. It calls this once for each batch
-        it is about to run, never for one that was only fetched ahead.
+        Lightning's own method would look for tensors inside the frozen records, and fail. It is called once per batch
+        that is about to run, never for a batch that was only prefetched.
         """
         if self.trainer is not None and self.trainer.training:
             self.steps_consumed += 1
@@ -146,15 +151,6 @@ class PromptDataModule(LightningDataModule):
 
     def _fits(self, prompt: Prompt) -> bool:
         return len(prompt.token_ids) <= self.source.max_prompt_tokens
-
-    def _require_fitting(self, benchmark: str, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            if not self._fits(prompt):
-                raise ConfigError(
-                    f"benchmark {benchmark}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, above "
-                    f"max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or take the "
-                    "problem out of the benchmark"
-                )
 
     def _order(self) -> PromptOrder:
         ids = [prompt.id for prompt in self.train_prompts]

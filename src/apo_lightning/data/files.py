@@ -1,4 +1,4 @@
-"""Where rows are read from: a local file, or a data set of the Hugging Face hub."""
+"""Readers of rows: a local file, or a data set of the Hugging Face hub."""
 
 import json
 from collections.abc import Iterator
@@ -13,31 +13,18 @@ from apo_lightning.errors import ConfigError, in_brief
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubDataset:
-    """A data set of the Hugging Face hub, and how its records are laid out.
+class HubDataset(RecordLayout):
+    """A data set of the Hugging Face hub, and the layout of its records.
 
     Attributes:
         hub_id: "owner/name", or a local folder that `datasets` can read.
-        config: the data set's configuration; None where it has a single one.
+        config: the data set's configuration; None where it has only one.
         split: "train", "test", …
-        problem_column: as in `RecordLayout`.
-        answer_column: as in `RecordLayout`.
-        answer_is_boxed: as in `RecordLayout`.
     """
 
     hub_id: str
     config: str | None = None
     split: str = "train"
-    problem_column: str | None = None
-    answer_column: str | None = None
-    answer_is_boxed: bool = False
-
-    @property
-    def layout(self) -> RecordLayout:
-        """The columns to read from the data set's records."""
-        return RecordLayout(
-            problem_column=self.problem_column, answer_column=self.answer_column, answer_is_boxed=self.answer_is_boxed
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,64 +32,56 @@ class ProblemSet:
     """Problems in a local file or in a data set of the hub.
 
     Attributes:
-        path: a local `.jsonl` or `.parquet` file, with an answer in one of the columns that `RecordLayout()` reads, in
-            the layout of `hub`, or in MATH's own, as `layout_of_file` finds. Goes before the hub.
-        hub: read when there is no path.
+        path: a local `.jsonl` or `.parquet` file with an answer in one of the columns of `RecordLayout()`, in the
+            layout of `hub`, or in MATH's layout (see `layout_of_file`). Takes precedence over `hub`.
+        hub: read if there is no path.
     """
 
     path: str | None = None
     hub: HubDataset | None = None
 
     def check(self) -> None:
-        """Look at the local file's first record only, so that a preflight costs nothing.
+        """Read the local file's first record only, so that it is cheap enough for a preflight.
 
         Raises:
-            ConfigError: nothing to read, no such file, or a layout that is not understood.
+            ConfigError: neither path nor hub, no such file, or an unknown layout.
         """
         if self.path is not None:
-            _first_row(Path(self.path), self.hub)
+            path = Path(self.path)
+            if next(file_rows(path, path.stem, self.hub), None) is None:
+                raise ConfigError(f"{path} has no rows: give a file with a problem and an answer on each line")
         elif self.hub is None:
             raise ConfigError("a problem set has neither path nor hub: give the path of a .jsonl or .parquet file")
 
     def rows(self, name: str) -> list[Row]:
-        """All rows, in the order of the file.
-
-        Args:
-            name: of the data set; the ids of rows that bring none are "<name>-<line>".
+        """All rows, in the order of the file; rows without an id get "<name>-<line>".
 
         Raises:
             ConfigError: no such file or data set, or a malformed row.
         """
         self.check()
-        rows = list(self._rows(name))
+        if self.path is not None:
+            rows = list(file_rows(Path(self.path), name, self.hub))
+        else:
+            assert self.hub is not None
+            rows = list(hub_rows(self.hub, name))
         where = self.path or (self.hub.hub_id if self.hub else name)
         if not rows:
             raise ConfigError(f"{where} has no rows: give a file with a problem and an answer on each line")
         require_unique_ids(rows, where)
         return rows
 
-    def _rows(self, name: str) -> Iterator[Row]:
-        if self.path is not None:
-            return file_rows(Path(self.path), name, self.hub)
-        assert self.hub is not None
-        return hub_rows(self.hub, name)
-
 
 def file_rows(path: Path, name: str, hub: HubDataset | None = None) -> Iterator[Row]:
-    """The rows of a local file, one by one.
-
-    Args:
-        path: of the file.
-        name: of the data set; the ids of rows that bring none are "<name>-<line>".
-        hub: the data set that it may be a copy of.
+    """The rows of a local file, one by one; `hub` is the data set that it may be a copy of.
 
     Raises:
-        ConfigError: no such file, neither `.jsonl` nor `.parquet`, or a malformed row, which is named by its line.
+        ConfigError: no such file, another suffix than `.jsonl` or `.parquet`, or a malformed row, named by its line.
     """
     layout = None
     for number, record in _records(path):
-        # Once for the file: a MATH solution without a box is a row without an answer, not a row of another layout.
-        layout = layout or layout_of_file(record, None if hub is None else hub.layout)
+        # Once per file: a MATH solution without a box is a row without an answer, not another layout.
+        layout = layout or layout_of_file(record, hub)
         yield row_from_record(record, layout, where=f"{path}:{number}", default_id=f"{name}-{number}")
 
 
@@ -110,27 +89,22 @@ def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
     """The rows of a hub data set, downloaded on first use.
 
     Raises:
-        ConfigError: it cannot be had (offline, no such name, gated), or a row is malformed.
+        ConfigError: it cannot be loaded (offline, unknown name, gated), or a row is malformed.
     """
-    # Imported here because it takes seconds, which a run on a local file need not pay.
+    # Imported here because it takes seconds, which a run on a local file does not need.
     import datasets
 
     try:
         records = datasets.load_dataset(hub.hub_id, name=hub.config, split=hub.split)
     except Exception as error:
-        # `datasets` raises a dozen unrelated types here; to the user they are all one thing.
+        # `datasets` raises a dozen unrelated types here, which need the same remedy.
         reason = in_brief(error)
         raise ConfigError(
             f"hub data set {hub.hub_id} (config {hub.config}, split {hub.split}) cannot be loaded: "
             f"{type(error).__name__}: {reason} — offline, give a local .jsonl or .parquet as its path"
         ) from error
     for number, record in enumerate(records, start=1):
-        yield row_from_record(record, hub.layout, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
-
-
-def _first_row(path: Path, hub: HubDataset | None) -> None:
-    if next(file_rows(path, path.stem, hub), None) is None:
-        raise ConfigError(f"{path} has no rows: give a file with a problem and an answer on each line")
+        yield row_from_record(record, hub, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
 
 
 def _records(path: Path) -> Iterator[tuple[int, object]]:
@@ -149,12 +123,12 @@ def _records(path: Path) -> Iterator[tuple[int, object]]:
             try:
                 record = json.loads(line)
             except ValueError as error:  # bad JSON or bad UTF-8
-                raise ConfigError(f"{path}:{number} is not valid JSON ({error}): mend or remove the line") from error
+                raise ConfigError(f"{path}:{number} is not valid JSON ({error}): fix or remove the line") from error
             yield number, record
 
 
 def _parquet_records(path: Path) -> Iterator[object]:
-    """A batch at a time: the raw DAPO file has 1.8 million rows, too many to hold twice."""
+    """Records in batches: the raw DAPO file has 1.8 million rows, too many to hold twice."""
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():

@@ -1,4 +1,4 @@
-"""What leaves the training set before the first step, and how much of it: nothing is dropped without being counted."""
+"""Filtering of the training set before the first step; every dropped row is counted."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Literal
 from apo_lightning.data.rows import Row
 
 SHINGLE_LENGTH = 60
-"""Number of letters and digits in one shingle."""
+"""Letters and digits in one shingle."""
 SHINGLE_FRACTION = 0.5
-"""A benchmark problem counts as seen from this share of its shingles on."""
+"""Fraction of a benchmark problem's shingles from which on a training problem contains it."""
 
 _SPACE = re.compile(r"\\(?:[,;:! ]|quad\b|qquad\b)|~|\s")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
@@ -18,7 +18,7 @@ _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterReport:
-    """How many training rows were read, dropped (each for the first reason that applies, in this order), and kept.
+    """Numbers of training rows read, dropped (each for the first reason that applies, in this order), and kept.
 
     Example:
         >>> print(FilterReport(num_rows=10, num_duplicates=2, num_too_long=1, num_kept=7))
@@ -29,17 +29,17 @@ class FilterReport:
     num_without_answer: int = 0
     """Worked solutions without a `\\boxed{…}`."""
     num_conflicting: int = 0
-    """Rows of problems that occur with different answers; no copy is kept."""
+    """Rows of problems that occur with different answers; all copies are dropped."""
     num_duplicates: int = 0
-    """Further copies of a problem that is kept."""
+    """Repeated copies of a problem that is kept."""
     num_in_benchmark_verbatim: int = 0
-    """Problems that are also in an excluded benchmark, up to spacing and case."""
+    """Problems that equal one of an excluded benchmark up to spacing and case."""
     num_in_benchmark_normalised: int = 0
-    """Problems that are also in an excluded benchmark, reworded a little (see `Contamination`)."""
+    """Problems that contain one of an excluded benchmark, slightly reworded (see `Contamination`)."""
     num_too_long: int = 0
     """Prompts of more than `max_prompt_tokens`, template included; dropped by `PromptDataModule.prepare`."""
     num_held_out: int = 0
-    """Rows that are not dropped but kept for validation."""
+    """Rows kept for validation."""
     num_kept: int = 0
     """Rows that are trained on."""
 
@@ -56,14 +56,14 @@ class FilterReport:
 
 
 def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[list[Row], FilterReport]:
-    """Drop what should not be trained on. The first copy of a problem stays, and rows keep their order.
+    """Drop rows that should not be trained on. The first copy of a problem stays, and rows keep their order.
 
     Args:
         rows: the training set as read.
         benchmarks: problems that must not be trained on.
 
     Returns:
-        What is left, and the counts, which add up: `num_rows` is `num_kept` plus all the others.
+        The rows left and the counts: `num_rows` is `num_kept` plus all the others.
 
     Example:
         >>> rows = [Row(id=str(i), problem=p, answer=a) for i, (p, a) in enumerate([("2+2?", "4"), ("2+2? ", "4")])]
@@ -97,17 +97,17 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
 class Contamination:
     """Finds benchmark problems inside training problems.
 
-    *Verbatim* is equality up to spacing and case. *Normalised* keeps letters and digits only, in lower case, and cuts
-    each text into all its substrings of 60 characters (shingles): a training problem is contaminated by a benchmark
-    problem when it holds at least half of that problem's distinct shingles. So a changed name or a final "rounded to
-    the nearest integer" does not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a
-    substring it would hit unrelated problems.
+    *Verbatim* is equality up to spacing and case. *Normalised* keeps letters and digits only, in lower case, and
+    compares all substrings of 60 characters (shingles): a training problem contains a benchmark problem when it has at
+    least half of that problem's distinct shingles. So a changed name or an added "rounded to the nearest integer" does
+    not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a substring it would match
+    unrelated problems.
 
     Attributes:
         verbatim: normalised benchmark problems.
-        short: benchmark problems of fewer letters and digits than a shingle has.
-        index: shingle → the benchmark problems it occurs in.
-        num_shingles: distinct shingles of each benchmark problem.
+        short: benchmark problems with fewer letters and digits than a shingle.
+        index: shingle → indices of the benchmark problems that contain it.
+        num_shingles: number of distinct shingles of each benchmark problem.
     """
 
     verbatim: frozenset[str]
@@ -117,7 +117,7 @@ class Contamination:
 
     @classmethod
     def of(cls, benchmarks: Sequence[Row]) -> "Contamination":
-        """An index over the benchmark problems, which are few; training problems are then looked up one by one."""
+        """Index the benchmark problems."""
         texts = [_alphanumeric(row.problem) for row in benchmarks]
         index: dict[str, list[int]] = {}
         for i, text in enumerate(texts):
@@ -131,7 +131,7 @@ class Contamination:
         )
 
     def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
-        """How a benchmark holds this problem: word for word, or reworded a little; None where none holds it."""
+        """How a benchmark contains this problem; None where none does."""
         if normalised_problem(problem) in self.verbatim:
             return "verbatim"
         text = _alphanumeric(problem)
@@ -147,7 +147,7 @@ class Contamination:
 
 
 def normalised_problem(problem: str) -> str:
-    r"""The problem in lower case, without white space and LaTeX's spacing commands.
+    r"""The problem in lower case, without white space and LaTeX spacing commands.
 
     Example:
         >>> normalised_problem("Find  $x\\,y + 1$.\n")

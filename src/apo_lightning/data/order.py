@@ -1,4 +1,4 @@
-"""Which prompts a training step gets: shuffled epochs without end, the same for every run of one seed."""
+"""The order of training prompts: endless shuffled epochs, the same in every run with the same seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from apo_lightning.errors import ConfigError
 class PromptOrder:
     """An endless sequence of steps, a pure function of (ids, prompts_per_step, seed).
 
-    An epoch is a shuffle of all prompts and goes on into the next one in mid-step: none is left out, and none stands
-    twice in a step. Prompts are ranked by a hash of (seed, epoch, id), so no random generator is involved and the
-    order outlives a reordering of the file, a resume and another number of ranks.
+    An epoch is a shuffle of all prompts. A step may cross into the next epoch: no prompt is left out, and none occurs
+    twice in a step. Prompts are sorted by a hash of (seed, epoch, id), not drawn from a random generator, so the order
+    does not depend on the order of the file, on a resume or on the number of ranks.
 
     Attributes:
         ids: of the prompts; unique.
-        prompts_per_step: at most as many as there are prompts.
+        prompts_per_step: at most the number of prompts.
         seed: of the run.
 
     Raises:
@@ -46,7 +46,7 @@ class PromptOrder:
             )
 
     def steps(self, start: int = 0) -> Iterator[list[int]]:
-        """Positions into `ids`, step after step, from step `start` (0 is the first) on."""
+        """Indices into `ids` for each step, beginning at step `start` (0 is the first)."""
         waiting: list[int] = []
         epochs = count()
         for step in count():
@@ -57,7 +57,7 @@ class PromptOrder:
                 yield batch
 
     def _epoch(self, epoch: int, waiting: Sequence[int]) -> list[int]:
-        """A shuffle whose head, which shares a step with the `waiting` rest of the last epoch, repeats none of it."""
+        """A shuffle that begins with none of the `waiting` prompts of the last epoch, which share its first step."""
         order = sorted(range(len(self.ids)), key=lambda i: self._rank(epoch, self.ids[i]))
         if not waiting:
             return order

@@ -1,4 +1,4 @@
-"""Problem → what the policy reads: text and token ids, through a chat template or a base-model template."""
+"""Problem → prompt text and token ids, through a chat template or a base-model template."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -11,16 +11,16 @@ from apo_lightning.types import Prompt
 
 PLACEHOLDER = "{problem}"
 TEMPLATE_DATE = "26 Jul 2024"
-"""Llama-3.2's chat template writes today's date unless told one: the same run would differ from day to day."""
+"""Llama-3.2's chat template writes today's date by default: the same run would differ from day to day."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTemplate:
-    r"""How a problem is put to the policy.
+    r"""The text around a problem.
 
     Attributes:
         instruction: the user's turn, with `{problem}` in it, e.g. `{problem}\nPut your final answer in \boxed{}.`
-        system: the system message. None: none is passed, and the chat template may put in its own.
+        system: the system message. None: none is passed, and the chat template may add its own.
         base_template: for base models, which have no chat template: the whole text, with `{problem}` where the
             instruction goes. None: the tokenizer's chat template.
 
@@ -28,9 +28,8 @@ class PromptTemplate:
         ConfigError: a template without `{problem}`, or a system message that a base template has no place for.
 
     Example:
-        >>> template = PromptTemplate(instruction="What is {problem}?", base_template="Q: {problem}\nA:")
-        >>> template.base_text("1 + 1")
-        'Q: What is 1 + 1?\nA:'
+        >>> PromptTemplate(instruction="What is {problem}?").user_turn("1 + 1")
+        'What is 1 + 1?'
     """
 
     instruction: str = PLACEHOLDER
@@ -56,34 +55,18 @@ class PromptTemplate:
         """The instruction with the problem in it. Braces of LaTeX stay as they are."""
         return self.instruction.replace(PLACEHOLDER, problem)
 
-    def base_text(self, problem: str) -> str:
-        """The base template with the instruction in it.
-
-        Raises:
-            ConfigError: there is no base template.
-        """
-        if self.base_template is None:
-            raise ConfigError("base_template is null: a base model needs model.prompt_template")
-        return self.base_template.replace(PLACEHOLDER, self.user_turn(problem))
-
 
 def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, source: str) -> Prompt:
-    """The prompt that is sampled from: the template around the problem, then the prefill.
+    """The prompt: the template around the problem, then the prefill.
 
-    A chat template writes its special tokens itself, so none are added to it; a base template gets those that the
+    A chat template writes its special tokens itself, so none are added; a base template gets the tokens that the
     tokenizer puts before any text, as in pre-training.
-
-    Args:
-        row: the problem.
-        tokenizer: of the policy.
-        template: chat or base-model.
-        source: the data set's name.
 
     Raises:
         ConfigError: neither the model's config nor the tokenizer has a template.
     """
     if template.base_template is not None:
-        text = template.base_text(row.problem) + row.prefill
+        text = template.base_template.replace(PLACEHOLDER, template.user_turn(row.problem)) + row.prefill
     elif tokenizer.chat_template is None:
         raise ConfigError(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template: give the model a prompt_template "

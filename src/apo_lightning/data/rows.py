@@ -1,4 +1,4 @@
-"""What a data set states, and how a raw record of any of the usual layouts becomes such a row."""
+"""Rows of a data set, and the conversion of raw records in the usual layouts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,29 +21,29 @@ DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One problem of a data set, before any template."""
+    """A problem of a data set, before any template."""
 
     id: str
     """Name of the problem, unique within its data set."""
     problem: str
     """Text of the problem, never empty."""
     answer: str
-    """The gold answer; empty only where a worked solution was read that holds no `\\boxed{…}`."""
+    """The gold answer; empty only for a worked solution without a `\\boxed{…}`."""
     prefill: str = ""
-    """The start of the assistant's turn that is given, not sampled."""
+    """The start of the assistant's turn, which is given and not sampled."""
     solution: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLayout:
-    r"""Which columns of a record hold what. The default fits what most math data sets use.
+    r"""The columns of a record. The default fits most math data sets.
 
     Attributes:
-        problem_column: None: the first of `problem`, `question`, `prompt` that is there. Either text or a conversation
-            of one user message. DAPO's own instruction around the problem is taken off.
+        problem_column: None: the first of `problem`, `question`, `prompt` that is present. Either text or a
+            conversation of one user message. DAPO's own instruction around the problem is removed.
         answer_column: None: the first of `answer`, `target`, `reward_model.ground_truth`. A dot goes into a nested
-            record. Of a worked solution in GSM8K's style, what follows the last `####` is the answer.
-        answer_is_boxed: the column holds a worked solution in MATH's style: its last `\boxed{…}` is the answer.
+            record. In a worked solution in GSM8K's style the answer follows the last `####`.
+        answer_is_boxed: the column has a worked solution in MATH's style: the answer is its last `\boxed{…}`.
     """
 
     problem_column: str | None = None
@@ -55,16 +55,16 @@ MATH_LAYOUT = RecordLayout(answer_column="solution", answer_is_boxed=True)
 
 
 def row_from_record(record: object, layout: RecordLayout, *, where: str, default_id: str) -> Row:
-    r"""A row out of one decoded JSON object or parquet record.
+    r"""A row from one decoded JSON object or parquet record.
 
     Args:
         record: the mapping from column to value.
         layout: which columns to read.
         where: file and line, or data set and number, for error messages.
-        default_id: the id of a record that brings none.
+        default_id: the id for a record without one.
 
     Raises:
-        ConfigError: no such column, an empty problem or answer, or a value that is neither text nor a finite number.
+        ConfigError: a column is missing, problem or answer is empty, or a value is neither text nor a finite number.
 
     Example:
         >>> record = {"question": "3 + 4?", "answer": "3 + 4 is 7.\n#### 7"}
@@ -103,15 +103,14 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
 
 
 def layout_of_file(record: object, own: RecordLayout | None = None) -> RecordLayout:
-    r"""How a local file is laid out, by its first record.
+    r"""The layout of a local file, from its first record.
 
     Args:
-        record: the first.
+        record: the first record.
         own: the layout of the data set that the file may be a copy of.
 
     Returns:
-        The usual columns, where an answer stands in one of them; else the data set's own layout; else MATH's, where the
-        record's `solution` holds a box.
+        The default columns if one of them has an answer; else `own`; else MATH's layout if `solution` contains a box.
 
     Example:
         >>> layout_of_file({"problem": "1 + 1?", "solution": r"It is $\boxed{2}$.", "level": "Level 1"})
@@ -126,7 +125,7 @@ def layout_of_file(record: object, own: RecordLayout | None = None) -> RecordLay
 
 
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:
-    """Sample seeds are derived from ids, so two rows of one id would draw the same noise.
+    """Refuse repeated ids: sample seeds are derived from ids, so two rows with one id would draw the same noise.
 
     Raises:
         ConfigError: two rows have the same id.
@@ -164,7 +163,7 @@ def _problem_text(value: object, where: str) -> str:
 
 
 def _text(value: object, what: str, where: str) -> str:
-    """27 and 27.0 are the answer "27"; the text "27.0" stays as it is."""
+    """Text as it is; the numbers 27 and 27.0 become "27"."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, int) and not isinstance(value, bool):

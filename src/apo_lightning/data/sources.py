@@ -1,4 +1,4 @@
-"""Where a run's problems come from: training rows, held-out rows, and what was dropped on the way."""
+"""Sources of problems: training rows, held-out rows, and counts of dropped rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Problems:
 
 @runtime_checkable
 class ProblemSource(Protocol):
-    """A task: its problems and the sampling limits that belong to it."""
+    """A task: its problems and its sampling limits."""
 
     @property
     def name(self) -> str:
@@ -39,21 +39,19 @@ class ProblemSource(Protocol):
     @property
     def system(self) -> str | None:
         """The system message, if any."""
-        ...
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens above which a training prompt is dropped and counted."""
+        """A longer training prompt is dropped and counted."""
         ...
 
     @property
     def max_completion_tokens(self) -> int:
-        """Tokens after which a completion is cut."""
+        """A completion is cut at this length."""
         ...
 
     def check(self) -> None:
-        """Find what cannot work without reading everything; raises `ConfigError`."""
-        ...
+        """Check the configuration without reading everything; raises `ConfigError`."""
 
     def load(self) -> Problems:
         """Read, filter and split."""
@@ -65,22 +63,22 @@ class DatasetSource:
     """Problems of a local file or a hub data set.
 
     Attributes:
-        name: of the data set; also of the part that is held out of it.
-        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; goes
-            before the hub.
-        hub: the hub data set that is read when there is no path.
-        num_validation: training problems held out, chosen by a hash of their text, so the choice depends neither on
-            the order of the file nor on the run's seed.
-        validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. None: none. (To
-            an empty mapping Hydra's command line could add nothing.)
-        exclude: benchmarks whose problems are taken out of the training set: paths or `ProblemSet`s.
+        name: name of the data set and of its held-out part.
+        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; takes
+            precedence over `hub`.
+        hub: the hub data set, read if there is no path.
+        num_validation: number of training problems held out, chosen by a hash of their text, so that the choice does
+            not depend on the order of the file or the run's seed.
+        validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
+            None, as Hydra's command line cannot add to an empty mapping.
+        exclude: benchmarks whose problems are removed from the training set: paths or `ProblemSet`s.
         instruction: as in `PromptTemplate`.
         system: as in `PromptTemplate`.
         max_prompt_tokens: longer training prompts are dropped and counted.
-        max_completion_tokens: a completion is cut there.
+        max_completion_tokens: a completion is cut at this length.
 
     Raises:
-        ConfigError: a limit that is not positive, or a benchmark of the data set's own name.
+        ConfigError: a limit is not positive, or a benchmark has the data set's own name.
     """
 
     name: str
@@ -103,7 +101,7 @@ class DatasetSource:
             )
 
     def check(self) -> None:
-        """Every local file exists and its first record can be read; raises `ConfigError`."""
+        """Check that every local file exists and its first record can be read; raises `ConfigError`."""
         for problem_set in (
             ProblemSet(path=self.path, hub=self.hub),
             *map(_problem_set, self._benchmarks.values()),
@@ -115,7 +113,7 @@ class DatasetSource:
         """Read, filter and split.
 
         Raises:
-            ConfigError: a file or hub data set cannot be had, a row is malformed, or nothing is left to train on.
+            ConfigError: a file or hub data set cannot be read, a row is malformed, or no row is left to train on.
         """
         validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
@@ -155,7 +153,7 @@ def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
     rows = _problem_set(benchmark).rows(name)
     for row in rows:
         if not row.answer:
-            raise ConfigError(f"benchmark {name}, problem '{row.id}' has no answer in a \\boxed{{…}}: mend the row")
+            raise ConfigError(f"benchmark {name}, problem '{row.id}' has no answer in a \\boxed{{…}}: fix the row")
     return rows
 
 

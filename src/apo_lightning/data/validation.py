@@ -1,4 +1,4 @@
-"""Validation on held-out problems: when a pass is due, and what it found."""
+"""Validation on held-out problems: when a pass is due, and its metrics."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,19 +7,19 @@ import lightning.pytorch as pl
 import torch
 
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.metrics.step_metrics import validation_metrics
+from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 
 
-class HeldOut:
-    """The held-out sets of a run.
+class ValidationPass:
+    """The validation passes of a run over its held-out sets.
 
     Args:
-        names: of the sets, in the order of the data module's loaders.
+        names: the sets, in the order of the data module's loaders.
 
     Attributes:
-        last_step: step after which the last validation pass was made; None: never.
+        last_step: the step after which the last pass was made; None: never.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -28,26 +28,26 @@ class HeldOut:
         self._rollouts: dict[str, list[Rollouts]] = {}
 
     def is_due(self, trainer: pl.Trainer, steps: int) -> bool:
-        """True where the sets were validated before, and are to be validated after these steps."""
+        """True where the sets were validated before, and should be validated after these steps."""
         if self.last_step is None or self.last_step >= steps:
             return False
         interval = trainer.val_check_interval  # 1.0, the end of an epoch that has none, where no interval is given
         return steps >= trainer.max_steps or (isinstance(interval, int) and steps % interval == 0)
 
     def begin(self) -> None:
-        """Begin a validation pass; one that was broken off is forgotten."""
+        """Begin a pass; an interrupted one is forgotten."""
         self._rollouts = {}
 
     def share(self, batch: Sequence[Prompt], rank: int, world_size: int) -> list[Prompt]:
         """This rank's problems: every W-th of W ranks.
 
-        Where there are fewer problems than ranks, those without one take the first again: each has an engine to check.
+        Where there are fewer problems than ranks, those without one repeat the first: each has an engine to check.
         """
         return list(batch[rank::world_size]) or list(batch[:1])
 
     def add(self, name: str, batch: Sequence[Prompt], share: Rollouts) -> None:
-        """Take in one batch of a set, of which each rank judged its share; collective."""
-        self._rollouts.setdefault(name, []).append(in_turn(from_all_ranks(share), len(batch)))
+        """Add one batch of a set, of which each rank scored its share; collective."""
+        self._rollouts.setdefault(name, []).append(restore_prompt_order(from_all_ranks(share), len(batch)))
 
     def finish(self, step: int, device: torch.device) -> list[ValidationOutput]:
         """Close the validation pass after `step` and compute its metrics over all ranks; collective.
@@ -56,8 +56,8 @@ class HeldOut:
             One for each set: its samples and its metrics by log name.
 
         Raises:
-            VerifierError: of a set too much could not be judged, as in a training step. A score of it would be taken
-                for the policy's, and the best checkpoint chosen by it.
+            VerifierError: too many completions of a set could not be judged: the set's score would say nothing about
+                the policy, and the best checkpoint is chosen by it.
         """
         whole = {name: concatenate(parts) for name, parts in self._rollouts.items()}
         for name, rollouts in whole.items():
@@ -71,12 +71,12 @@ class HeldOut:
         ]
 
 
-def in_turn(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
-    """The batch that ranks have divided by `HeldOut.share`, in its own order.
+def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
+    """The batch that `ValidationPass.share` divided among the ranks, in its original order.
 
     Args:
         shares: in rank order.
-        num_prompts: of the batch.
+        num_prompts: prompts of the batch.
     """
     group_size = shares[0].group_size
     places = [(shares[i % len(shares)], i // len(shares)) for i in range(num_prompts)]
@@ -88,3 +88,12 @@ def in_turn(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
         texts=tuple(share.texts[b] for share, b in samples),
         verdicts=tuple(share.verdicts[b] for share, b in samples),
     )
+
+
+def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> dict[str, float]:
+    """pass@1 and pass@n of one held-out set and how its completions were judged, by log name."""
+    metrics = {f"val/{name}/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
+    num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
+    metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
+    metrics |= {f"val/{name}/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
+    return metrics

@@ -1,1 +1,1 @@
-"""What processes of one run share: ranks, shards, gathered records, and word of a failure."""
+"""Work across the processes of a run: ranks, shards, gathered records and detection of failed ranks."""

@@ -1,4 +1,4 @@
-"""Rows of tensors that one rank makes and another one works on, and their way back."""
+"""Moving rows of tensors to the ranks that work on them, and back."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 class Exchange:
-    """Moves rows between ranks: `send` to where they are worked on, `send_back` to where they came from.
+    """Moves rows between ranks: `send` to the ranks that work on them, `send_back` to the ranks they came from.
 
-    Received rows are ordered by the rank that they come from, then by their order there. With one process both
-    methods return their argument.
+    Received rows are ordered by source rank, then by their order there. With one process both methods return their
+    argument.
 
     Args:
         destinations: for each rank, the destination rank of each of its items; equal on all ranks.
         sizes: for each rank, the number of rows of each of its items; equal on all ranks.
         rank: of this process.
-        device: where the process group moves tensors.
+        device: on which the process group communicates.
     """
 
     def __init__(
@@ -33,20 +33,20 @@ class Exchange:
         ]
 
     def send(self, rows: Tensor) -> Tensor:
-        """The rows that this rank works on; collective.
+        """Send this rank's rows to their destinations; returns the rows for this rank to work on; collective.
 
         Args:
-            rows: [R, …] one for each row of this rank's items; the same dtype and trailing shape on all ranks.
+            rows: [R, …] the rows of this rank's items; the same dtype and trailing shape on all ranks.
         """
         if self._is_alone:
             return rows
         return self._exchanged(rows.to(self.device)[self._order], self._num_sent, self._num_received).to(rows.device)
 
     def send_back(self, rows: Tensor) -> Tensor:
-        """The rows of this rank's own items, from the ranks that worked on them; collective.
+        """Return rows to the ranks they came from; returns the rows of this rank's items; collective.
 
         Args:
-            rows: as many as `send` returned, in that order.
+            rows: one per row that `send` returned, in that order.
         """
         if self._is_alone:
             return rows
@@ -55,7 +55,7 @@ class Exchange:
 
     def _exchanged(self, rows: Tensor, num_sent: list[int], num_received: list[int]) -> Tensor:
         received = rows.new_empty(sum(num_received), *rows.shape[1:])
-        # Not every backend has a reduction-free collective for bool.
+        # Some backends do not support bool.
         as_bytes = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in (received, rows.contiguous())]
         torch.distributed.all_to_all_single(as_bytes[0], as_bytes[1], num_received, num_sent)
         return received

@@ -1,4 +1,4 @@
-"""A rank's `StepOutput` holds the prompts that this rank worked on; here the ranks put theirs together."""
+"""Gathering Python objects from all ranks: a rank's `StepOutput` has only the prompts that it worked on."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 def from_all_ranks(part: Part) -> list[Part]:
-    """Every rank's part, in rank order, on every rank. All ranks have to call it; a single process gets its own back.
+    """Return every rank's part, in rank order, on every rank; collective. A single process gets its own part.
 
     Example:
         >>> from_all_ranks("mine")
@@ -26,7 +26,7 @@ def from_all_ranks(part: Part) -> list[Part]:
 
 
 def items_of_all_ranks(items: Sequence[Item]) -> list[Item]:
-    """Every rank's items, those of the first rank first, on every rank. All ranks have to call it.
+    """Return the items of all ranks, in rank order, on every rank; collective.
 
     Example:
         >>> items_of_all_ranks([1, 2])

@@ -1,4 +1,4 @@
-"""What of Lightning is not public and is used all the same: all of it, and held by `tests/test_private_doors.py`."""
+"""All uses of Lightning's private interface; `tests/test_private_doors.py` checks that it exists."""
 
 import subprocess
 from dataclasses import fields
@@ -8,23 +8,23 @@ import lightning.pytorch as pl
 import torch
 
 STEPPED = "_batches_that_stepped"
-"""The step that loggers are told, in the state of Lightning's loop; a new trainer begins at 0."""
+"""Key of the step that loggers get, in the state of Lightning's loop; it is 0 in a new trainer."""
 
 
 def forget_logged(trainer: pl.Trainer) -> None:
-    """Forget what was logged so far, which Lightning would log again, unchanged, at every step until the epoch's end.
+    """Clear the logged values, which Lightning would otherwise log again at every step until the end of the epoch.
 
-    There is no public way: `log` can be told to keep a number for an epoch, not to drop it after its step.
+    There is no public way to do so.
     """
     assert trainer._results is not None
     trainer._results.reset()
 
 
 def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
-    """Let a new trainer count from a step on: what it compares with `max_steps` and `val_check_interval`.
+    """Set the step count of a new trainer, which it compares with `max_steps` and `val_check_interval`.
 
-    Otherwise a run that goes on would train `max_steps` more, and log them as the first ones. Lightning restores these
-    counts from checkpoints of its own alone.
+    Otherwise a resumed run would train `max_steps` more steps and log them from step 0. Lightning restores these counts
+    only from its own checkpoints.
     """
     loop = trainer.fit_loop.epoch_loop
     for total in (loop.batch_progress.total, loop.manual_optimization.optim_step_progress.total):
@@ -36,19 +36,18 @@ def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
 
 
 def note_device(module: pl.LightningModule, device: torch.device) -> None:
-    """Let `module.device` be this device, and leave the weights where they are.
+    """Set `module.device` without moving the weights, as `LightningModule.to` would.
 
-    `LightningModule.to` does both at once. Were the device not noted, the step's tensors and the engine would go to the
-    CPU, where offloaded shards lie.
+    Otherwise the step's tensors and the engine would go to the CPU, where the offloaded shards are.
     """
     module._device = device
-    assert module.device == device, f"Lightning's module is on {module.device} although {device} was noted"
+    assert module.device == device, f"Lightning's module is on {module.device}, not on {device} as set"
 
 
 def launched_processes(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:
-    """The very list of the processes that Lightning's launcher has started: what is taken out it no longer watches.
+    """Lightning's own list of the processes that its launcher started; it stops watching those that are removed.
 
-    Empty where another launcher has started the ranks, or where there is one rank.
+    Empty if another launcher started the ranks, or if there is one rank.
     """
     launcher: Any = trainer.strategy.launcher
     return [] if launcher is None else launcher.procs

@@ -1,4 +1,4 @@
-"""What one rank must know of the others: its share of the prompts, and sums over all ranks."""
+"""A rank's share of the prompts, reductions over ranks, and small steps of distributed training."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
-from apo_lightning.metrics.throughput import peak_flops_per_second
+from apo_lightning.model.flops import peak_flops_per_second
 
 Item = TypeVar("Item")
 
 
 class Ranks:
-    """The processes of a run. With one process everything here is the identity."""
+    """The processes of a run. With one process every method is the identity."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self.trainer = trainer
@@ -25,53 +25,52 @@ class Ranks:
         self.world_size = trainer.world_size
 
     def share(self, items: Sequence[Item], items_per_minibatch: int) -> list[Item]:
-        """This rank's part of each mini-batch, so that every mini-batch is spread over all ranks.
+        """This rank's part of each mini-batch: every mini-batch is spread over all ranks.
 
-        Mini-batches are formed before the ranks divide the work: their number must not change what is learnt.
+        Mini-batches are formed before they are divided, so the number of ranks does not change the training.
         """
         if self.world_size == 1:
             return list(items)
         return [item for i, item in enumerate(items) if (i % items_per_minibatch) % self.world_size == self.rank]
 
     def sum(self, value: float | int) -> float:
-        """The sum of the ranks' values."""
-        return float(value) if self.world_size == 1 else float(self._reduce(value, "sum"))
+        """The sum of a value over all ranks; collective."""
+        return self.sums([value])[0]
 
     def sums(self, values: Sequence[float | int]) -> list[float]:
-        """The sum of the ranks' values, of each in turn."""
+        """The element-wise sum of several values over all ranks; collective."""
         if self.world_size == 1:
             return [float(value) for value in values]
-        return self._reduce(values, "sum").tolist()
+        return self._reduce(values, torch.distributed.ReduceOp.SUM).tolist()
 
     def max(self, value: float | int) -> float:
-        """The largest of the ranks' values."""
-        return float(value) if self.world_size == 1 else float(self._reduce(value, "max"))
+        """The maximum of a value over all ranks; collective."""
+        return float(value) if self.world_size == 1 else float(self._reduce([value], torch.distributed.ReduceOp.MAX))
 
     def together(self, items: Sequence[Item]) -> list[Item]:
-        """All ranks' items, in rank order: a decision made from them is the same everywhere."""
+        """The items of all ranks, in rank order, so that all ranks make the same decision; collective."""
         return items_of_all_ranks(items)
 
     def union(self, names: frozenset[str]) -> frozenset[str]:
-        """The names that at least one rank gives."""
+        """The union of the ranks' names; collective."""
         return frozenset[str]().union(*from_all_ranks(names))
 
-    def _reduce(self, value: float | int | Sequence[float | int], operation: str) -> Tensor:
-        tensor = torch.tensor(value, dtype=torch.float64, device=self.trainer.strategy.root_device)
-        kind = torch.distributed.ReduceOp.SUM if operation == "sum" else torch.distributed.ReduceOp.MAX
-        torch.distributed.all_reduce(tensor, op=kind)
+    def _reduce(self, values: Sequence[float | int], operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.trainer.strategy.root_device)
+        torch.distributed.all_reduce(tensor, op=operation)
         return tensor
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-    """Scale the gradient to norm ≤ `max_norm` (None: leave it) and return the norm it had, over all shards."""
+    """Scale the gradient to norm ≤ `max_norm` (None: do not); returns the norm before, over all shards."""
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def zero_gradient(policy: nn.Module) -> None:
-    """A gradient of zeros for an optimizer step where there was no backward.
+    """Set a gradient of zeros, for an optimizer step without a backward.
 
-    Without one an optimizer passes a parameter over, and neither momentum nor weight decay would act.
+    Without a gradient an optimizer skips a parameter, and with it momentum and weight decay.
 
     Args:
         policy: sharded or not.
@@ -82,14 +81,14 @@ def zero_gradient(policy: nn.Module) -> None:
 
 
 def total_peak_flops(trainer: pl.Trainer) -> float | None:
-    """The peak of all GPUs of a run together [FLOP/s]; None on CPUs, and on a GPU that is not known, which is said."""
+    """The summed peak of all GPUs of a run [FLOP/s]; None on CPUs and, with a log message, on an unknown GPU."""
     device = trainer.strategy.root_device
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
     peak = peak_flops_per_second(name)
     if peak is None:
-        rank_zero_info(f"no perf/mfu: metrics/throughput.py does not know the peak of {name}")
+        rank_zero_info(f"no perf/mfu: model/flops.py does not know the peak of {name}")
         return None
     return peak * trainer.world_size
 
@@ -97,8 +96,8 @@ def total_peak_flops(trainer: pl.Trainer) -> float | None:
 def count_rollout(trainer: pl.Trainer) -> None:
     """Advance Lightning's step counter by one rollout.
 
-    Lightning counts optimizer steps, of which a rollout may have sixteen or none; `max_steps`, `global_step` and
-    `val_check_interval` would then mean something else for every mini-batch size.
+    Lightning counts optimizer steps, of which a rollout has any number; the meaning of `max_steps`, `global_step` and
+    `val_check_interval` would depend on the mini-batch size.
     """
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     progress.increment_ready()

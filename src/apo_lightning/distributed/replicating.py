@@ -1,4 +1,4 @@
-"""A whole model in every process, read from disk by the first one alone."""
+"""Copying the model, which only the first rank reads from disk, to every process."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,10 +14,10 @@ Loaded = TypeVar("Loaded")
 
 
 def on_first_rank(load: Callable[[], Loaded], otherwise: Callable[[], Loaded]) -> Loaded:
-    """`load()` on the first rank, and `otherwise()` on the others, once the first has succeeded; collective.
+    """Return `load()` on the first rank and, once that has succeeded, `otherwise()` on the others; collective.
 
     Raises:
-        ConfigError: on the others, where the first has failed: they would wait for its weights.
+        ConfigError: on the other ranks, if the first has failed; they would wait for its weights.
     """
     if process_rank() > 0:
         [reason, *_] = from_all_ranks(None)
@@ -35,17 +35,17 @@ def on_first_rank(load: Callable[[], Loaded], otherwise: Callable[[], Loaded]) -
 
 @torch.no_grad()
 def replicate(policy: Policy, device: torch.device) -> None:
-    """Bring the first rank's weights and buffers to every rank's device; collective.
+    """Broadcast the first rank's weights and buffers to every rank's device; collective.
 
     Args:
-        policy: with weights on the first rank; on the others of the same shapes and dtypes, on the meta device.
+        policy: with weights on the first rank; on the others on the meta device, with the same shapes and dtypes.
         device: of this process.
     """
     if process_rank() == 0:
         policy.to(device)
     else:
         policy.to_empty(device=device)
-        policy.model.tie_weights()  # on the meta device one tensor, and two once they have memory
+        policy.model.tie_weights()  # `to_empty` gives a tied weight two tensors
     if num_processes() > 1:
         for tensor in (*policy.parameters(), *policy.buffers()):
             torch.distributed.broadcast(tensor.detach(), src=0)

@@ -1,4 +1,4 @@
-"""FSDP2: from weights on the first rank to shards on all of them."""
+"""FSDP2: distributing the weights of the first rank as shards over all ranks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.lightning_private import note_device
-from apo_lightning.distributed.units import refuse_other_passes
+from apo_lightning.distributed.root_params import refuse_other_passes
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, has_adapters
 from apo_lightning.model.policy import Policy
@@ -29,16 +29,16 @@ from apo_lightning.model.spec import PolicySpec
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Weights, gradients and optimizer state in shards, one a rank.
+    """Shards weights, gradients and optimizer state over the ranks.
 
     Args:
-        data_parallel_size: Shards; the number of processes of the run.
-        process_group_backend: "nccl" between GPUs, "gloo" between CPUs.
-        timeout: How long a rank waits for the others; at least what the longest rollout takes.
-        reshard_after_forward: False keeps a decoder layer's weights whole from its forward to its backward: one
-            gather less, for as much memory as a whole policy takes.
-        offload_to_cpu: Shards, their gradients and the optimizer state lie in the CPU's memory, and the optimizer steps
-            there. GPUs only.
+        data_parallel_size: number of shards; equal to the number of processes.
+        process_group_backend: "nccl" for GPUs, "gloo" for CPUs.
+        timeout: how long a rank waits for the others; at least the duration of the longest rollout.
+        reshard_after_forward: False keeps a decoder layer's weights gathered from its forward to its backward, which
+            saves one gather and takes the memory of an unsharded policy.
+        offload_to_cpu: keep shards, their gradients and the optimizer state in the CPU's memory, where the optimizer
+            steps. GPUs only.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(
             data_parallel_size=data_parallel_size,
             tensor_parallel_size=1,
-            # The gradient's norm and the weight sync reduce over shards that lie on the CPU.
+            # The gradient norm and the weight sync communicate shards that are on the CPU.
             process_group_backend=f"cpu:gloo,cuda:{process_group_backend}" if offload_to_cpu else process_group_backend,
             timeout=timeout,
         )
         self.reshard_after_forward = reshard_after_forward
         self.offload_to_cpu = offload_to_cpu
         self.whole_weights: Mapping[str, Tensor] = {}
-        """The whole weights on the first rank, from loading to sharding; empty on the other ranks."""
+        """The unsharded weights on the first rank, from loading to sharding; empty on the other ranks."""
 
     def model_to_device(self) -> None:
-        """Leaves offloaded shards where they are: FSDP2 refuses them anywhere else."""
+        """Move the model to its device, except for offloaded shards, which FSDP2 requires on the CPU."""
         if not self.offload_to_cpu:
             super().model_to_device()
             return
@@ -74,19 +74,19 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:
-    """`spec.load_model` with adapters; where the trainer shards, for the first rank alone, which hands it to `shard`.
+    """Load the model and attach adapters. If the trainer shards, only the first rank loads the weights, for `shard`.
 
     Args:
-        spec: Which model.
-        lora: Its adapters; None: all weights are trained.
-        seed: Of random weights.
-        trainer: Knows its rank before the process group exists.
+        spec: the model.
+        lora: its adapters; None: all weights are trained.
+        seed: of random weights.
+        trainer: knows its rank before the process group exists.
 
     Returns:
-        The model; without weights (on the meta device) on every rank of a trainer that shards.
+        The model; if the trainer shards, without weights (on the meta device) on every rank.
 
     Raises:
-        ConfigError: The trainer would shard by Lightning's own strategy, which `shard` knows nothing of.
+        ConfigError: the strategy is Lightning's own ModelParallelStrategy, which `shard` does not support.
     """
     strategy = trainer.strategy
     if type(strategy) is ModelParallelStrategy:
@@ -107,15 +107,14 @@ def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrained
 
 
 def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
-    """Shard policies that `load_model` gave, where the trainer shards, and fill their shards in.
+    """Shard policies from `load_model` and fill their shards, if the trainer shards.
 
-    No rank but the first ever holds more than one whole tensor. A frozen reference is filled from the same weights.
-    Called again, as Lightning does for each of the trainer's functions, it does nothing.
+    Ranks other than the first never hold more than one unsharded tensor. A frozen reference gets the same weights.
+    Lightning calls this for each of the trainer's functions; only the first call has an effect.
 
     Args:
-        policies: The policy, and the reference where there is one; afterwards on the trainer's device, whole or in
-            shards.
-        trainer: Its process group exists.
+        policies: the policy and, if any, the reference; afterwards on the trainer's device, unsharded or in shards.
+        trainer: its process group exists.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, ShardedStrategy):
@@ -130,19 +129,19 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
 
 
 def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
-    """A unit per decoder layer, and a root unit of embedding, final norm and head.
+    """Make one FSDP unit per decoder layer, and a root unit of embedding, final norm and head.
 
-    The root stays gathered from a pass's first forward to its last backward: each backward begins with the head's,
-    which reads the weight. It is gathered in float32, since what autocast keeps in float32 (the residual stream) starts
-    at the embedding; the layers, most of the weights, are gathered in the dtype of their products. A frozen policy's
-    lie in it too: no update is lost by it, and what is gathered is the same to the bit.
+    The root stays gathered from a pass's first forward to its last backward: each backward begins at the head, which
+    reads its weight. It is gathered in float32, since the residual stream, which autocast keeps in float32, starts at
+    the embedding. The layers, most of the weights, are gathered in the compute dtype. A frozen policy's layers are
+    also stored in it: they have no updates to lose, and what is gathered is the same to the bit.
     """
     options: dict[str, Any] = {
         "mesh": strategy.device_mesh["data_parallel"],
         "offload_policy": CPUOffloadPolicy() if strategy.offload_to_cpu else OffloadPolicy(),
     }
     layer_precision = MixedPrecisionPolicy()
-    # An adapted layer rounds once, after it has added the adapter: in a rounded weight a small one would be lost.
+    # An adapted layer rounds after adding the adapter: a small adapter would vanish in a rounded weight.
     if policy.compute_dtype != torch.float32 and not has_adapters(policy.model):
         layer_precision = MixedPrecisionPolicy(
             param_dtype=policy.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -152,12 +151,12 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
         if is_frozen:
             for parameter in layer.parameters():
                 parameter.data = parameter.data.to(policy.compute_dtype)
-        # A forward without a backward would leave a frozen policy gathered for good.
+        # A frozen policy has no backward after which it would be resharded.
         reshards = strategy.reshard_after_forward or not any(p.requires_grad for p in layer.parameters())
         fully_shard(layer, reshard_after_forward=reshards, mp_policy=layer_precision, **options)
     root = fully_shard(policy, reshard_after_forward=False, **options)
     root.set_reshard_after_backward(False, recurse=False)
-    # Sharded weights are gathered around `forward` alone, unless another method is named.
+    # FSDP2 gathers weights only around `forward`, unless another method is registered.
     for method in ("hidden_states", "as_reference"):
         register_fsdp_forward_method(policy, method)
     refuse_other_passes(policy, policy.model.base_model)
@@ -165,7 +164,7 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
 
 @torch.no_grad()
 def _fill(model: nn.Module, whole_weights: Mapping[str, Tensor], device: torch.device) -> None:
-    """Every parameter's shard, and every buffer whole: those that no checkpoint holds (rotary tables) too."""
+    """Fill the shard of every parameter, and every buffer unsharded, rotary tables included."""
     is_first = process_rank() == 0
     for name, target in _tensors(model):
         whole = whole_weights[name] if is_first else torch.empty(target.shape, dtype=target.dtype)
@@ -180,6 +179,6 @@ def _fill(model: nn.Module, whole_weights: Mapping[str, Tensor], device: torch.d
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, tied ones once, and buffers."""
+    """All parameters, tied ones once, and all buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()

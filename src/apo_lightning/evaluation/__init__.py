@@ -1,6 +1,6 @@
-"""Measures a policy: benchmarks, samples, pass@k with intervals.
+"""Evaluation of a policy: benchmarks, samples, pass@k with intervals.
 
-`Benchmark` is imported on first use: reading results needs neither transformers nor Lightning.
+`Benchmark` is imported on first use, so that reading results needs neither transformers nor Lightning.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What is measured on: problems, how they are put, how many samples each gets, who judges."""
+"""A benchmark: its problems, their prompt, the samples per problem and the reward."""
 
 import hashlib
 import json
@@ -22,22 +22,22 @@ class Benchmark:
     r"""One benchmark. Its fields are the keys of `configs/benchmark/*.yaml`.
 
     Attributes:
-        name: in files, tables and sample seeds.
-        path: a local `.jsonl` or `.parquet` with `problem` and `answer`; goes before everything else.
+        name: used in files, tables and sample seeds.
+        path: a local `.jsonl` or `.parquet` with `problem` and `answer`; has priority over `hub` and `source`.
         hub: the hub data set that is read without a path.
-        source: a task whose held-out problems are taken where there is neither path nor hub.
-        num_problems: how many the whole set has: another number is an error, since scores on half a benchmark, or on
-            one with duplicates, look like any others. None: not checked.
-        limit: measure the first so many problems only; None: all. Each problem's samples stay what they are.
-        num_samples: n completions a problem; pass@k is estimated for every k ≤ n.
+        source: a task whose held-out problems are used without path and hub.
+        num_problems: expected size of the whole set. Another size is an error, since scores on half a benchmark, or on
+            one with duplicates, look plausible. None: not checked.
+        limit: use only this many problems, the first ones; None: all. It does not change the samples of a problem.
+        num_samples: n completions per problem; pass@k is estimated for every k ≤ n.
         max_prompt_tokens: a longer prompt is an error.
-        max_completion_tokens: a completion is cut there, and counted as truncated.
-        instruction: the user's turn, with `{problem}` in it.
-        system: the system message. None: none is passed.
+        max_completion_tokens: a longer completion is cut, and counted as truncated.
+        instruction: the user message, which contains `{problem}`.
+        system: the system message; None: none is passed.
         diversity: report 1 − Self-BLEU of each problem's samples.
         encoder: report their mean pairwise similarity under this sentence encoder: a hub id, a local folder or
-            `package://<python package>/<folder>`; None: do not.
-        reward: judges a completion.
+            `package://<python package>/<folder>`; None: not reported.
+        reward: verifies a completion.
     """
 
     name: str
@@ -73,25 +73,25 @@ class Benchmark:
         return self.max_prompt_tokens + self.max_completion_tokens
 
     def check(self) -> None:
-        """A local file exists and its first record can be read; raises `ConfigError`."""
+        """Check that a local file exists and its first record can be read; raises `ConfigError`."""
         if self.path is not None or self.hub is not None:
             ProblemSet(path=self.path, hub=self.hub).check()
 
     def load(self) -> tuple[list[Row], DataCard]:
-        """The problems that are measured, and where they are from.
+        """The problems to measure, and their origin.
 
         Raises:
-            ConfigError: they cannot be read, are not as many as they should be, or one has no answer.
+            ConfigError: they cannot be read, their number is not `num_problems`, or one has no answer.
         """
         rows = self._all_rows()
         if self.num_problems is not None and len(rows) != self.num_problems:
             raise ConfigError(
-                f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: take the right "
-                f"file, or say that you measure something else with benchmark.{self.name}.num_problems={len(rows)}"
+                f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: give the right "
+                f"file, or benchmark.{self.name}.num_problems={len(rows)} to measure this set"
             )
         for row in rows:
             if not row.answer:
-                raise ConfigError(f"{self._origin}: problem '{row.id}' has no answer in a \\boxed{{…}}: mend the row")
+                raise ConfigError(f"{self._origin}: problem '{row.id}' has no answer in \\boxed{{…}}: correct it")
         measured = rows[: self.limit]
         digest = hashlib.sha256()
         for row in measured:
@@ -104,10 +104,10 @@ class Benchmark:
     def prompts(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
     ) -> list[Prompt]:
-        """The rows inside the model's template.
+        """The prompts of the rows, in the model's template.
 
         Raises:
-            ConfigError: a prompt is longer than `max_prompt_tokens`: to drop it would quietly change the benchmark.
+            ConfigError: a prompt is longer than `max_prompt_tokens`; dropping it would silently change the benchmark.
         """
         template = self._template(prompt_template)
         prompts = [build_prompt(row, tokenizer, template, source=self.name) for row in rows]
@@ -120,7 +120,7 @@ class Benchmark:
         return prompts
 
     def prompt_around(self, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None) -> str:
-        """A prompt with `{problem}` in place of the problem, as every prompt of the benchmark is made."""
+        """The template of every prompt, with `{problem}` in place of the problem."""
         row = Row(id="", problem=PLACEHOLDER, answer="")
         return build_prompt(row, tokenizer, self._template(prompt_template), source=self.name).text
 

@@ -1,4 +1,4 @@
-"""The evaluation card: `results.json` for programs, `card.md` for people, a table for the terminal."""
+"""The presentation of results: `results.json`, `card.md`, and a table for the terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from apo_lightning.types import VerdictStatus
 
 FRACTIONS = ("pass@", "avg@", "maj@", "truncated_fraction")
 MAX_TRUNCATED = 0.05
-"""Above this share the token limit decides the results with the policy."""
+"""Share of truncated samples above which the token limit distorts the results."""
 MAX_UNPARSED = 0.1
-"""Above this share the way answers are written decides the results with their truth."""
+"""Share of unparsed samples above which the format of answers distorts the results."""
 
 
 def write_card(folder: Path, result: EvaluationResult) -> None:
@@ -24,7 +24,7 @@ def write_card(folder: Path, result: EvaluationResult) -> None:
 
 
 def card(result: EvaluationResult) -> str:
-    """Everything that a reader must know to believe the numbers, as Markdown."""
+    """Metrics, policy, problems, sampling settings and versions, as Markdown."""
     model, data, settings = result.model, result.data, result.settings
     lines = [f"# {model.name} on {result.benchmark}", ""]
     lines += [f"> **Look out:** {warning}." for warning in warnings(result)]
@@ -57,7 +57,7 @@ def _training(model: ModelCard) -> str:
 
 
 def warnings(result: EvaluationResult) -> list[str]:
-    """Reasons to doubt the numbers, one clause each, for the top of the card."""
+    """Reasons to doubt the numbers, one clause each."""
     num_samples = max(1, sum(result.verdicts.values()))
     found = []
     if result.num_truncated > MAX_TRUNCATED * num_samples:
@@ -73,7 +73,7 @@ def warnings(result: EvaluationResult) -> list[str]:
 
 
 def shown(name: str, value: float) -> str:
-    """A fraction in per cent, everything else as it is.
+    """A fraction in per cent; other metrics as they are.
 
     Example:
         >>> shown("pass@1", 0.4125), shown("entropy", 0.4051), shown("completion_tokens", 318.25)
@@ -91,7 +91,7 @@ def interval(name: str, estimate: Estimate) -> str:
 
 
 def result_table(results: Sequence[EvaluationResult]) -> Table:
-    """One row a benchmark, for the terminal."""
+    """A table with one row per benchmark."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("benchmark", no_wrap=True)
     for name in ("samples", "pass@1 [95%]", "pass@n [95%]", "maj@n", "cut", "unread"):
@@ -110,5 +110,5 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
 
 
 def _with_interval(estimate: Estimate) -> str:
-    """A fraction and its interval in per cent, to a tenth: `41.2 [38.1, 44.4]`."""
+    """A fraction and its interval in per cent: `41.2 [38.1, 44.4]`."""
     return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

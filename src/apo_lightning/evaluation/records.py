@@ -1,8 +1,8 @@
-"""What an evaluation leaves behind, as records: one `Sample` a line of `samples.jsonl`, one result a `results.json`.
+"""Records of an evaluation: a `Sample` is a line of `samples.jsonl`, an `EvaluationResult` is `results.json`.
 
     Prompt → Completion + Verdict → Sample → EvaluationResult
 
-A report reads these files and nothing else of an evaluation.
+Reports read only these files.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from apo_lightning.types import FinishReason, VerdictStatus
 
 SCHEMA_VERSION = 3
-"""Version of `results.json`; a reader refuses what is newer than itself."""
+"""Version of `results.json`; newer versions are refused when read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class Sample:
     status: VerdictStatus
     reward: float
     extracted: str | None
-    """The answer that was judged; None where none was found."""
+    """The verified answer; None where none was found."""
     finish_reason: FinishReason
     num_tokens: int
     """Response tokens, the stop token included."""
     logprob: float
     """log π of the whole completion [nats], of the distribution sampled from."""
     entropy: float | None
-    """Mean token entropy over the completion [nats]; None when token statistics were switched off."""
+    """Mean token entropy over the completion [nats]; None without token statistics."""
     max_prob: float | None
     """Mean over its tokens of the most likely token's probability."""
     support_coverage: float | None
@@ -40,7 +40,7 @@ class Sample:
     outside_support: float | None
     """Share of its tokens outside the reference's top K."""
     text: str
-    """What was judged: all tokens, special ones too, but the stop token at the end."""
+    """The verified text: all tokens, special ones included, without the stop token at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ProblemCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """The identity of the policy that was measured."""
+    """The identity of the measured policy."""
 
     name: str
     """The name in the model config: `qwen_math7b`."""
@@ -79,14 +79,14 @@ class ModelCard:
     overrides: tuple[str, ...] = ()
     """The training run's Hydra overrides, as typed."""
     seed: int | None = None
-    """The seed of the training run, or of random weights; None: there is none, or schema 1."""
+    """The seed of the training run, or of random weights; None without one, or in schema 1."""
     step: int | None = None
-    """Finished training steps of `run` at this snapshot, 0 for the model that it began as; None: no snapshot."""
+    """Finished training steps of `run` at this snapshot, 0 for its initial model; None: no snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCard:
-    """The identity of the problems that were measured."""
+    """The identity of the measured problems."""
 
     source: str
     """File name, or `hub id (config, split)`."""
@@ -100,23 +100,23 @@ class DataCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """Everything that decides the samples and what is measured on them, beside model and data."""
+    """Everything besides model and data that determines the samples and their metrics."""
 
     num_samples: int
-    """n completions a problem."""
+    """n completions per problem."""
     temperature: float
     top_p: float
     max_completion_tokens: int
     seed: int
     samples_per_batch: int
-    """Handed to the engine at once; floating-point sums depend on it in the last bits."""
+    """Samples per call of the engine; floating-point sums depend on it in the last bits."""
     prompt: str
     """A problem inside its template, `{problem}` standing for it."""
     engine: str
     reward: str
     """Class and arguments of the reward: `MathVerifyReward(timeout_s=5.0)`."""
     stop_tokens: tuple[str, ...] | None = None
-    """Tokens that end a completion beside the model's own; None: schema 1."""
+    """Tokens that end a completion in addition to the model's own; None: schema 1."""
     support_anchor_size: int | None = None
     """K of `support_coverage` and `outside_support`; None: not measured."""
     encoder: str | None = None
@@ -141,15 +141,15 @@ class EvaluationResult:
     """Response tokens of all samples."""
     metrics: Mapping[str, Estimate]
     """Metric name → estimate: `pass@1`, `pass@2`, `pass@4` … `pass@{n}`, `avg@{n}`, `maj@{n}`, `truncated_fraction`,
-    `completion_tokens`, `entropy` [nats], `max_prob`; where they were asked for, `diversity` (1 − Self-BLEU),
-    `semantic_similarity`, `support_coverage` and `outside_support`. Fractions, not per cent."""
+    `completion_tokens`, `entropy` [nats], `max_prob`; on request `diversity` (1 − Self-BLEU), `semantic_similarity`,
+    `support_coverage` and `outside_support`. Fractions, not per cent."""
     pass_at_k: tuple[Estimate, ...]
     """The whole curve: entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...]
     """Counts of each problem, in the benchmark's order."""
     by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Each problem's value of every metric but pass@k, in that order: what a mean over training seeds needs for its
-    interval. Empty: schema 1."""
+    """Each problem's value of every metric but pass@k, in that order; needed for the interval of a mean over training
+    seeds. Empty: schema 1."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """How a metric was computed where that is a choice: the tokenizer of Self-BLEU, the encoder of the similarity."""
+    """Choices in how a metric was computed: the tokenizer of Self-BLEU, the encoder of the similarity."""
     schema: int = SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""Samples → results: everything that `results.json` says is computed here, from the samples file alone."""
+"""Samples → results: computes everything in `results.json` from the samples file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from apo_lightning.types import count_statuses
 
 NO_VOTE, CORRECT = -1, 0
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
-"""Metrics of which a problem may have any value from 0 to 1."""
+"""Metrics for which a problem may have any value from 0 to 1."""
 
 
 def summarise(
@@ -40,20 +40,20 @@ def summarise(
     measure_diversity: bool,
     encoder: Encoder | None,
 ) -> EvaluationResult:
-    """Metrics of a finished evaluation. They depend on the arguments alone, so a resumed evaluation gives the same.
+    """Metrics of a finished evaluation, a pure function of the arguments, so that a resumed evaluation gives the same.
 
-    Every metric is a mean over problems, each problem's value being a mean over its samples; intervals say where the
-    mean would lie with other problems of the same kind.
+    Every metric is a mean over problems of a mean over samples. Intervals cover the choice of problems: other problems
+    of the same kind.
 
     Args:
         samples: a whole file, in its order.
         benchmark: its name.
-        model: which policy.
-        data: which problems.
-        settings: how it was sampled.
+        model: identity of the policy.
+        data: identity of the problems.
+        settings: of the sampling.
         versions: of the software.
         measure_diversity: compute 1 − Self-BLEU.
-        encoder: for the similarity of a problem's samples; None: do not compute it.
+        encoder: for the similarity of a problem's samples; None: not computed.
     """
     problems = by_problem(samples)
     values: dict[str, Float[Tensor, "problems"]] = {}
@@ -102,7 +102,7 @@ def summarise(
 
 
 def score_range(name: str) -> tuple[float, float]:
-    """The least and the most that one problem can score.
+    """The lowest and highest possible score of one problem.
 
     Example:
         >>> score_range("pass@4"), score_range("entropy"), score_range("semantic_similarity")
@@ -115,7 +115,7 @@ def score_range(name: str) -> tuple[float, float]:
 def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
     """The interval of a metric's mean over problems.
 
-    Of a share of samples an unseen problem may have any; of another score none is farther off than those seen.
+    For a share of samples, an unseen problem may have any value; for other metrics, only values within those seen.
     """
     lowest, highest = score_range(name)
     if name.startswith(SHARES):
@@ -125,7 +125,7 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
 
 
 def estimate_of(interval: Interval) -> Estimate:
-    """The interval in the form in which results hold it."""
+    """The interval as an `Estimate`."""
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
 
 
@@ -144,7 +144,7 @@ def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def reported_k(num_samples: int) -> list[int]:
-    """The powers of two up to n, and n.
+    """The values of k that are reported: powers of two up to n, and n.
 
     Example:
         >>> reported_k(12)
@@ -154,7 +154,7 @@ def reported_k(num_samples: int) -> list[int]:
 
 
 def answer_classes(group: Sequence[Sample]) -> list[int]:
-    """Class of each sample's answer for the vote: 0 if correct, −1 for none, else a number a distinct text.
+    """Class of each sample's answer in the vote: 0 if correct, −1 for none, else one number per distinct text.
 
     Example:
         >>> def says(answer, status):

@@ -1,4 +1,4 @@
-"""`samples.jsonl`: written once, from front to back, a batch at a time; what a kill leaves of it is still good."""
+"""`samples.jsonl`: appended one batch at a time, and resumable after a kill."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ SAMPLES, IDENTITY = "samples.jsonl", "evaluation.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSample:
-    """A sample that will be drawn, whoever draws it and when."""
+    """A sample to draw, independent of rank and time."""
 
     prompt: Prompt
     sample: int
@@ -28,15 +28,15 @@ class PlannedSample:
 class SamplesFile:
     """The samples of one evaluation, in the order of its plan.
 
-    Beside it lies `evaluation.json`, which says what decides the samples. The same evaluation goes on where the file
-    ends, after its last whole batch: batches are what an engine computes together, so that a resumed file equals one
-    that was written in one go, byte for byte. Any other evaluation is refused.
+    `evaluation.json` in the same folder has everything that determines the samples. The same evaluation continues after
+    the last whole batch of the file. An engine computes a batch together, so a resumed file has the same bytes as an
+    uninterrupted one. Another evaluation is refused.
 
     Args:
-        folder: made if it is not there.
-        identity: everything that decides the samples, as plain data.
+        folder: created if it does not exist.
+        identity: everything that determines the samples, as plain data.
         plan: all samples, in order.
-        samples_per_batch: sampled together.
+        samples_per_batch: samples per call of the engine.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class SamplesFile:
         self._file: IO[bytes] | None = None
 
     def open(self) -> int:
-        """Claim the file and cut off what is not a whole batch.
+        """Lock the file and cut off an incomplete last batch.
 
         Returns:
-            How many samples are there already.
+            The number of samples in the file.
 
         Raises:
-            ConfigError: the folder holds another evaluation, or another process is writing to it.
+            ConfigError: the folder has another evaluation, or another process is writing to it.
         """
         self._require_same_identity()
         self._file = self.path.open("ab+")
@@ -71,14 +71,14 @@ class SamplesFile:
         return num_good
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Write one batch; on return it is on the disk."""
+        """Write one batch and sync it to disk."""
         assert self._file is not None
         self._file.write(b"".join(to_json(asdict(sample)) + b"\n" for sample in samples))
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Release the file, so that another process may write it."""
+        """Close the file, so that another process may write it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -88,7 +88,7 @@ class SamplesFile:
         if self.identity_path.exists():
             require_same_identity(self.identity_path.parent, self.identity)
         elif self.path.exists() and self.path.stat().st_size > 0:
-            raise ConfigError(f"{self.path} lies there without its {IDENTITY}: choose another output_dir, or remove it")
+            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
         write_atomically(self.identity_path, content)
 
     def _whole_batches(self) -> tuple[int, int]:
@@ -114,20 +114,20 @@ class SamplesFile:
 
 
 def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another evaluation; one that holds none yet is fine.
+    """Refuse a folder with another evaluation; a folder without any is accepted.
 
     Args:
         folder: of the evaluation.
-        identity: as much of it as is known so far.
+        identity: the part of it that is known so far.
 
     Raises:
-        ConfigError: the folder's `evaluation.json` says something else.
+        ConfigError: the folder's `evaluation.json` differs.
     """
     path = folder / IDENTITY
     if not path.exists():
         return
-    there = json.loads(path.read_bytes())
-    difference = first_difference({key: there.get(key) for key in identity}, json.loads(to_json(identity)))
+    found = json.loads(path.read_bytes())
+    difference = first_difference({key: found.get(key) for key in identity}, json.loads(to_json(identity)))
     if difference is not None:
         raise ConfigError(
             f"{folder} holds another evaluation: {difference}. Choose another output_dir, or remove that folder"
@@ -138,20 +138,22 @@ def read_samples(path: Path) -> list[Sample]:
     """Every sample of a finished file.
 
     Raises:
-        ConfigError: a line that is no sample.
+        ConfigError: a line is not a sample.
     """
     samples = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             sample = parse_sample(line)
             if sample is None:
-                raise ConfigError(f"{path}:{number} is not a whole sample: run the same evaluation again to mend it")
+                raise ConfigError(
+                    f"{path}:{number} is not a whole sample: run the same evaluation again to complete it"
+                )
             samples.append(sample)
     return samples
 
 
 def parse_sample(line: bytes) -> Sample | None:
-    """The sample that a line holds; None for a line that was not written to its end, or is no sample at all.
+    """The sample in a line; None for an incomplete line or another record.
 
     Example:
         >>> parse_sample(b'{"prompt_id": "1", "sam') is None
@@ -169,7 +171,7 @@ def parse_sample(line: bytes) -> Sample | None:
 
 
 def first_difference(before: Any, after: Any, key: str = "") -> str | None:
-    """Where two pieces of plain data differ, in words; None where they do not.
+    """The first difference between two pieces of plain data, in words; None if they are equal.
 
     Example:
         >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})

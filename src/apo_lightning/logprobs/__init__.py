@@ -1,22 +1,23 @@
-"""Hidden states → what the head says at each token, without ever holding the logits of all tokens.
+"""Token statistics of a language-model head, without the logits of all tokens in memory.
 
-Logits are made a tile at a time, some tokens by some of the vocabulary, z = h·Wᵀ/τ, reduced, and overwritten by their
-own gradient, which has a closed form. Besides its inputs a call keeps a handful of numbers per token:
+Logits z = h·Wᵀ/τ are computed one tile (some tokens × a part of the vocabulary) at a time, reduced, and overwritten by
+their own gradient, which has a closed form. Besides its inputs a call keeps a few numbers per token:
 
     u_v = z_v − max z,   s = Σ_v exp(u_v),   log p_v = u_v − log s,   H = −Σ_v p_v log p_v
 
-`DetachedHead` is how the update uses it: the loss of a chunk of tokens is asked for, and its gradient taken, while the
-chunk's logits are still there. Statistics of more tokens than that hold what there is room for, and make the rest of
-the logits again in their backward.
+The update uses `DetachedHead`, which takes the loss of a chunk of tokens and its gradient while the chunk's logits are
+still in memory. Statistics of more tokens keep as many logits as fit and recompute the others in the backward.
 
-Softmax state and gradient sums are float32 (float64 for float64 inputs), whatever the matrix products run in. Logits
-of −∞ are legal: p·log p is 0 where p is 0.
+Softmax state and gradient sums are float32 (float64 for float64 inputs), whatever the dtype of the matrix products.
+Logits of −∞ are legal: p·log p is 0 where p is 0.
 
-    head.py         tiles of logits, and the gradient of h and W from tiles
-    softmax.py      what is read off the tiles, and the gradient that goes back through it
-    workspace.py    what is held between forward and backward
-    statistics.py   reference.py   divergence.py      one question each
-    detached.py     a micro-batch's chunks, and their gradient in one piece
+    head.py         tiles of logits, and the gradients of h and W from tiles
+    softmax.py      softmax state over tiles, and the gradient of the logits
+    workspace.py    memory that is kept between forward and backward
+    statistics.py   log-probs and entropy of the policy
+    reference.py    log-probs and top K of the reference
+    divergence.py   the exact KL divergence
+    detached.py     the head of one micro-batch, one chunk of tokens at a time
 """
 
 from apo_lightning.logprobs.detached import DetachedHead

@@ -1,4 +1,4 @@
-"""The head of one micro-batch, cut off from the backbone, so that its gradient is taken a few tokens at a time."""
+"""The head of one micro-batch, detached from the backbone, so that its gradient is taken a few tokens at a time."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,30 +25,30 @@ from apo_lightning.types import TokenStatistics
 
 
 class DetachedHead:
-    """Statistics of consecutive tokens, a bounded number of logits at a time, and the gradient of a loss of them.
+    """Token statistics chunk by chunk, with a bounded number of logits in memory, and the gradient of a loss of them.
 
-    The loss of a chunk goes back as far as the hidden states and the head, while the chunk's logits are still there.
-    What has been gathered goes on from there once: `joined()` is one scalar for one backward, so that whatever listens
-    for gradients of the policy (DDP, FSDP2) hears of each of them once.
+    `add` takes the gradient of a chunk's loss as far as the hidden states and the head, while the chunk's logits are
+    still in memory. `total_loss()` then returns one scalar for one backward, so that hooks on the policy's gradients
+    (DDP, FSDP2) run once per parameter.
 
     Args:
-        hidden: last hidden states at the positions that predict the tokens; what made them is not touched until the
-            backward of `joined()`.
-        weight: the head, one row a token of the vocabulary.
+        hidden: last hidden states at the positions that predict the tokens; the backbone behind them is not touched
+            before the backward of `total_loss()`.
+        weight: the head, one row per vocabulary token.
         temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
 
     Raises:
         ConfigError: the temperature is not positive.
 
     Example:
-        Minus the log-probs of a token of probability 1/4, twice: 2·log 4.
+        The sum of two negative log-probs of a token of probability 1/4: 2·log 4.
 
         >>> hidden, weight = torch.ones(2, 1, requires_grad=True), torch.tensor([[1.0], [3.0]]).log()
         >>> head = DetachedHead(hidden, weight)
         >>> for tokens in head.chunks():
         ...     statistics = head.statistics(tokens, torch.tensor([0, 0])[tokens])
         ...     head.add(-statistics.logprobs.sum())
-        >>> head.joined().exp()
+        >>> head.total_loss().exp()
         tensor(16., grad_fn=<ExpBackward0>)
     """
 
@@ -67,14 +67,14 @@ class DetachedHead:
         self._workspace = Workspace(
             weight=weight.detach().to(dtype),
             gradient=WeightGradient(torch.empty_like(weight, dtype=state_dtype)) if weight.requires_grad else None,
-            held=HeldLogits(capacity=2 * num_held(hidden.device, dtype)),  # tiles at the edges are counted as whole
+            held=HeldLogits(capacity=2 * num_held(hidden.device, dtype)),  # each tile at an edge counts as a whole one
         )
         self._grad_hidden = torch.zeros_like(hidden)
         self._total = torch.zeros((), dtype=state_dtype, device=hidden.device)
         self._chunk, self._leaf = slice(0, 0), hidden[:0]
 
     def chunks(self) -> Iterator[slice]:
-        """The tokens, as many at a time as have their logits held."""
+        """Slices of the tokens, each with as few logits as `num_held` allows."""
         num_tokens, device = len(self._hidden), self._hidden.device
         most = num_held(device, self._workspace.weight.dtype) // len(self._weight)
         most = max(1, min(most, most_rows(device)))
@@ -90,10 +90,10 @@ class DetachedHead:
         ref_hidden: Float[Tensor, "tokens ref_hidden"] | None = None,
         ref_weight: Float[Tensor, "vocab ref_hidden"] | None = None,
     ) -> TokenStatistics:
-        """What the policy says at some of the tokens, as `token_statistics`; to be followed by `add`.
+        """`token_statistics` of one chunk; call `add` with its loss before the next chunk.
 
         Args:
-            tokens: which.
+            tokens: the chunk.
             token_ids: the tokens y there.
             anchor_ids: further tokens of each position.
             ref_hidden: the reference's hidden states at *all* tokens; with them `full_kl` is filled in.
@@ -108,20 +108,20 @@ class DetachedHead:
         return replace(statistics, full_kl=full_kl(*asked, ref_hidden[tokens], ref_weight, **options))
 
     def add(self, loss: Float[Tensor, ""]) -> None:
-        """Take the gradient of a loss of the latest statistics; one that depends on none of them has none."""
+        """Take the gradient of a loss of the latest statistics; a loss that depends on none of them has none."""
         if loss.requires_grad:
             loss.backward()
         if self._leaf.grad is not None:
             self._grad_hidden[self._chunk] = self._leaf.grad
         self._total += loss.detach()
 
-    def joined(self) -> Float[Tensor, ""]:
-        """Σ of what was added, to be taken back through hidden states and head."""
+    def total_loss(self) -> Float[Tensor, ""]:
+        """The sum of the added losses; its backward continues through hidden states and head."""
         return _Joined.apply(self._hidden, self._weight, self._total, self._grad_hidden, self._workspace)
 
 
 class _Joined(torch.autograd.Function):
-    """A sum whose gradients are known already."""
+    """The sum of losses whose gradients have been taken already."""
 
     @staticmethod
     def forward(
@@ -137,7 +137,7 @@ class _Joined(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         grad_weight = None if ctx.workspace.gradient is None else ctx.workspace.gradient.finish()
         gradients = [ctx.grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype)]
-        # Autograd copies a gradient that someone else still holds.
+        # Autograd copies a gradient while anything else refers to it.
         ctx.grad_hidden = ctx.workspace.gradient = grad_weight = None
         if grad_total != 1:
             gradients = [None if gradient is None else gradient.mul_(grad_total) for gradient in gradients]

@@ -1,7 +1,6 @@
-"""The exact divergence of the policy from the reference, tiled like the statistics."""
+"""The exact KL divergence of the policy from the reference, computed tile by tile."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,15 +27,15 @@ def full_kl(
         KL(π‖π_ref) = Σ_v π(v)·(log π(v) − log π_ref(v)),   ∂KL/∂z_v = π(v)·(log π(v) − log π_ref(v) − KL)
 
     Args:
-        hidden: the policy's last hidden states; carries the gradient.
-        head_weight: the policy's head; carries the gradient.
+        hidden: the policy's last hidden states; gets the gradient.
+        head_weight: the policy's head; gets the gradient.
         ref_hidden: the reference's last hidden states at the same positions; constant.
         ref_head_weight: the reference's head; constant.
         temperature: τ > 0, of both.
-        workspace: of the `DetachedHead` that asks; ∂L/∂W then goes there.
+        workspace: of the calling `DetachedHead`; ∂L/∂W is then added there.
 
     Returns:
-        KL [nats], ≥ 0 up to rounding; ∞ where the policy gives weight to a token of reference probability 0.
+        KL [nats], ≥ 0 up to rounding; ∞ where the policy gives probability to a token of reference probability 0.
 
     Raises:
         ConfigError: the temperature is not positive.
@@ -53,9 +52,9 @@ def full_kl(
 
 
 class _FullKL(torch.autograd.Function):
-    """KL(π‖π_ref) [T]; the gradient is the one of `full_kl`.
+    """KL(π‖π_ref) [tokens], with the gradient that `full_kl` states.
 
-    With u_v = z_v − m, s = Σ exp(u_v) and the same of the reference:
+    With u_v = z_v − m, s = Σ exp(u_v) and the same for the reference:
 
         KL = Σ_v exp(u_v)·(z_v − z_ref,v)/s − (log Σ exp z − log Σ exp z_ref)
     """
@@ -71,15 +70,14 @@ class _FullKL(torch.autograd.Function):
         compute_dtype: torch.dtype,
         workspace: Workspace | None,
     ) -> Tensor:
-        weight = head_weight if workspace is None else workspace.weight
-        tiles = _TwoHeads(hidden, weight, ref_hidden, ref_head_weight, temperature, compute_dtype)
-        seen = {rows.start: _Seen.nothing(hidden[rows], tiles.head.state_dtype) for rows in tiles.head.row_tiles()}
-        scratch, differences = tiles.head.scratch(), tiles.head.buffer()
-        for rows, columns, _, logits, ref_logits in tiles:
-            seen[rows.start].absorb(columns, logits, ref_logits, scratch, differences)
-        log_total, ref_log_total, kl = (
-            torch.cat(parts) for parts in zip(*(s.finish() for s in seen.values()), strict=True)
-        )
+        head = Head(hidden, head_weight if workspace is None else workspace.weight, temperature, compute_dtype)
+        ref_head = Head(ref_hidden, ref_head_weight, temperature, compute_dtype)
+        states = {rows.start: _RunningKL(hidden[rows], head.state_dtype) for rows in head.row_tiles()}
+        scratch, differences = head.scratch(), head.buffer()
+        for rows, columns, _, logits, ref_logits in _tile_pairs(head, ref_head):
+            states[rows.start].update(columns, logits, ref_logits, scratch, differences)
+        results = zip(*(state.finish() for state in states.values()), strict=True)
+        log_total, ref_log_total, kl = (torch.cat(parts) for parts in results)
         ctx.save_for_backward(hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl)
         ctx.temperature, ctx.compute_dtype, ctx.workspace = temperature, compute_dtype, workspace
         return kl
@@ -91,93 +89,71 @@ class _FullKL(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl = ctx.saved_tensors
         weight = head_weight if ctx.workspace is None else ctx.workspace.weight
-        tiles = _TwoHeads(hidden, weight, ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
-        grad_weight = weight_gradient(head_weight, tiles.head, ctx.workspace, wanted=ctx.needs_input_grad[1])
-        gradient = HeadGradient(tiles.head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
-        of_tokens = log_total, ref_log_total, kl, grad_kl / ctx.temperature
-        for rows, columns, weight_tile, logits, ref_logits in tiles:
-            state = (x[rows].unsqueeze(1) for x in of_tokens)
+        head = Head(hidden, weight, ctx.temperature, ctx.compute_dtype)
+        ref_head = Head(ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
+        grad_weight = weight_gradient(head_weight, head, ctx.workspace, wanted=ctx.needs_input_grad[1])
+        gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
+        per_token = log_total, ref_log_total, kl, grad_kl / ctx.temperature
+        for rows, columns, weight_tile, logits, ref_logits in _tile_pairs(head, ref_head):
+            state = (x[rows].unsqueeze(1) for x in per_token)
             grad_logits = (
                 _kl_gradient_(logits, ref_logits, *state)
-                if tiles.head.overwrites_tiles
-                else _kl_gradient_anew(logits, ref_logits, *state, dtype=ctx.compute_dtype)
+                if head.overwrites_tiles
+                else _kl_gradient(logits, ref_logits, *state, dtype=ctx.compute_dtype)
             )
             gradient.add(rows, columns, weight_tile, grad_logits)
         returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
         return gradient.take_hidden(), returned, None, None, None, None, None
 
 
-@dataclass
-class _Seen:
-    """What a pass over the vocabulary has seen of some tokens: two softmaxes, and Σ exp(u)·(z − z_ref)."""
+class _RunningKL:
+    """State of a pass over the vocabulary for some tokens: two softmaxes, and Σ exp(u)·(z − z_ref)."""
 
-    policy: Softmax
-    reference: Softmax
-    distance: Float[Tensor, "tokens"]
-
-    @classmethod
-    def nothing(cls, hidden: Tensor, dtype: torch.dtype) -> "_Seen":
+    def __init__(self, hidden: Tensor, dtype: torch.dtype) -> None:
         no_ids = hidden.new_empty(len(hidden), 0, dtype=torch.long)
-        policy, reference = Softmax(no_ids, dtype), Softmax(no_ids, dtype)
-        return cls(policy, reference, torch.zeros_like(policy.total))
+        self.policy, self.reference = Softmax(no_ids, dtype), Softmax(no_ids, dtype)
+        self.kl_sum = torch.zeros_like(self.policy.total)
 
-    def absorb(
+    def update(
         self, columns: slice, logits: Tensor, ref_logits: Tensor, scratch: Tensor | None, differences: Tensor
     ) -> None:
         before = self.policy.largest
         difference = torch.sub(logits, ref_logits, out=part_of(differences, logits.shape))
-        weights, after = self.policy.absorb(columns, logits, scratch)
-        self.distance = _absorb_distance(weights, difference, before, after, self.distance)
-        self.reference.absorb(columns, ref_logits, scratch, keeps=False)
+        exp_logits, after = self.policy.update(columns, logits, scratch)
+        self.kl_sum = _update_kl_sum(exp_logits, difference, before, after, self.kl_sum)
+        self.reference.update(columns, ref_logits, scratch, keeps=False)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(log Σ exp z, the reference's, KL)."""
+        """(log Σ exp z, log Σ exp z_ref, KL)."""
         log_total, ref_log_total = self.policy.log_total(), self.reference.log_total()
-        return log_total, ref_log_total, self.distance / self.policy.total - (log_total - ref_log_total)
+        return log_total, ref_log_total, self.kl_sum / self.policy.total - (log_total - ref_log_total)
 
 
-class _TwoHeads:
-    """The logits of policy and reference, tile by tile, the vocabulary in the outer loop."""
+def _tile_pairs(head: Head, ref_head: Head) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+    """(tokens, columns, the policy's head there, its logits, the reference's); the caller may overwrite the logits.
 
-    def __init__(
-        self,
-        hidden: Tensor,
-        head_weight: Tensor,
-        ref_hidden: Tensor,
-        ref_head_weight: Tensor,
-        temperature: float | int,
-        compute_dtype: torch.dtype,
-    ) -> None:
-        self.head = Head(hidden, head_weight, temperature, compute_dtype)
-        self._reference = Head(ref_hidden, ref_head_weight, temperature, compute_dtype)
-
-    def __iter__(self) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
-        """(tokens, columns, the policy's head there, its logits, the reference's); the logits may be overwritten."""
-        logits, ref_logits = self.head.buffer(), self._reference.buffer()
-        pairs = zip(self.head.column_tiles(), self._reference.column_tiles(), strict=True)
-        for (columns, weight_tile), (_, ref_weight_tile) in pairs:
-            for rows in self.head.row_tiles():
-                yield (
-                    rows,
-                    columns,
-                    weight_tile,
-                    self.head.logits(rows, weight_tile, logits),
-                    self._reference.logits(rows, ref_weight_tile, ref_logits),
-                )
+    The vocabulary is the outer loop.
+    """
+    buffer, ref_buffer = head.buffer(), ref_head.buffer()
+    pairs = zip(head.column_tiles(), ref_head.column_tiles(), strict=True)
+    for (columns, weight_tile), (_, ref_weight_tile) in pairs:
+        for rows in head.row_tiles():
+            logits = head.logits(rows, weight_tile, buffer)
+            yield rows, columns, weight_tile, logits, ref_head.logits(rows, ref_weight_tile, ref_buffer)
 
 
 @tile_kernel
-def _absorb_distance(weights: Tensor, difference: Tensor, before: Tensor, after: Tensor, distance: Tensor) -> Tensor:
-    """Σ exp(u)·(z − z_ref) after one more tile; a token of probability 0 adds 0, whatever the reference says."""
+def _update_kl_sum(exp_logits: Tensor, difference: Tensor, before: Tensor, after: Tensor, kl_sum: Tensor) -> Tensor:
+    """Σ exp(u)·(z − z_ref) after one more tile; a token of probability 0 adds 0, whatever the reference's logit."""
     scale = (before - after).exp()
-    terms = (weights * difference).masked_fill(weights == 0, 0.0)
-    return (scale * distance).masked_fill(scale == 0, 0.0) + terms.sum(1)
+    terms = (exp_logits * difference).masked_fill(exp_logits == 0, 0.0)
+    return (scale * kl_sum).masked_fill(scale == 0, 0.0) + terms.sum(1)
 
 
 def _kl_gradient_(
     logits: Tensor, ref_logits: Tensor, log_total: Tensor, ref_log_total: Tensor, kl: Tensor, grad_kl: Tensor
 ) -> Tensor:
-    """g·π·(log π − log π_ref − KL), in place of the logits."""
+    """g·π·(log π − log π_ref − KL), computed in the memory of the logits."""
     logprobs = logits.sub_(log_total)
     probs = logprobs.exp()
     log_ratio = logprobs.sub_(ref_logits.sub_(ref_log_total)).masked_fill_(probs == 0, 0.0)
@@ -185,6 +161,6 @@ def _kl_gradient_(
 
 
 @tile_kernel
-def _kl_gradient_anew(logits: Tensor, ref_logits: Tensor, *state: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same in memory of its own, rounded to a dtype; compiled, the copies are never made."""
+def _kl_gradient(logits: Tensor, ref_logits: Tensor, *state: Tensor, dtype: torch.dtype) -> Tensor:
+    """`_kl_gradient_` in new memory, rounded to `dtype`; compiled, the clones are never made."""
     return _kl_gradient_(logits.clone(), ref_logits.clone(), *state).to(dtype)

@@ -1,4 +1,4 @@
-"""The language-model head in tiles, some tokens by some of the vocabulary: logits forward, their gradient backward."""
+"""The language-model head in tiles (some tokens × a part of the vocabulary): logits and their gradient."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,38 +15,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TILE_ROWS_CPU, TILE_ROWS = 512, 4096
-"""Tokens of one tile at most, on a CPU and elsewhere: a product of few tokens reads the head's rows for longer than it
-multiplies with them."""
-TILE_LOGITS_CPU = 2**20
-"""Logits of one tile at most: on a CPU 4 MiB, which stay in the caches with the rows of the head beside them …"""
-TILE_LOGITS = 2**23
-"""… and elsewhere 32 MiB, which stay in the second-level cache of a large GPU between the kernels that pass over
-them."""
+"""Most tokens of a tile, on a CPU and elsewhere. With fewer, a product is bound by reading the head's rows."""
+TILE_LOGITS_CPU, TILE_LOGITS = 2**20, 2**23
+"""Most logits of a tile: 4 MiB on a CPU, which stay in the caches together with the rows of the head; elsewhere 32 MiB,
+which stay in the second-level cache of a large GPU between kernels."""
 FEWEST_LOGITS_CPU = 2**16
-"""Of smaller tiles the calls would cost more than the arithmetic; a GPU would wait for the launches of any smaller
-than the largest."""
+"""For smaller tiles the calls would cost a CPU more than the arithmetic."""
 COLUMNS_MULTIPLE = 128
-"""A GPU's products are slower where rows of the result do not begin at such places."""
+"""Matrix products of a GPU are slower where rows of the result are not aligned to this many columns."""
 LOGITS_HELD_CPU = 2**23
-"""Logits that may be held between making them and taking their gradient: 32 MiB, twice as many where products run in
-bfloat16, so fast that ∂L/∂W, which is read and written once a chunk, would take as long …"""
+"""Most logits kept between forward and backward on a CPU: 32 MiB. Twice as many where products run in bfloat16: they
+are so fast that reading and writing ∂L/∂W once a chunk would take as long."""
 LOGITS_HELD = 5 * 2**27
-"""… and on a GPU 2.5 GiB, of as many tokens as a tile has, at V = 152,064: of 880 tokens at once it would read and
-write ∂L/∂W for a third as long as it multiplies."""
+"""The same on a GPU: 2.5 GiB, for as many tokens as a tile has at V = 152,064. With chunks of 880 tokens, reading and
+writing ∂L/∂W would take a third of the time of the products."""
 ROWS_MULTIPLE = 16
 """Matrix products are slower for other numbers of tokens."""
 
 
 @dataclass
 class Head:
-    """z = h·Wᵀ/τ, a tile at a time.
+    """z = h·Wᵀ/τ, one tile at a time.
 
-    Autograd is elsewhere, so autocast is too: the backward runs outside of it, and both must use one dtype.
+    Autocast does not apply inside: the backward runs outside of it, and both passes must use one dtype.
     """
 
     hidden: Tensor
     weight: Tensor
-    """In its own dtype, and cast tile by tile, or in the compute dtype."""
+    """In the compute dtype, or in another one and cast tile by tile."""
     temperature: float | int
     compute_dtype: torch.dtype
 
@@ -57,43 +53,43 @@ class Head:
         self.overwrites_tiles = overwrites_tiles(self.hidden.device)
 
     def row_tiles(self) -> Iterator[slice]:
-        """Tokens, a tile's worth at a time; of no tokens one empty tile."""
+        """Slices of the tokens, one per tile; one empty slice where there are none."""
         return slices(max(1, len(self.hidden)), self.tile_shape[0])
 
     def column_tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """(columns, the rows of W that make them), a tile's worth of the vocabulary at a time."""
+        """(columns, `weight_tile` of them) over the whole vocabulary."""
         for columns in slices(len(self.weight), self.tile_shape[1]):
             yield columns, self.weight_tile(columns)
 
     def weight_tile(self, columns: slice) -> Tensor:
-        """The rows of W that make these columns, in the compute dtype."""
+        """The rows of W for these vocabulary columns, in the compute dtype."""
         return self.weight[columns].to(self.compute_dtype)
 
     def logits(self, rows: slice | Tensor, weight_tile: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, columns] in the state dtype, the caller's to overwrite; `out` is a buffer of at least that size."""
+        """[rows, columns] in the state dtype, which the caller may overwrite; `out`: a buffer at least as large."""
         logits = matmul(self.rows_operand[rows], weight_tile.T, self.state_dtype, out)
         # Dividing by 1 changes nothing and would read all logits once more.
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
     def buffer(self) -> Tensor:
-        """Room for the logits of one tile: fresh memory for each would cost a CPU more than the arithmetic on it."""
+        """Memory for the logits of one tile: allocating it per tile would cost a CPU more than the arithmetic."""
         return self.hidden.new_empty(self.tile_shape, dtype=self.state_dtype)
 
     def scratch(self) -> Tensor | None:
-        """Room for what is made of the logits, where that is not up to the kernels."""
+        """A second buffer, for values computed from the logits; None where compiled kernels allocate it themselves."""
         return self.buffer() if self.overwrites_tiles else None
 
 
 @dataclass
 class WeightGradient:
-    """∂L/∂W, a part of the vocabulary after the other: the first pass writes, so that nothing is cleared before it."""
+    """∂L/∂W, one part of the vocabulary after another; the first pass writes, so that no memory is cleared first."""
 
     total: Tensor
-    """In the state dtype; from `num_written` on its numbers mean nothing."""
+    """In the state dtype; rows from `num_written` on are not initialised."""
     num_written: int = 0
 
     def add(self, columns: slice, left: Tensor, right: Tensor) -> None:
-        """Take in the product of a tile; passes go through the vocabulary in order."""
+        """Add left · right to these vocabulary columns; a pass goes through the vocabulary in order."""
         part = self.total[columns]
         if columns.start < self.num_written:
             add_product_(part, left, right)
@@ -102,21 +98,19 @@ class WeightGradient:
             self.num_written = columns.stop
 
     def finish(self) -> Tensor:
-        """The whole; 0 where nothing came."""
+        """The whole gradient; rows that got none are 0."""
         self.total[self.num_written :] = 0
         self.num_written = len(self.total)
         return self.total
 
 
 class HeadGradient:
-    """∂L/∂h and ∂L/∂W, gathered tile by tile.
-
-    Sums are float32 until the end: bfloat16 would lose most of a long sum.
+    """∂L/∂h and ∂L/∂W, summed tile by tile in float32, as bfloat16 would lose most of a long sum.
 
     Args:
-        head: whose gradient it is.
+        head: the head.
         hidden: whether ∂L/∂h is wanted.
-        weight: what ∂L/∂W is added to; None: the head is frozen.
+        weight: the accumulator of ∂L/∂W; None: the head is frozen.
     """
 
     def __init__(self, head: Head, *, hidden: bool, weight: WeightGradient | None) -> None:
@@ -125,10 +119,10 @@ class HeadGradient:
         self._weight = weight
 
     def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
-        """Take in the gradient of a tile.
+        """Add the gradient of one tile.
 
         Args:
-            rows: its tokens; an index where they do not stand in a row.
+            rows: its tokens; an index tensor where they are not contiguous.
             columns: its part of the vocabulary.
             weight_tile: the head there, in the compute dtype.
             grad_logits: ∂L/∂(τ·z).
@@ -144,18 +138,15 @@ class HeadGradient:
             self._weight.add(columns, grad_logits.T, head.rows_operand[rows])
 
     def take_hidden(self) -> Tensor | None:
-        """∂L/∂h in the dtype of h.
-
-        Nothing here refers to it any more: autograd copies a gradient that someone else still holds.
-        """
+        """∂L/∂h in the dtype of h; drops the reference here, as autograd would copy a gradient that has another."""
         hidden, self._hidden = self._hidden, None
         return None if hidden is None else hidden.to(self._head.hidden.dtype)
 
 
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
-    """Tokens by vocabulary of one tile: as many tokens as fit, and of the vocabulary what is left to them.
+    """Size of one tile (tokens, vocabulary): as many tokens as allowed, then as many columns as the limit leaves.
 
-    On a CPU no tile holds more than a 32nd of all logits, unless those are few.
+    On a CPU no tile holds more than 1/32 of all logits, unless there are few.
 
     Example:
         >>> tile_shape(num_tokens=1024, vocab_size=49152, device=torch.device("cpu"))
@@ -180,19 +171,19 @@ def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[
 
 
 def most_rows(device: torch.device) -> int:
-    """Tokens of one tile at most."""
+    """Most tokens of a tile on a device."""
     return TILE_ROWS_CPU if device.type == "cpu" else TILE_ROWS
 
 
 def overwrites_tiles(device: torch.device) -> bool:
-    """Whether element-wise work is done in the tile's own memory: else by compiled kernels, from memory to memory."""
+    """Whether element-wise work reuses the tile's memory; otherwise compiled kernels write to new memory."""
     return device.type == "cpu"
 
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Element-wise work on a tile, compiled into few passes over it on a GPU; as it stands it is the reference.
+    """Decorates element-wise work on a tile: compiled on a GPU, eager (the reference implementation) elsewhere.
 
-    Eager, a tile would be read and written once an operation, which costs a GPU as much as the matrix products.
+    Eager, each operation would read and write the tile, which costs a GPU as much as the matrix products.
     """
     compiled = cache(lambda: torch.compile(function, dynamic=True))  # imports torch's compiler: seconds
 
@@ -206,20 +197,20 @@ def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def compute_dtype_of(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
-    """The dtype of matrix products: autocast's where it is on, except for float64, as in a linear layer."""
+    """The dtype of matrix products, as in a linear layer: autocast's where it is on, except for float64."""
     dtype = torch.promote_types(hidden.dtype, head_weight.dtype)
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and dtype != torch.float64 else dtype
 
 
 def check_temperature(temperature: float | int) -> None:
-    """Refuse a temperature that makes no distribution."""
+    """Raise `ConfigError` unless the temperature is positive."""
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}: probabilities need one above 0")
 
 
 def matmul(left: Tensor, right: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """The product in `dtype`: on a GPU the sums of a bfloat16 product are never rounded to bfloat16."""
+    """left · right in `dtype`; on a GPU a bfloat16 product is accumulated and returned without rounding to bfloat16."""
     if out is not None:
         out = part_of(out, (len(left), right.shape[1]))
     with torch.autocast(left.device.type, enabled=False):
@@ -239,17 +230,17 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         elif left.device.type == "cpu":
             total.add_(torch.mm(left, right))
         else:
-            # A sum apart would read and write the total twice as often.
+            # A separate sum would read and write the total twice as often.
             torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
 def part_of(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The beginning of a buffer, in another shape: tiles at the edges are smaller."""
+    """The beginning of a buffer in another shape; tiles at the edges are smaller."""
     return buffer.flatten()[: math.prod(shape)].view(shape)
 
 
 def even_share(length: int, most: int) -> int:
-    """The length of few pieces of nearly equal length, at most so long; the last may be shorter, none is empty.
+    """Length of the pieces when `length` is split into as few pieces ≤ `most` as possible, of nearly equal length.
 
     Example:
         >>> even_share(514, most=512), even_share(12, most=512), even_share(0, most=512)
@@ -259,6 +250,6 @@ def even_share(length: int, most: int) -> int:
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
-    """0 to `length` in slices of `step`, the last one as long as is left."""
+    """Consecutive slices of `step` that cover 0 to `length`; the last may be shorter."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))

@@ -1,4 +1,4 @@
-"""What a frozen model says of each token, its own top K among it."""
+"""Log-probs and the top K of a frozen model at each token."""
 
 import torch
 from jaxtyping import Float, Int
@@ -19,10 +19,10 @@ def reference_statistics(
     *,
     temperature: float | int = 1.0,
 ) -> ReferenceStatistics:
-    """What a frozen model says at each token: its log-prob, and the K most likely tokens, T_K.
+    """Log-prob of a frozen model at each token, and its K most likely tokens T_K (the anchors).
 
-    Anchors come in descending order, ties to the lower id. Where fewer than K tokens have a probability above 0, the
-    remaining slots hold id −1 and log-prob −∞.
+    Anchors are in descending order, ties by the lower id first. Where fewer than K tokens have a probability above 0,
+    the remaining slots have id −1 and log-prob −∞.
 
     Args:
         hidden: the reference's last hidden states at the positions that predict the tokens.
@@ -51,8 +51,8 @@ def reference_statistics(
     for columns, weight_tile in head.column_tiles():
         for rows, softmax in zip(row_tiles, softmaxes, strict=True):
             tile = head.logits(rows, weight_tile, logits)
-            top.absorb(rows, columns, tile)
-            softmax.absorb(columns, tile, scratch, keeps=False)
+            top.update(rows, columns, tile)
+            softmax.update(columns, tile, scratch, keeps=False)
     top.settle_ties()
     logprobs = torch.cat([softmax.finish()[0] for softmax in softmaxes])
     tops = [softmax.normalise(top.values[rows]) for rows, softmax in zip(row_tiles, softmaxes, strict=True)]
@@ -65,10 +65,10 @@ def reference_statistics(
 
 
 class TopLogits:
-    """The k largest logits of each token in descending order, ties to the lower id, of the vocabulary seen so far.
+    """The k largest logits of each token so far, in descending order, ties by the lower id first.
 
-    Of logits that tie for the last of a tile's own k places, `torch.topk` takes any. It matters where they tie for the
-    last place of all, and is looked for once, behind the last tile: a look at each would stop a GPU as often.
+    `torch.topk` takes any of the logits that tie for the last place of a tile. That matters only where they also tie
+    for the last place overall, which is checked once after the last tile: a check per tile would synchronise a GPU.
     """
 
     def __init__(self, head: Head, k: int) -> None:
@@ -76,10 +76,10 @@ class TopLogits:
         self.values = head.hidden.new_full((len(head.hidden), k), -torch.inf, dtype=head.state_dtype)
         self.ids = torch.full((len(head.hidden), k), -1, device=head.hidden.device)
         self._ties: list[tuple[slice, slice, Tensor]] = []
-        """Of each tile the logit that ties for its last place; NaN, which equals nothing, where none does."""
+        """For each tile the logit that ties for its last place; NaN, which equals nothing, where none does."""
 
-    def absorb(self, rows: slice, columns: slice, logits: Tensor) -> None:
-        """See one tile; tiles come in the order of their ids."""
+    def update(self, rows: slice, columns: slice, logits: Tensor) -> None:
+        """Update with one tile; tiles come in the order of their ids."""
         k = self._k
         if k == 0:
             return
@@ -89,12 +89,12 @@ class TopLogits:
             self._ties.append((rows, columns, torch.where(last == first_left, last, torch.nan)))
         ids = ids[:, :k].sort(dim=1).values
         values = torch.cat([self.values[rows], logits.gather(1, ids)], dim=1)
-        # Stable, and lower ids stand first: what is equal stays in order.
+        # The sort is stable and lower ids come first, so ties keep their order.
         self.values[rows], order = (part[:, :k] for part in values.sort(dim=1, descending=True, stable=True))
         self.ids[rows] = torch.cat([self.ids[rows], ids + columns.start], dim=1).gather(1, order)
 
     def settle_ties(self) -> None:
-        """Have ties go to the lower id, whichever was taken; behind the last tile."""
+        """Give ties to the lower id; call after the last tile."""
         if not self._ties:
             return
         matters = torch.stack([(tie == self.values[rows, -1]).any() for rows, _, tie in self._ties])
@@ -103,8 +103,8 @@ class TopLogits:
                 self._take_lowest(rows, columns)
 
     def _take_lowest(self, rows: slice, columns: slice) -> None:
-        """However many places a tile has, they are its first ones."""
-        # A product of other rows or columns would round otherwise, and tie elsewhere.
+        """Replace the ids of this tile by its own top k, as many as it holds now."""
+        # Recomputed over the same rows and columns, as other shapes would round differently and tie elsewhere.
         logits = self._head.logits(rows, self._head.weight_tile(columns))
         lowest, ids = top_ids(logits, self._k) + columns.start, self.ids[rows]
         is_here = (ids >= columns.start) & (ids < columns.stop)
@@ -113,9 +113,9 @@ class TopLogits:
 
 
 def top_ids(scores: Float[Tensor, "tokens vocab"], k: int) -> Int[Tensor, "tokens {k}"]:
-    """The ids of the k largest scores of each row, in descending order, ties to the lower id.
+    """The ids of the k largest scores of each row, in descending order, ties by the lower id first.
 
-    `torch.topk` alone takes any of the tied ids, and another of them on another device; in bfloat16 ties are common.
+    `torch.topk` alone takes any of the tied ids, and not the same ones on every device; bfloat16 often ties.
 
     Example:
         >>> top_ids(torch.tensor([[5.0, 7.0, 5.0, 5.0]]), k=3)
@@ -134,7 +134,7 @@ def top_ids(scores: Float[Tensor, "tokens vocab"], k: int) -> Int[Tensor, "token
 
 
 def _lowest_ids_at_boundary(scores: Tensor, kth_largest: Tensor, k: int) -> Tensor:
-    """All ids above the k-th largest score and, of those equal to it, the lowest that still fit."""
+    """All ids above the k-th largest score and the lowest ids of those equal to it that still fit."""
     above = scores > kth_largest
     equal = scores == kth_largest
     num_places = k - above.sum(1, keepdim=True, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The softmax of many tiles: its running state, and the gradient of what is read off it."""
+"""Softmax over tiles: its running state, and the gradient of the logits."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,16 +10,16 @@ from torch import Tensor
 from apo_lightning.logprobs.head import part_of, tile_kernel
 
 LOWEST_LOGIT = -1e4
-"""Stands in for −∞ below the largest logit: exp of it is 0 too, but 0 · (−∞) would be NaN."""
+"""Replaces −∞ for z − max z: exp of it is 0 too, but 0 · (−∞) would be NaN."""
 NOTHING_SEEN = -1e30
-"""The largest logit of no logits; −∞ − (−∞) would be NaN."""
-COLUMNS_BESIDE = 8
-"""Beside a tile, for what is not in it: as many as let rows of bfloat16 begin at 16 bytes, where products want them."""
+"""Initial value of the running maximum; −∞ − (−∞) would be NaN."""
+PADDING_COLUMNS = 8
+"""Columns appended to a tile for ids outside of it; 8 keep rows of bfloat16 aligned to 16 bytes, as products want."""
 
 
 @dataclass
 class Softmax:
-    """What a pass over the vocabulary has seen of some tokens.
+    """Running softmax state of some tokens in a pass over the vocabulary.
 
     With u_v = z_v − m:   m = max z,   s = Σ exp(u_v),   d = Σ u_v·exp(u_v)
 
@@ -27,10 +27,10 @@ class Softmax:
     """
 
     ids: Int[Tensor, "tokens picks"]
-    """Whose log-probs are wanted; −1: none."""
+    """Vocabulary ids whose log-probs are wanted; −1: none."""
     dtype: torch.dtype
     picked: Float[Tensor, "tokens picks"] = field(init=False)
-    """Their logits; −∞ until seen."""
+    """Logits at `ids`; −∞ before their tile."""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.ids)
@@ -38,47 +38,44 @@ class Softmax:
         self.total, self.dot = torch.zeros_like(self.largest), torch.zeros_like(self.largest)
         self.picked = torch.full(self.ids.shape, -torch.inf, dtype=self.dtype, device=self.ids.device)
 
-    def absorb(
-        self, columns: slice, logits: Tensor, room: Tensor | None, *, keeps: bool = True
+    def update(
+        self, columns: slice, logits: Tensor, buffer: Tensor | None, *, keeps: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """See one tile.
+        """Update the state with one tile.
 
         Args:
-            columns: its part of the vocabulary.
-            logits: overwritten where there is room.
-            room: at least as large; receives the weights. None: they go to memory of their own, if they are kept.
-            keeps: whether anyone wants the weights; else they may be none.
+            columns: the tile's part of the vocabulary.
+            logits: overwritten where a buffer is given.
+            buffer: receives exp(z − m); at least as large as the tile. None: new memory, if the result is kept.
+            keeps: whether the caller needs exp(z − m); without it an empty tensor may be returned.
 
         Returns:
-            The weights exp(z − m), and the m of now [tokens], which later tiles may yet raise.
+            exp(z − m) and the current m [tokens], which later tiles may still raise.
         """
         state = self.largest, self.total, self.dot, self.picked
         places = self.ids - columns.start
-        if room is None:
-            weights, *state = _absorb_anew(logits, *state, places, keeps)
+        if buffer is None:
+            exp_logits, *state = _update(logits, *state, places, keeps)
         else:
-            weights, *state = _absorb_(logits, *state, places, part_of(room, logits.shape))
+            exp_logits, *state = _update_(logits, *state, places, part_of(buffer, logits.shape))
         self.largest, self.total, self.dot, self.picked = state
-        return weights, self.largest
+        return exp_logits, self.largest
 
-    def weights_(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(exp(z − m), m) of a tile of these tokens, in place of its logits, once the whole vocabulary is seen."""
+    def exp_logits_(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(exp(z − m), m) of a tile of these tokens, in the memory of its logits; after the last tile only."""
         largest = self.largest[tokens]
         return logits.sub_(largest.unsqueeze(1)).exp_(), largest
 
     def normalise(self, logits: Tensor) -> Tensor:
-        """Log-probs [tokens, any] of logits of the same tokens, once the whole vocabulary has been seen."""
+        """Log-probs [tokens, any] of logits of the same tokens; after the last tile only."""
         return logits - self.largest.unsqueeze(1) - self.total.log().unsqueeze(1)
 
     def log_total(self) -> Tensor:
-        """log Σ_v exp(z_v) [tokens], once the whole vocabulary has been seen."""
+        """log Σ_v exp(z_v) [tokens]; after the last tile only."""
         return self.largest + self.total.log()
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(log-probs at the ids, entropy, max-prob), once the whole vocabulary has been seen.
-
-        H = log Σ_v exp(u_v) − Σ_v u_v·exp(u_v) / Σ_v exp(u_v),   u_v = z_v − max z,   max-prob = 1 / Σ_v exp(u_v)
-        """
+        """(log-probs at the ids, entropy, max-prob); after the last tile only."""
         log_sum = self.total.log()
         logprobs = self.normalise(self.picked)
         entropy = (log_sum - self.dot / self.total).clamp_(min=0.0)
@@ -87,11 +84,11 @@ class Softmax:
 
 @dataclass(frozen=True)
 class LogitGradient:
-    """∂L/∂z of some tokens from what arrived at their log-probs and entropies.
+    """∂L/∂z of some tokens, from the gradients of their log-probs and entropies.
 
         ∂L/∂z_v = p_v·(α − g_H·log p_v) + Σ_k g_k·[v = id_k],   α = −Σ_k g_k − g_H·H
 
-    Written with exp(u_v) = s·p_v:   exp(u_v)·(constant − slope·u_v) + the sparse part.
+    With exp(u_v) = s·p_v it is exp(u_v)·(constant − slope·u_v) plus the sparse part.
     """
 
     ids: Int[Tensor, "tokens picks"]
@@ -100,16 +97,16 @@ class LogitGradient:
     largest: Float[Tensor, "tokens 1"]
     constant: Float[Tensor, "tokens 1"]
     slope: Float[Tensor, "tokens 1"] | None
-    """The share of the entropy's gradient; None: nobody read the entropy."""
+    """The entropy's part; None: the entropy has no gradient."""
 
     @classmethod
     def of(
         cls, softmax: Softmax, tokens: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
     ) -> "LogitGradient":
-        """From the state of a finished pass and the gradients of some of its tokens."""
+        """From a finished softmax state and the gradients of some of its tokens."""
         ids, total, picked = softmax.ids[tokens], softmax.total[tokens], softmax.picked[tokens]
         grad_ids = torch.zeros_like(picked) if grad_logprobs is None else grad_logprobs
-        # What arrives at an absent id may be anything, NaN included.
+        # The gradient at an absent id may be anything, NaN included.
         grad_ids = torch.where(ids < 0, 0.0, grad_ids)
         constant, slope = -grad_ids.sum(1) / total, None
         if grad_entropy is not None:
@@ -119,17 +116,16 @@ class LogitGradient:
             slope = slope.unsqueeze(1)
         return cls(ids, grad_ids, picked, softmax.largest[tokens].unsqueeze(1), constant.unsqueeze(1), slope)
 
-    def from_weights_(self, columns: slice, weights: Tensor, largest: Tensor) -> Tensor:
-        """∂L/∂z of one tile from exp(z − m) and the m of `Softmax.absorb`, in place of the former."""
-        gradient = _from_weights_(weights, largest.unsqueeze(1) - self.largest, self.constant, self.slope)
+    def from_exp_logits_(self, columns: slice, exp_logits: Tensor, largest: Tensor) -> Tensor:
+        """∂L/∂z of one tile, from the two results of `Softmax.update`, in the memory of the first."""
+        gradient = _from_exp_logits_(exp_logits, largest.unsqueeze(1) - self.largest, self.constant, self.slope)
         index, inside = positions(self.ids - columns.start, columns.stop - columns.start)
         return gradient.scatter_add_(1, index, self.grad_ids * inside)
 
-    def from_weights(self, columns: slice, weights: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-        """The same in memory of its own, rounded to a dtype at the end."""
-        shift = largest.unsqueeze(1) - self.largest
-        at_ids = self.at_ids.to(dtype)
-        return _from_weights_anew(weights, shift, self.constant, self.slope, self.ids - columns.start, at_ids)
+    def from_exp_logits(self, columns: slice, exp_logits: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+        """`from_exp_logits_` in new memory, rounded to `dtype` at the end."""
+        shift, places = largest.unsqueeze(1) - self.largest, self.ids - columns.start
+        return _from_exp_logits(exp_logits, shift, self.constant, self.slope, places, self.at_ids.to(dtype))
 
     @cached_property
     def at_ids(self) -> Float[Tensor, "tokens picks"]:
@@ -140,67 +136,67 @@ class LogitGradient:
         return shifted.exp() * linear + (is_same * self.grad_ids.unsqueeze(1)).sum(2)
 
 
-# Without shapes from here on: torch's compiler cannot trace the checks of them.
+# No shape annotations from here on: torch's compiler cannot trace their checks.
 
 
 def positions(places: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """(index of these places in a tile, whether they are inside it)."""
+    """(index into a tile, clamped to its width; whether the place is inside the tile)."""
     return places.clamp(0, width - 1), (places >= 0) & (places < width)
 
 
-def _absorb_(
+def _update_(
     logits: Tensor,
     largest: Tensor,
     total: Tensor,
     dot: Tensor,
     picked: Tensor,
     places: Tensor,
-    weights: Tensor | None,
+    exp_logits: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weights and state after one more tile; what was summed against a smaller maximum is scaled to the new one."""
+    """exp(z − m) and the state after one more tile; sums relative to a smaller maximum are rescaled to the new one."""
     index, inside = positions(places, logits.shape[1])
     picked = torch.where(inside, logits.gather(1, index), picked)
     new_largest = torch.maximum(largest, logits.amax(1))
     shift = largest - new_largest
     scale = shift.exp()
     shifted = logits.sub_(new_largest.unsqueeze(1)).clamp_(min=LOWEST_LOGIT)
-    weights = torch.exp(shifted, out=weights)
-    new_total = scale * total + weights.sum(1)
-    new_dot = scale * (dot + shift * total) + torch.linalg.vecdot(weights, shifted)
-    return weights, new_largest, new_total, new_dot, picked
+    exp_logits = torch.exp(shifted, out=exp_logits)
+    new_total = scale * total + exp_logits.sum(1)
+    new_dot = scale * (dot + shift * total) + torch.linalg.vecdot(exp_logits, shifted)
+    return exp_logits, new_largest, new_total, new_dot, picked
 
 
-def _from_weights_(weights: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None) -> Tensor:
-    """exp(u)·(constant − slope·u), in place of exp(u − shift)."""
+def _from_exp_logits_(exp_logits: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None) -> Tensor:
+    """exp(u)·(constant − slope·u), in the memory of exp(u − shift)."""
     scale = shift.exp()
     if slope is None:
-        return weights.mul_(scale * constant)
-    shifted = weights.log().clamp_(min=LOWEST_LOGIT).add_(shift)
-    return weights.mul_(scale).mul_(shifted.mul_(-slope).add_(constant))
+        return exp_logits.mul_(scale * constant)
+    shifted = exp_logits.log().clamp_(min=LOWEST_LOGIT).add_(shift)
+    return exp_logits.mul_(scale).mul_(shifted.mul_(-slope).add_(constant))
 
 
 @tile_kernel
-def _absorb_anew(
+def _update(
     logits: Tensor, largest: Tensor, total: Tensor, dot: Tensor, picked: Tensor, places: Tensor, keeps: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compiled, the copy is never made: the logits are read twice, and the weights written where they are kept.
+    """`_update_` in new memory; compiled, the clone is never made.
 
-    Written over, the logits would be copied back: compiled kernels know no memory that is both.
+    In place, a compiled kernel would copy the tile back, as it cannot read and write the same memory.
     """
-    weights, largest, total, dot, picked = _absorb_(logits.clone(), largest, total, dot, picked, places, None)
-    return weights if keeps else logits.new_empty(0), largest, total, dot, picked
+    exp_logits, largest, total, dot, picked = _update_(logits.clone(), largest, total, dot, picked, places, None)
+    return exp_logits if keeps else logits.new_empty(0), largest, total, dot, picked
 
 
 @tile_kernel
-def _from_weights_anew(
-    weights: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None, places: Tensor, at_ids: Tensor
+def _from_exp_logits(
+    exp_logits: Tensor, shift: Tensor, constant: Tensor, slope: Tensor | None, places: Tensor, at_ids: Tensor
 ) -> Tensor:
-    """Compiled, one kernel from the weights to the rounded gradient; added after rounding, ids would lose 1 − p.
+    """`_from_exp_logits_`, rounded, with the gradients at `places` written over it (outside of the tile: to padding).
 
-    Ids outside of the tile are written beside it.
+    Added after rounding instead, those gradients would lose their 1 − p.
     """
-    width = weights.shape[1]
-    gradient = _from_weights_(weights.clone(), shift, constant, slope).to(at_ids.dtype)
+    width = exp_logits.shape[1]
+    gradient = _from_exp_logits_(exp_logits.clone(), shift, constant, slope).to(at_ids.dtype)
     _, inside = positions(places, width)
-    with_beside = torch.nn.functional.pad(gradient, (0, COLUMNS_BESIDE))
-    return with_beside.scatter_(1, torch.where(inside, places, width), at_ids)[:, :width]
+    padded = torch.nn.functional.pad(gradient, (0, PADDING_COLUMNS))
+    return padded.scatter_(1, torch.where(inside, places, width), at_ids)[:, :width]

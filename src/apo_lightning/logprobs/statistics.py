@@ -29,13 +29,13 @@ def token_statistics(
     temperature: float | int = 1.0,
     workspace: Workspace | None = None,
 ) -> TokenStatistics:
-    """What the policy says at each token: log-prob, entropy, largest probability, log-probs at the anchors.
+    """Log-prob, entropy, largest probability and anchor log-probs of the policy at each token.
 
     All but `max_prob` carry a gradient to `hidden` and `head_weight`:
 
         ∂L/∂z_v = p_v·(α − g_H·log p_v) + g_y·[v = y] + Σ_k g_k·[v = a_k],   α = −g_y − Σ_k g_k − g_H·H
 
-    Under autocast, matrix products run in its dtype, as they would have in a linear layer.
+    Under autocast the matrix products run in its dtype, as in a linear layer.
 
     Args:
         hidden: last hidden states at the positions that predict the tokens.
@@ -43,7 +43,7 @@ def token_statistics(
         token_ids: the tokens y whose log-probs are wanted.
         anchor_ids: further tokens of each position; −1 gives log-prob −∞ and no gradient.
         temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
-        workspace: of the `DetachedHead` that asks; ∂L/∂W then goes there.
+        workspace: of the calling `DetachedHead`; ∂L/∂W is then added there.
 
     Raises:
         ConfigError: the temperature is not positive.
@@ -57,7 +57,8 @@ def token_statistics(
         (tensor([0.2500]), tensor([0.7500]))
     """
     check_temperature(temperature)
-    ids = wanted_ids(token_ids, anchor_ids)
+    columns = [token_ids.unsqueeze(1)] if anchor_ids is None else [token_ids.unsqueeze(1), anchor_ids]
+    ids = torch.cat(columns, dim=1).long()
     dtype = compute_dtype_of(hidden, head_weight) if workspace is None else workspace.weight.dtype
     logprobs, entropy, max_prob = _TokenStatistics.apply(hidden, head_weight, ids, temperature, dtype, workspace)
     return TokenStatistics(
@@ -68,24 +69,11 @@ def token_statistics(
     )
 
 
-def wanted_ids(
-    token_ids: Int[Tensor, "tokens"], anchor_ids: Int[Tensor, "tokens anchors"] | None
-) -> Int[Tensor, "tokens picks"]:
-    """The sampled token first, then the anchors.
-
-    Example:
-        >>> wanted_ids(torch.tensor([5]), torch.tensor([[7, -1]]))
-        tensor([[ 5,  7, -1]])
-    """
-    ids = token_ids.unsqueeze(1).long()
-    return ids if anchor_ids is None else torch.cat([ids, anchor_ids.long()], dim=1)
-
-
 class _TokenStatistics(torch.autograd.Function):
-    """(log-probs at `ids` [T, 1 + K], entropy [T], max_prob [T]); the gradient is the one of `token_statistics`.
+    """(log-probs at `ids` [T, 1 + K], entropy [T], max_prob [T]), with the gradient that `token_statistics` states.
 
-    What is left of a tile after the forward, exp(z − m), is held for the backward while there is room, and made again
-    where there was none: 6·T·V·D operations in all, 8 for the tokens that found no room.
+    The forward keeps exp(z − m) of each tile for the backward up to the capacity; the backward recomputes the other
+    tiles: 6·T·V·D operations in all, 8 for the tokens whose tiles were not kept.
     """
 
     @staticmethod
@@ -100,24 +88,24 @@ class _TokenStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = head_of(hidden, head_weight, temperature, compute_dtype, workspace)
         held = workspace.held if workspace is not None else HeldLogits(num_held(hidden.device, compute_dtype))
-        turn = held.begin(any(ctx.needs_input_grad))
+        forward_id = held.begin(any(ctx.needs_input_grad))
         logits, scratch = head.buffer(), head.scratch()
         softmaxes = []
         for rows in head.row_tiles():
             softmax = Softmax(ids[rows], head.state_dtype)
             for columns, weight_tile in head.column_tiles():
                 is_held = held.reserve(head)
-                room = held.room(head) if is_held else scratch
-                tile = softmax.absorb(columns, head.logits(rows, weight_tile, logits), room, keeps=is_held)
+                buffer = held.buffer(head) if is_held else scratch
+                tile = softmax.update(columns, head.logits(rows, weight_tile, logits), buffer, keeps=is_held)
                 if is_held:
                     held.tiles[rows.start, columns.start] = tile
             softmaxes.append(softmax)
         ctx.save_for_backward(hidden, head_weight)
         ctx.softmaxes, ctx.temperature, ctx.compute_dtype = softmaxes, temperature, compute_dtype
-        ctx.workspace, ctx.held, ctx.turn = workspace, held, turn
+        ctx.workspace, ctx.held, ctx.forward_id = workspace, held, forward_id
         logprobs, entropy, max_prob = (torch.cat(parts) for parts in zip(*(s.finish() for s in softmaxes), strict=True))
         ctx.mark_non_differentiable(max_prob)
-        ctx.set_materialize_grads(False)  # an entropy nobody reads costs its backward nothing
+        ctx.set_materialize_grads(False)  # without a gradient of the entropy its part of the backward is skipped
         return logprobs, entropy, max_prob
 
     @staticmethod
@@ -129,50 +117,50 @@ class _TokenStatistics(torch.autograd.Function):
         head = head_of(hidden, head_weight, ctx.temperature, ctx.compute_dtype, ctx.workspace)
         grad_weight = weight_gradient(head_weight, head, ctx.workspace, wanted=ctx.needs_input_grad[1])
         gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
-        arrived = [None if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
-        tiles, logits = ctx.held.take(ctx.turn), None
+        incoming = [None if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
+        tiles, logits = ctx.held.take(ctx.forward_id), None
         for rows, softmax in zip(head.row_tiles(), ctx.softmaxes, strict=True):
-            grads = [None if grad is None else grad[rows] for grad in arrived]
-            moving = moving_rows(softmax.ids, *grads)
-            if len(moving) == 0:
+            grads = [None if grad is None else grad[rows] for grad in incoming]
+            active = active_tokens(softmax.ids, *grads)
+            if len(active) == 0:
                 continue
-            everything = len(moving) == len(softmax.ids)
-            index = rows if everything else moving + rows.start
+            all_active = len(active) == len(softmax.ids)
+            index = rows if all_active else active + rows.start
             logit_gradient = LogitGradient.of(
-                softmax, moving, *(None if grad is None else grad[moving] for grad in grads)
+                softmax, active, *(None if grad is None else grad[active] for grad in grads)
             )
             for columns, weight_tile in head.column_tiles():
-                weights, largest = tiles.pop((rows.start, columns.start), (None, None))
-                if weights is None or largest is None:
+                exp_logits, largest = tiles.pop((rows.start, columns.start), (None, None))
+                if exp_logits is None or largest is None:
                     logits = head.buffer() if logits is None else logits
-                    weights, largest = softmax.weights_(head.logits(index, weight_tile, logits), moving)
-                elif not everything:
-                    weights, largest = weights[moving], largest[moving]
+                    exp_logits, largest = softmax.exp_logits_(head.logits(index, weight_tile, logits), active)
+                elif not all_active:
+                    exp_logits, largest = exp_logits[active], largest[active]
                 grad_logits = (
-                    logit_gradient.from_weights_(columns, weights, largest)
+                    logit_gradient.from_exp_logits_(columns, exp_logits, largest)
                     if head.overwrites_tiles
-                    else logit_gradient.from_weights(columns, weights, largest, head.compute_dtype)
+                    else logit_gradient.from_exp_logits(columns, exp_logits, largest, head.compute_dtype)
                 )
                 gradient.add(index, columns, weight_tile, grad_logits)
         returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
         return gradient.take_hidden(), returned, None, None, None, None
 
 
-def moving_rows(
+def active_tokens(
     ids: Int[Tensor, "tokens picks"], grad_logprobs: Tensor | None, grad_entropy: Tensor | None
-) -> Int[Tensor, "moving"]:
-    """The tokens to whose logits any gradient flows; the others enter no matrix product of the backward.
+) -> Int[Tensor, "active"]:
+    """The tokens whose logits get a gradient; the backward's matrix products leave the others out.
 
     Example:
-        The second token is clipped; what arrives at the absent anchor of the third does not count.
+        The second token is clipped, and the gradient at the absent anchor of the third does not count.
 
         >>> gradient = torch.tensor([[0.5, 0.0], [0.0, 0.0], [0.0, torch.nan]])
-        >>> moving_rows(torch.tensor([[5, 7], [5, 7], [5, -1]]), gradient, None)
+        >>> active_tokens(torch.tensor([[5, 7], [5, 7], [5, -1]]), gradient, None)
         tensor([0])
     """
-    moving = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    active = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     if grad_logprobs is not None:
-        moving |= ((grad_logprobs != 0) & (ids >= 0)).any(1)
+        active |= ((grad_logprobs != 0) & (ids >= 0)).any(1)
     if grad_entropy is not None:
-        moving |= grad_entropy != 0
-    return moving.nonzero().flatten()
+        active |= grad_entropy != 0
+    return active.nonzero().flatten()

@@ -1,4 +1,4 @@
-"""What is kept of the head between forward and backward, and between the chunks of one micro-batch."""
+"""Memory of the head that is kept between forward and backward, and between the chunks of one micro-batch."""
 
 from dataclasses import dataclass, field
 
@@ -9,52 +9,52 @@ from torch import Tensor
 from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, Head, WeightGradient
 
 Tiles = dict[tuple[int, int], tuple[Tensor, Tensor]]
-"""(first token, first column) → exp(z − m) of a tile, and the m that it was taken against."""
+"""(first token, first column) → exp(z − m) of a tile, and the m at that time."""
 
 
 @dataclass
 class HeldLogits:
-    """Tiles that wait for their backward, in memory that is used again once they are taken or overtaken.
+    """Tiles kept for the backward. Their memory is reused once the tiles are taken or a new forward begins.
 
     Attributes:
-        capacity: how many logits may be held.
+        capacity: largest number of logits to hold.
         tiles: those of the latest forward.
     """
 
     capacity: int
     tiles: Tiles = field(default_factory=dict)
-    _rooms: list[Tensor] = field(default_factory=list)
+    _buffers: list[Tensor] = field(default_factory=list)
     _num_used: int = 0
-    _turn: int = 0
-    _is_open: bool = False
+    _forward_id: int = 0
+    _has_backward: bool = False
 
     def begin(self, has_backward: bool) -> int:
-        """A forward begins, whose number it returns; whatever an earlier one has left is given up."""
+        """Start a forward and return its id; drops the tiles of an earlier forward."""
         self.tiles = {}
-        self._num_used, self._is_open = 0, has_backward
-        self._turn += 1
-        return self._turn
+        self._num_used, self._has_backward = 0, has_backward
+        self._forward_id += 1
+        return self._forward_id
 
     def reserve(self, head: Head) -> bool:
-        """Whether the next tile is to be held: something will come back for it, and there is room."""
+        """Reserve memory for the next tile; False where no backward follows or the capacity is used up."""
         tile = head.tile_shape[0] * head.tile_shape[1]
-        if not self._is_open or (self._num_used + 1) * tile > self.capacity:
+        if not self._has_backward or (self._num_used + 1) * tile > self.capacity:
             return False
         self._num_used += 1
         return True
 
-    def room(self, head: Head) -> Tensor | None:
-        """Memory for the tile that was reserved last; None: its kernels bring it."""
+    def buffer(self, head: Head) -> Tensor | None:
+        """Memory for the tile reserved last; None where compiled kernels allocate it themselves."""
         if not head.overwrites_tiles:
             return None
         index = self._num_used - 1
-        if index == len(self._rooms) or self._rooms[index].numel() < head.tile_shape[0] * head.tile_shape[1]:
-            self._rooms[index : index + 1] = [head.buffer()]
-        return self._rooms[index]
+        if index == len(self._buffers) or self._buffers[index].numel() < head.tile_shape[0] * head.tile_shape[1]:
+            self._buffers[index : index + 1] = [head.buffer()]
+        return self._buffers[index]
 
-    def take(self, turn: int) -> Tiles:
-        """The tiles of that forward, once: a backward overwrites them. Nothing where another forward came between."""
-        if turn != self._turn:
+    def take(self, forward_id: int) -> Tiles:
+        """The tiles of that forward, once, as a backward overwrites them; none after a later forward began."""
+        if forward_id != self._forward_id:
             return {}
         tiles, self.tiles = self.tiles, {}
         return tiles
@@ -62,12 +62,12 @@ class HeldLogits:
 
 @dataclass
 class Workspace:
-    """What the chunks of one micro-batch share.
+    """Memory that the chunks of one micro-batch share.
 
     Attributes:
         weight: the head in its compute dtype, cast once for all chunks.
         gradient: ∂L/∂W so far; None: the head is frozen.
-        held: the logits of the chunk at work.
+        held: the logits of the current chunk.
     """
 
     weight: Float[Tensor, "vocab hidden"]
@@ -76,7 +76,7 @@ class Workspace:
 
 
 def num_held(device: torch.device, compute_dtype: torch.dtype) -> int:
-    """How many logits may be held on such a device, with products in such a dtype."""
+    """Largest number of logits to hold on a device, given the dtype of matrix products."""
     if device.type != "cpu":
         return LOGITS_HELD
     return LOGITS_HELD_CPU * (2 if compute_dtype.itemsize < torch.float32.itemsize else 1)
@@ -89,7 +89,7 @@ def head_of(
     compute_dtype: torch.dtype,
     workspace: Workspace | None,
 ) -> Head:
-    """The head over some tokens, which a workspace takes in one row of tiles."""
+    """The head over some tokens; with a workspace, all of them are in one row of tiles."""
     if workspace is None:
         return Head(hidden, head_weight, temperature, compute_dtype)
     head = Head(hidden, workspace.weight, temperature, compute_dtype)
@@ -100,7 +100,7 @@ def head_of(
 def weight_gradient(
     head_weight: Tensor, head: Head, workspace: Workspace | None, *, wanted: bool
 ) -> WeightGradient | None:
-    """Where ∂L/∂W is added to: float32 until its end, since bfloat16 would lose most of a long sum."""
+    """The accumulator of ∂L/∂W: the workspace's, or a new one in float32, as bfloat16 would lose most of a long sum."""
     if workspace is not None:
         return workspace.gradient
     return WeightGradient(torch.empty_like(head_weight, dtype=head.state_dtype)) if wanted else None
@@ -109,5 +109,5 @@ def weight_gradient(
 def returned_gradient(
     gradient: WeightGradient | None, head_weight: Tensor, workspace: Workspace | None
 ) -> Float[Tensor, "vocab hidden"] | None:
-    """What a backward says of the head itself; None: nothing, or it is the workspace's to say."""
+    """∂L/∂W as a backward returns it; None where it is not wanted or the workspace collects it."""
     return None if gradient is None or workspace is not None else gradient.finish().to(head_weight.dtype)

@@ -1,9 +1,9 @@
 """Policy losses: one small frozen dataclass each, whose fields are the keys of its YAML in `configs/algo/`."""
 
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.base import PolicyLoss
 from apo_lightning.losses.grpo import GRPO
 from apo_lightning.losses.grpo_kl import GRPOKL
+from apo_lightning.losses.policy_loss import PolicyLoss
 
 __all__ = [
     "APO",

@@ -1,9 +1,9 @@
-"""From a loss per token to the scalar of a mini-batch: one weight per token, fixed before any split.
+"""From a loss per token to the scalar of a mini-batch: one weight per token, fixed before micro-batches are cut.
 
     loss = Σ_t w_t · loss_t
 
-The counts in w are those of the whole mini-batch over all ranks, so neither the micro-batch split nor the packing nor
-the number of ranks can change the result.
+The counts in w are those of the whole mini-batch over all ranks, so the result depends neither on the split into
+micro-batches nor on the packing nor on the number of ranks.
 """
 
 import torch
@@ -35,7 +35,7 @@ def token_weights(
 
     Args:
         lengths: response tokens of each completion.
-        keep: False: weight 0, and counted in no denominator.
+        keep: False: weight 0, and excluded from every denominator.
         mode: one of `AGGREGATIONS`.
         max_completion_tokens: the longest a completion may be; Dr. GRPO's constant.
         num_tokens: kept tokens of the mini-batch over all ranks; None: those here.
@@ -68,7 +68,7 @@ def token_weights(
 def truncated_importance_weights(
     old_logprobs: Float[Tensor, "tokens"], rollout_logprobs: Float[Tensor, "tokens"], cap: float | int
 ) -> Float[Tensor, "tokens"]:
-    """Corrects for an engine that samples from slightly other probabilities than the trainer computes.
+    """Weights that correct for an engine whose probabilities differ slightly from the trainer's.
 
         weight = min(π_old(y)/π_rollout(y), cap)
 

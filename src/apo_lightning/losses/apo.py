@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.base import PolicyLoss, applicable, required
 from apo_lightning.losses.functional import (
     LOG_RATIO_LIMIT,
     Number,
@@ -20,6 +19,7 @@ from apo_lightning.losses.functional import (
     log_ratio,
     rectified_ratio,
 )
+from apo_lightning.losses.policy_loss import PolicyLoss, applicable, required
 from apo_lightning.types import Anchor, LossInputs, LossOutput, Needs
 
 
@@ -112,8 +112,8 @@ class APO(PolicyLoss):
         return super().needs | Needs(anchor_size=self.anchor_size)
 
     @property
-    def skipped_values(self) -> Mapping[str, float]:
-        """No token that the update skips is triggered, unless its completion was dropped: a triggered one has A ≠ 0."""
+    def metric_defaults(self) -> Mapping[str, float]:
+        """Skipped tokens are not triggered: a triggered one has A ≠ 0, and runs unless its completion is dropped."""
         return {"apo/triggered_fraction": 0.0}
 
     def reference_mask(

@@ -10,7 +10,7 @@ from torch import Tensor
 KL_ESTIMATORS = ("k1", "k2", "k3", "k3_plus")
 
 Number = float | int
-"""A setting: YAML and people write 3.0 as 3, which type checkers at run time hold to be no float."""
+"""A setting: YAML and users write 3.0 as 3, which run-time type checkers do not accept as a float."""
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ±20 before exp: e²⁰ ≈ 5·10⁸ still leaves float32 products finite."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lightning.losses.base import PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, importance_ratio, log_ratio
+from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, LossOutput
 
 

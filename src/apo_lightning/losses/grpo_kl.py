@@ -6,9 +6,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.base import required
 from apo_lightning.losses.functional import KL_ESTIMATORS, Number, kl_estimate
 from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.losses.policy_loss import required
 from apo_lightning.types import LossInputs, Needs
 
 

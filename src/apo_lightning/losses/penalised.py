@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.base import applicable
 from apo_lightning.losses.functional import Number
 from apo_lightning.losses.grpo import GRPO
+from apo_lightning.losses.policy_loss import applicable
 from apo_lightning.types import LossInputs, LossOutput
 
 

@@ -1,1 +1,1 @@
-"""What a run is measured by: pure functions in `functional`, and torchmetrics shells that gather over ranks."""
+"""Metrics of a run: pure functions in `functional`, and torchmetrics classes that gather over ranks."""

@@ -1,4 +1,4 @@
-"""Means over all response tokens of a step, of numbers that are known of some completions only."""
+"""Means over all response tokens of a step, of numbers that are known for some completions only."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from apo_lightning.types import StepTokens
 
 FIT_FROM = 8
-"""Completions from which the three coefficients of a control variate are fitted."""
+"""The fewest completions from which the three coefficients of a control variate are fitted."""
 UNFITTED = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
 """Coefficients for fewer completions: entropy ≈ surprisal, max-prob ≈ probability of the sampled token."""
 
@@ -20,7 +20,7 @@ class AllTokenMeansResult(NamedTuple):
     """Entropy [nats] and max-prob, in this order."""
 
     means: Float[Tensor, "2"]
-    """NaN where some completions were left out and none of them drawn, or where a scored value is not finite."""
+    """NaN where some completions were not required and none of them drawn, or where a scored value is not finite."""
     standard_errors: Float[Tensor, "2"]
     """Standard errors from the draw; 0 where every completion was scored, NaN where only one was drawn."""
     num_nonfinite: Tensor
@@ -28,7 +28,7 @@ class AllTokenMeansResult(NamedTuple):
 
 
 class AllTokenMeans(Metric):
-    """Entropy and max-prob of all tokens, from some completions that had to be scored and a random few of the others.
+    """Entropy and max-prob of all tokens, from the completions that must be scored and a random sample of the others.
 
     With U the required completions, t_b the total over a completion's tokens, T the tokens of the step, and m of the M
     others drawn:
@@ -36,17 +36,17 @@ class AllTokenMeans(Metric):
         μ̂ = [Σ_U t_b + Σ_{others} a_b + M/m·Σ_{drawn} (t_b − a_b)] / T
         se² = M²·(1 − m/M)·s²/(m·T²),   s² the variance of t_b − a_b over the drawn
 
-    The control variate a_b is known of every completion without a forward, and is fixed before the draw, so μ̂ is
-    unbiased whatever it is: a linear function of the completion's length, surprisal −Σ log π_rollout(y) and Σ
+    The control variate a_b is known for every completion without a forward, and is fixed before the draw, so μ̂ is
+    unbiased for any a_b: a linear function of the completion's length, surprisal −Σ log π_rollout(y) and Σ
     π_rollout(y), by least squares on U. With all others drawn μ̂ is the mean itself.
 
     Source: the difference estimator of Särndal, Swensson and Wretman 1992, section 6.3.
 
-    All state is sums, so that it does not matter by which rank a completion was scored.
+    All state is sums, so the result does not depend on which rank scored a completion.
 
     Example:
-        One completion is required; of the two others, alike in all that is known of them, the one with an entropy of 1
-        is drawn, not that with 3.
+        One completion is required. The two others have equal control variates; the one with an entropy of 1 is drawn,
+        the one with 3 is not.
 
         >>> totals = torch.tensor([[1, 0.5, 0.6, 0.4, 0.7], [1, 0.5, 0.6, 1.0, 0.5], [1, 0.5, 0.6, math.nan, math.nan]])
         >>> metric = AllTokenMeans()
@@ -78,11 +78,11 @@ class AllTokenMeans(Metric):
         required: Bool[Tensor, "completions"],
         drawn: Bool[Tensor, "completions"],
     ) -> None:
-        """Take in some completions.
+        """Add some completions.
 
         Args:
             totals: from `completion_totals`; the last two columns are read of `required` and `drawn` alone.
-            required: scored whatever the draw.
+            required: completions that must be scored.
             drawn: the random sample of the others.
         """
         rows = torch.cat([torch.ones_like(totals[:, :1]), totals], dim=1)
@@ -114,7 +114,7 @@ class AllTokenMeans(Metric):
         """Regression coefficients of the control variates."""
         if self.required[0, 0] < FIT_FROM or not self.required.isfinite().all():
             return torch.tensor(UNFITTED, dtype=torch.float64, device=self.required.device)
-        # Completions that are all alike leave some coefficients open: the smallest are taken.
+        # Where all completions are equal, coefficients are not determined: the smallest are taken.
         return torch.linalg.pinv(self.required[1:4, 1:4], rtol=1e-10, hermitian=True) @ self.required[1:4, 4:]
 
     def _differences(self, coefficients: Float[Tensor, "3 2"]) -> tuple[Float[Tensor, "2"], Float[Tensor, "2"]]:

@@ -1,4 +1,4 @@
-"""How unlike each other the completions of one problem are: in their words, and in what they mean."""
+"""Diversity of the completions of one problem: in their words (Self-BLEU), and in their meaning (embeddings)."""
 
 import math
 import re
@@ -21,18 +21,17 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 TOKENIZER_NOTE = "Self-BLEU-4; tokens: LaTeX commands, words, numbers, single symbols"
-"""The note that a result with a diversity must carry."""
+"""Printed with every result that has a diversity."""
 SMOOTHED_COUNT = 0.1
-"""Stands for a number of matches that is 0: ε of nltk's `SmoothingFunction().method1`."""
+"""Replaces a number of matches of 0: ε of nltk's `SmoothingFunction().method1`."""
 
 Encoder = Callable[[Sequence[str]], Float[Tensor, "texts dimensions"]]
 
 
 def tokenize(text: str) -> list[str]:
-    r"""LaTeX commands, words, numbers and single symbols, in order; white space separates and is dropped.
+    r"""Split into LaTeX commands, words, numbers and single symbols; white space is dropped.
 
-    Self-BLEU depends on this choice more than on the order of its n-grams, so figures are only comparable where the
-    tokeniser is the same.
+    Self-BLEU depends more on the tokeniser than on the order of its n-grams: compare results of one tokeniser only.
 
     Example:
         >>> tokenize(r"So $\frac{1}{2}x = 3.5$.")
@@ -42,25 +41,23 @@ def tokenize(text: str) -> list[str]:
 
 
 def self_bleu(texts: Sequence[str], max_order: int = 4) -> float:
-    """Mean BLEU of each text against all the others: 1 where all say the same in the same words.
+    """Mean BLEU of each text against all the others; 1 where all texts have the same tokens.
 
         BLEU_i = min(1, e^{1 − r_i/c_i}) · Π_{n ≤ N} p_{i,n}^{1/N}
 
-    with p_{i,n} the share of text i's n-grams that some other text holds (as many times), c_i its length and r_i the
-    length nearest to it among the others. Where no n-gram matches, 0.1 stands for their number; a text without any
-    common word has BLEU 0. Texts of fewer than N tokens therefore look diverse even where they are equal.
+    with p_{i,n} the fraction of text i's n-grams that another text contains (as often), c_i its length and r_i the
+    nearest length among the others. Where no n-gram matches, 0.1 replaces the number of matches; a text without a
+    common word has BLEU 0. Equal texts of fewer than N tokens therefore look diverse.
 
-    Equal to the mean of nltk's `sentence_bleu(others, text, smoothing_function=SmoothingFunction().method1)`, which
-    the tests compare it with, but linear in the number of texts: the most frequent use of an n-gram among *the others*
-    is its largest or second largest count among all. 32 texts of 760 tokens take 0.25 s instead of 3.2 s, and 256
-    texts take 2.4 s instead of minutes.
+    Equal to the mean of nltk's `sentence_bleu(others, text, smoothing_function=SmoothingFunction().method1)` (the tests
+    compare them), which is quadratic in the number of texts: for 64 texts of 760 tokens it takes 19 times as long.
 
     Source: Zhu et al. 2018 (Texygen), section 3.2, and its code; Papineni et al. 2002, section 2.3.
     Departure: Texygen's default is N = 3 and a tokeniser for prose; here N = 4 and `tokenize`.
 
     Args:
-        texts: completions of one problem, at least 2.
-        max_order: N ≥ 1, all orders weighing the same.
+        texts: at least 2 completions of one problem.
+        max_order: N ≥ 1; all orders have the same weight.
 
     Returns:
         In [0, 1].
@@ -80,7 +77,7 @@ def self_bleu(texts: Sequence[str], max_order: int = 4) -> float:
 
 
 def diversity(texts: Sequence[str], max_order: int = 4) -> float:
-    """1 − Self-BLEU, in [0, 1]: the paper's diversity score.
+    """The paper's diversity score, 1 − Self-BLEU, in [0, 1].
 
     Source: APO, Table "Distributional Health Analysis". The paper gives neither N nor the tokeniser.
 
@@ -92,7 +89,7 @@ def diversity(texts: Sequence[str], max_order: int = 4) -> float:
 
 
 def semantic_similarity(texts: Sequence[str], encoder: Encoder) -> float:
-    """Mean cosine of the embeddings of all pairs of texts: 1 where all mean the same, as far as `encoder` can tell.
+    """Mean cosine similarity of the embeddings of all pairs of texts, in [−1, 1].
 
         2/(N(N−1)) Σ_{i<j} cos(e_i, e_j)
 
@@ -100,16 +97,13 @@ def semantic_similarity(texts: Sequence[str], encoder: Encoder) -> float:
 
     Args:
         texts: completions of one problem, N ≥ 2.
-        encoder: one vector a text.
-
-    Returns:
-        In [−1, 1].
+        encoder: returns one vector per text.
 
     Raises:
         ConfigError: fewer than 2 texts.
 
     Example:
-        Two alike and one at right angles to them: cosines 1, 0 and 0.
+        Two parallel vectors and one orthogonal to them: cosines 1, 0 and 0.
 
         >>> import torch
         >>> axes = {"a": [1.0, 0.0], "b": [2.0, 0.0], "c": [0.0, 3.0]}
@@ -121,7 +115,7 @@ def semantic_similarity(texts: Sequence[str], encoder: Encoder) -> float:
     cosines = directions @ directions.T
     num_pairs = len(texts) * (len(texts) - 1)
     mean = (cosines.sum() - cosines.trace()).item() / num_pairs
-    # Rounding alone could leave the range.
+    # Rounding could leave the range.
     return min(1.0, max(-1.0, mean))
 
 
@@ -131,7 +125,10 @@ def _refuse_fewer_than_two(texts: Sequence[str], name: str) -> None:
 
 
 def _matches(tokens: Sequence[Sequence[str]], order: int) -> list[tuple[int, int]]:
-    """For each text: how many of its n-grams another text matches, and how many it has."""
+    """For each text: how many of its n-grams another text matches, and how many it has.
+
+    The largest count of an n-gram among the *other* texts is its largest or second largest count among all.
+    """
     counts = [Counter(zip(*(words[start:] for start in range(order)), strict=False)) for words in tokens]
     largest: Counter[tuple[str, ...]] = Counter()
     second: Counter[tuple[str, ...]] = Counter()

@@ -1,4 +1,4 @@
-"""Accuracy over the samples of each problem: pure functions."""
+"""Accuracy over the samples of each problem, as pure functions."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from apo_lightning.errors import ConfigError
 def pass_at_k(
     num_samples: Int[Tensor, "*problems"], num_correct: Int[Tensor, "*problems"], k: int
 ) -> Float[Tensor, "*problems"]:
-    """The probability that at least one of k samples, drawn without replacement from the n at hand, is correct.
+    """The probability that at least one of k samples, drawn without replacement from the n given ones, is correct.
 
         pass@k = 1 − C(n−c, k)/C(n, k) = 1 − Π_{j<k} (n − c − j)/(n − j)
 
-    Unbiased, and less noisy than "any of the first k"; drawing with replacement would be biased.
+    Unbiased, with less variance than "any of the first k"; drawing with replacement would be biased.
 
     Source: Chen et al. 2021 (Codex), Eq. 1.
 
@@ -32,7 +32,7 @@ def pass_at_k(
         ConfigError: k or a count is out of range.
 
     Example:
-        Of the 6 pairs among 4 samples, 3 miss the one correct sample.
+        Three of the 6 pairs among 4 samples miss the one correct sample.
 
         >>> pass_at_k(torch.tensor([4]), torch.tensor([1]), k=2)
         tensor([0.5000], dtype=torch.float64)
@@ -43,7 +43,7 @@ def pass_at_k(
 def pass_at_k_curve(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"], ks: Sequence[int]
 ) -> Float[Tensor, "problems ks"]:
-    """`pass_at_k` of each problem at every k asked for, at the cost of the largest.
+    """`pass_at_k` of each problem at several k, at the cost of the largest.
 
     Args:
         num_samples: n of each problem.
@@ -51,7 +51,7 @@ def pass_at_k_curve(
         ks: at least one, in any order; each 1 ≤ k ≤ the smallest n.
 
     Returns:
-        In [0, 1], float64, a column a k.
+        In [0, 1], float64; one column per k.
 
     Raises:
         ConfigError: a k or a count is out of range, or there is no k.
@@ -61,7 +61,7 @@ def pass_at_k_curve(
         tensor([[0.2500, 0.5000, 1.0000]], dtype=torch.float64)
     """
     if not ks:
-        raise ConfigError("pass@k at no k: name at least one")
+        raise ConfigError("pass@k at no k: give at least one")
     fewest = int(num_samples.min()) if num_samples.numel() else max(ks)
     if wrong_ks := [k for k in ks if not 1 <= k <= fewest]:
         raise ConfigError(
@@ -71,7 +71,7 @@ def pass_at_k_curve(
         raise ConfigError("pass@k: a problem counts more correct samples than samples, or fewer than 0")
     drawn = torch.arange(max(ks), device=num_samples.device)
     wrong_left, left = (num_samples - num_correct)[:, None] - drawn, num_samples[:, None] - drawn
-    # 0 from the draw that finds no wrong sample left, and so the factors below 0 after it do no harm.
+    # The product is 0 from the draw on that finds no wrong sample left, so the negative factors after it do no harm.
     all_wrong = (wrong_left.double() / left).cumprod(1)
     return 1 - all_wrong[:, torch.tensor(ks, device=drawn.device) - 1]
 
@@ -79,7 +79,7 @@ def pass_at_k_curve(
 def average_at_n(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
 ) -> Float[Tensor, "problems"]:
-    """avg@n, the share c/n of a problem's samples that are correct; in [0, 1], float64. It estimates pass@1.
+    """avg@n, the fraction c/n of a problem's samples that are correct; in [0, 1], float64. It estimates pass@1.
 
     Raises:
         ConfigError: a problem has no samples, or more correct ones than samples.
@@ -94,18 +94,17 @@ def average_at_n(
 def majority_at_n(
     answers: Int[Tensor, "problems samples"], is_correct: Bool[Tensor, "problems samples"]
 ) -> Float[Tensor, "problems"]:
-    """maj@n: whether the answer that most of the n samples agree on is correct.
+    """maj@n: whether the most frequent answer of the n samples is correct.
 
-    Each sample votes for its answer; what could not be parsed does not vote. Of answers with equally many votes each
-    is taken to win with the same probability, so the value is the share of them that are correct. Where a verifier
-    judged equal answers unequally, an answer counts as correct to the share of its votes that are. A problem without
-    a vote has no answer: 0.
+    Each sample votes for its answer; samples that could not be parsed do not vote. Tied answers win with equal
+    probability, so the value is the fraction of them that is correct. If the verifier judged equal answers differently,
+    an answer counts as correct by the fraction of its votes that is. A problem without votes scores 0.
 
     Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models" (unweighted
         sum). Departure: ties in expectation, not by order.
 
     Args:
-        answers: equal numbers for equivalent answers of a problem; −1 for a sample that does not vote.
+        answers: the same number for equivalent answers of a problem; −1 for a sample that does not vote.
         is_correct: the verdict on each sample.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How sure a mean over problems is: intervals by resampling the problems, honest for small and saturated sets."""
+"""Confidence intervals of a mean over problems, calibrated for small and nearly solved sets."""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 
 NUM_RESAMPLES = 10_000
-"""The end of an interval is then known to about 0.03 standard errors."""
+"""Determines the ends of an interval to about 0.03 standard errors."""
 WEIGHTS_AT_ONCE = 2**22
-"""Bounds the memory of the resampling, whatever the number of problems."""
+"""Bounds the memory of the resampling for any number of problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean over problems, and where it would likely lie with other problems of the same kind."""
+    """A mean over problems and its confidence interval."""
 
     mean: float
     low: float
@@ -31,40 +31,40 @@ def mean_intervals(
     highest: float = 1.0,
     confidence: float = 0.95,
 ) -> list[Interval]:
-    """Interval of each column's mean over problems: the Bayesian bootstrap, with half an unseen problem at either end.
+    """Confidence interval of each column's mean over problems: a Bayesian bootstrap with half an unseen problem.
 
-    A bootstrap knows only the problems it was given: where 40 of 40 are solved it cannot imagine one that is not, and
-    its interval is a point. So the resampling of each end also holds half a problem with the worst score there is:
+    A plain bootstrap resamples the given problems only: where 40 of 40 are solved its interval is a point. So each end
+    is resampled with half a problem of the worst (or best) possible score in addition:
 
         low  = quantile_{(1−confidence)/2} of (Σ_i w_i x_i + u·lowest) / (Σ_i w_i + u)
         high = quantile_{(1+confidence)/2} of (Σ_i w_i x_i + u·highest) / (Σ_i w_i + u)
         w_i ~ Gamma(1), u ~ Gamma(1/2), independent
 
-    Of an unbounded score the unseen problem is as far from the mean as the farthest that was seen. Where all agree,
-    nothing is known of the spread, and the interval reaches to that infinite end.
+    For an unbounded score, the unseen problem is as far from the mean as the farthest observed one. Where all problems
+    agree, the spread is unknown, and the interval reaches to that infinite end.
 
     The order of the problems does not matter. All columns share their weights, so a whole pass@k curve costs one
-    matrix product. `benchmarks/intervals.py` measures how often such intervals hold the truth.
+    matrix product. `benchmarks/accuracy/intervals.py` measures how often the intervals contain the true mean.
 
     Source: Rubin 1981, "The Bayesian bootstrap", for u = 0; Gaffke 2005 and Learned-Miller and Thomas 2019 ("A new
         confidence interval for the mean of a bounded random variable") for u ~ Gamma(1), one whole unseen problem,
         which for 0/1 scores is the exact interval of Clopper and Pearson.
-    Departure: half a problem. A whole one never covers too little, but is wider than 95 % asks for.
+    Departure: half a problem. A whole one never covers too little, but gives wider intervals than 95 % needs.
 
     Args:
-        values: one finite number a problem, within [lowest, highest].
-        lowest: the least a problem can score; −inf where there is none.
-        highest: the most; +inf where there is none.
+        values: one finite score per problem, within [lowest, highest].
+        lowest: lowest possible score; −inf where there is none.
+        highest: highest possible score; +inf where there is none.
         confidence: in (0, 1).
 
     Returns:
-        One a column; each lies within [lowest, highest] and has a width above 0.
+        One interval per column, within [lowest, highest] and wider than 0.
 
     Raises:
         ConfigError: there are no problems, a value is not finite or out of range, or `confidence` is not in (0, 1).
 
     Example:
-        Ten of ten solved, and ten of ten unsolved. The low end of the first is the 0.025-quantile of Beta(10, 1/2).
+        Ten of ten solved, and none of ten. The low end of the first is the 0.025-quantile of Beta(10, 1/2).
 
         >>> solved, unsolved = mean_intervals(torch.tensor([[1.0, 0.0]]).expand(10, 2))
         >>> round(solved.low, 2), solved.high, unsolved.low, round(unsolved.high, 2)
@@ -72,7 +72,7 @@ def mean_intervals(
     """
     values = _checked(values, lowest, highest)
     mean, farthest = _mean_and_farthest(values)
-    # Without a spread there is no guess at how far an unseen problem may lie.
+    # Without a spread the distance of an unseen problem is unknown.
     farthest = torch.where(farthest > 0, farthest, math.inf)
     low_end = mean - farthest if math.isinf(lowest) else torch.full_like(mean, lowest)
     high_end = mean + farthest if math.isinf(highest) else torch.full_like(mean, highest)
@@ -82,7 +82,7 @@ def mean_intervals(
 def bootstrap_interval(
     values: Float[Tensor, "problems"], *, lowest: float = 0.0, highest: float = 1.0, confidence: float = 0.95
 ) -> Interval:
-    """`mean_intervals` of a single score.
+    """`mean_intervals` of one score.
 
     Example:
         >>> interval = bootstrap_interval(torch.tensor([0.2, 0.4]), lowest=0.0, highest=math.inf)
@@ -98,22 +98,22 @@ def paired_intervals(
     *,
     confidence: float = 0.95,
 ) -> list[Interval]:
-    """The mean by which `after` beats `before` on the same problems; paired, so the problems' difficulty cancels.
+    """Confidence interval of mean(after − before) on the same problems; pairing cancels their difficulty.
 
-    As `mean_intervals`, of the differences. The unseen half problem is as far from their mean as the farthest that was
-    seen, not at ±1: two policies seldom differ so much on a problem, and with 30 problems the interval would often be
-    twice too wide or more. It is at ±1 only where all differences agree.
+    Like `mean_intervals` of the differences, except that the unseen half problem is as far from their mean as the
+    farthest observed one, not at ±1: two policies seldom differ that much on a problem, and with 30 problems the
+    interval would often be twice too wide or more. It is at ±1 only where all differences agree.
 
     Args:
         before: scores in [0, 1].
-        after: of the same problems in the same order.
+        after: scores of the same problems in the same order.
         confidence: in (0, 1).
 
     Returns:
-        Of mean(after − before), one a column, within [−1, 1].
+        One interval per column, within [−1, 1].
 
     Raises:
-        ConfigError: the two differ in the number of problems, or as in `mean_intervals`.
+        ConfigError: the numbers of problems differ, or as in `mean_intervals`.
 
     Example:
         >>> paired_intervals(torch.tensor([[0.0], [0.5]]), torch.tensor([[0.5], [0.5]]))[0].mean
@@ -132,7 +132,7 @@ def paired_intervals(
 def paired_interval(
     before: Float[Tensor, "problems"], after: Float[Tensor, "problems_after"], *, confidence: float = 0.95
 ) -> Interval:
-    """`paired_intervals` of a single score.
+    """`paired_intervals` of one score.
 
     Example:
         >>> paired_interval(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).mean
@@ -155,7 +155,7 @@ def _checked(values: Float[Tensor, "problems columns"], lowest: float, highest: 
 
 
 def _mean_and_farthest(values: Float[Tensor, "problems columns"]) -> tuple[Tensor, Tensor]:
-    """Mean of each column, and the largest distance of a problem from it; exactly 0 where all problems agree."""
+    """Mean of each column, and the largest distance of a problem from it: exactly 0 where all problems agree."""
     mean = values.mean(0)
     agree = (values == values[0]).all(0)
     mean = torch.where(agree, values[0], mean)
@@ -170,12 +170,12 @@ def _intervals(
 ) -> list[Interval]:
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence is {confidence}: give a value between 0 and 1, such as 0.95")
-    # Weights go by place: unsorted, the same problems in another order would get another interval.
+    # Weights depend on the position: unsorted, another order of the problems would give another interval.
     sums, totals, unseen = _resampled(values.sort(dim=0).values)
     rank = max(1, math.floor((1 - confidence) / 2 * (NUM_RESAMPLES + 1)))
     low = _order_statistic((sums + unseen * low_end) / (totals + unseen), rank)
     high = _order_statistic((sums + unseen * high_end) / (totals + unseen), NUM_RESAMPLES + 1 - rank)
-    # Rounding alone could carry a weighted mean past the largest of its values.
+    # Rounding could move a weighted mean outside of the range.
     low, high = torch.maximum(low, low_end), torch.minimum(high, high_end)
     mean, _ = _mean_and_farthest(values)
     rows = torch.stack([mean, low, high], dim=1).tolist()
@@ -185,7 +185,7 @@ def _intervals(
 def _resampled(
     values: Float[Tensor, "problems columns"],
 ) -> tuple[Float[Tensor, "resamples columns"], Float[Tensor, "resamples 1"], Float[Tensor, "resamples 1"]]:
-    """Σ_i w_i x_i, Σ_i w_i and u of every resample."""
+    """Σ_i w_i x_i, Σ_i w_i and u for each resample."""
     generator = torch.Generator().manual_seed(0)
     step = max(1, WEIGHTS_AT_ONCE // len(values))
     sums, totals = [], []
@@ -193,11 +193,11 @@ def _resampled(
         weights = values.new_empty(min(step, NUM_RESAMPLES - start), len(values)).exponential_(generator=generator)
         sums.append(weights @ values)
         totals.append(weights.sum(1, keepdim=True))
-    # The square of a standard normal number, halved, has the distribution Gamma(1/2).
+    # Half the square of a standard normal variable has the distribution Gamma(1/2).
     unseen = torch.randn(NUM_RESAMPLES, 1, dtype=torch.float64, generator=generator).square() / 2
     return torch.cat(sums), torch.cat(totals), unseen
 
 
 def _order_statistic(samples: Float[Tensor, "resamples columns"], rank: int) -> Float[Tensor, "columns"]:
-    """The rank-th smallest of each column, from 1; `torch.quantile` refuses more than 2²⁴ numbers."""
+    """The rank-th smallest value of each column, from 1; `torch.quantile` refuses more than 2²⁴ numbers."""
     return samples.T.contiguous().kthvalue(rank, dim=1).values

@@ -1,4 +1,4 @@
-"""pass@k as a metric that gathers over batches and ranks."""
+"""Mean pass@k as a torchmetrics metric."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,13 +6,14 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.types import Rollouts
 
 
 class MeanPassAtK(Metric):
     """Mean of `functional.pass_at_k` over problems, in [0, 1]; NaN before the first.
 
     Args:
-        k: 1 ≤ k ≤ samples of every problem.
+        k: between 1 and the smallest number of samples of a problem.
 
     Example:
         >>> import torch
@@ -36,11 +37,22 @@ class MeanPassAtK(Metric):
         self.add_state("num_problems", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]) -> None:
-        """Take in some problems: samples drawn, and how many of them were correct."""
+        """Add problems: numbers of samples and of correct samples."""
         scores = pass_at_k(num_samples, num_correct, self.k)
         self.total += scores.double().sum()
         self.num_problems += scores.numel()
 
     def compute(self) -> Float[Tensor, ""]:
-        """The mean so far, over all ranks."""
+        """The mean over all problems and ranks so far."""
         return self.total / self.num_problems
+
+
+def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, float]:
+    """pass@1 and pass@G over all ranks, by k."""
+    num_correct: Int[Tensor, "prompts"] = rollouts.is_correct.sum(1).to(device)
+    result = {}
+    for k in sorted({1, rollouts.group_size}):
+        metric = MeanPassAtK(k).to(device)
+        metric.update(torch.full_like(num_correct, rollouts.group_size), num_correct)
+        result[k] = float(metric.compute())
+    return result

@@ -1,1 +1,1 @@
-"""The language model: where it comes from, what one forward reads, how it scores tokens, its frozen reference."""
+"""The language model: loading, micro-batches, attention, adapters, the policy and its frozen reference."""

@@ -1,9 +1,9 @@
-"""A linear layer with a low-rank adapter that computes with the merged matrix, as the engine does.
+"""A linear layer with a low-rank adapter that multiplies by the merged matrix, as the engine does.
 
-Computed apart, as W·x + s·B·(A·x), the layer would not be the one that samples. The engine holds W + s·B·A rounded to
-bfloat16, where an update below half a unit in the last place of W is none: SmolLM2's engine and trainer are 0.05 nats a
-token apart before training and were 0.13 after three steps. Here the trainer rounds the same sum, and both are one
-policy whatever the dtype. The gradient still takes the low-rank way and is never a matrix of W's size.
+Computed separately, as W·x + s·B·(A·x), the layer would differ from the one that samples: the engine has W + s·B·A
+rounded to bfloat16, where an update below half a unit in the last place of W is lost. (SmolLM2's engine and trainer
+differ by 0.05 nats a token before training, and differed by 0.13 after three steps.) Here the trainer rounds the same
+sum, so both are the same policy in any dtype. The gradient is still low-rank and never a matrix of W's size.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 
 def merged_matrix(weight: Tensor, down: Tensor, up: Tensor, scaling: float | int) -> Tensor:
-    """W + s·B·A in the dtype of the three, whatever autocast says.
+    """W + s·B·A in the dtype of the three matrices, also under autocast.
 
     Args:
         weight: W [m, n].
@@ -33,17 +33,17 @@ def merged_matrix(weight: Tensor, down: Tensor, up: Tensor, scaling: float | int
 
 
 class AdaptedLinear(Linear):
-    """PEFT's linear layer, computed otherwise; with its adapters off it is the layer that it wraps."""
+    """PEFT's linear layer with a merged product; with its adapters off it is the layer that it wraps."""
 
     is_bypassed = False
-    """True switches the adapters off, and nothing else.
+    """True switches the adapters off and changes nothing else.
 
-    PEFT's own switch also clears `requires_grad`. A sharded parameter that is first gathered in that state would get no
-    gradient for the rest of the run.
+    PEFT's own switch also clears `requires_grad`; a sharded parameter that is first gathered in that state would get
+    no gradient for the rest of the run.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """x·(W + s·B·A)ᵀ + bias, in autocast's dtype where it is on."""
+        """x·(W + s·B·A)ᵀ + bias, in autocast's dtype if it is on."""
         base: Any = self.base_layer
         if self.is_bypassed or self.disable_adapters:
             return base(x, *args, **kwargs)
@@ -56,7 +56,7 @@ class AdaptedLinear(Linear):
 
 
 class _MergedProduct(torch.autograd.Function):
-    """x·round(W + s·B·A)ᵀ. Rounding passes the gradient as it is, as it does from full training's master weights."""
+    """x·round(W + s·B·A)ᵀ. Rounding passes the gradient unchanged, as it does from full training's master weights."""
 
     @staticmethod
     def forward(
@@ -74,7 +74,7 @@ class _MergedProduct(torch.autograd.Function):
         x, weight, down, up = ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # Merged again: kept from the forward, the merged matrices would be a second model.
+            # Merged again: the merged matrices of all layers, kept from the forward, would be a second model.
             grad_x = (grad @ merged_matrix(weight, down, up, ctx.scaling).to(ctx.dtype)).to(x.dtype)
         rows, grads = x.to(ctx.dtype).flatten(0, -2), grad.flatten(0, -2)
         grad_down = (grads @ up.to(ctx.dtype)).T @ rows

@@ -1,15 +1,15 @@
 """Attention over flat micro-batches: a prompt attends to itself, a completion to its prompt and to itself.
 
-The backbone runs once over all positions of a micro-batch as *one* sequence; only attention must know where prompts
-and completions lie. It is registered with transformers under the name `SHARED_PROMPTS` and receives that layout as a
-keyword argument that the model hands down to every layer; so it holds under gradient checkpointing and sharding too.
+The backbone runs once over all positions of a micro-batch as *one* sequence; only attention needs to know where
+prompts and completions are. It is registered with transformers under the name `SHARED_PROMPTS` and gets that layout as
+a keyword argument, which the model passes to every layer, also under gradient checkpointing and sharding.
 
-On the CPU the softmax over (prompt, own past) is put together from two that need neither padding nor a mask:
+On the CPU the softmax over (prompt, own past) is combined from two, so that neither padding nor a mask is needed:
 
     o = Σ_i e^{l_i − l}·o_i,    l = log Σ_i e^{l_i},    i ∈ {own past, prompt},
 
-with o_i and l_i the output and log-sum-exp of each part. Given the whole's o and l, the backward of each part alone
-yields its share of the exact gradient, because softmax probabilities are e^{score − l} in both.
+with o_i and l_i the output and log-sum-exp of each part. Given o and l of the whole, the backward of each part alone
+gives its share of the exact gradient, because softmax probabilities are e^{score − l} in both.
 
 Source: Dao et al., *FlashAttention-2* (arXiv 2307.08691), §3.1, for the rescaling and the backward from (o, l).
 """
@@ -32,22 +32,22 @@ from apo_lightning.model.packing import Group
 
 SHARED_PROMPTS = "shared_prompts"
 MOST_VARIANTS = 64
-"""Graphs of flex attention in a process. For a number of heads, a head size and a dtype 8 occur, torch's default limit:
-1, 2–127, 128 and more positions, with a gradient and without. Adapters that leave keys or values of the first layer
-without a gradient add 4; the jobs of a sweep may each have other heads."""
+"""Most compiled graphs of flex attention in a process. Each number of heads, head size and dtype needs 8, torch's
+default limit: for 1, 2–127, 128 and more positions, with a gradient and without. Adapters that leave keys or values of
+the first layer without a gradient add 4, and the jobs of a sweep may have other numbers of heads."""
 
-# The kernel behind `scaled_dot_product_attention`, which keeps the log-sum-exp to itself. It is not public, and torch
-# has no public way on the CPU: flex attention returns the log-sum-exp, and has no backward there.
+# The kernel behind `scaled_dot_product_attention`, which does not return its log-sum-exp. It is private; torch has no
+# public alternative on the CPU: flex attention returns the log-sum-exp, but has no backward there.
 _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayout:
-    """Which positions attend to which in a micro-batch, in the form that the CPU kernels take.
+    """Which positions attend to which in a micro-batch, as the CPU kernels need it.
 
     Example:
-        Positions 0–2 are a prompt, 3–4 and 5–7 its completions: the prompt and the second are of one length.
+        Positions 0–2 are a prompt, 3–4 and 5–7 its completions; the second is as long as the prompt.
 
         >>> groups = [Group(start=0, prompt_length=3, completion_lengths=(2, 3))]
         >>> layout = AttentionLayout.of(groups, torch.device("cpu"))
@@ -57,7 +57,7 @@ class AttentionLayout:
 
     groups: tuple[Group, ...]
     segments: tuple[Int[Tensor, "_ _"], ...]
-    """Positions of all prompts and completions, those of one length together: run as one batch, without padding."""
+    """Positions of prompts and completions, grouped by length: each group runs as one batch without padding."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], device: torch.device) -> "AttentionLayout":
@@ -74,11 +74,11 @@ class AttentionLayout:
         return cls(groups=tuple(groups), segments=tuple(index.to(device) for index in segments))
 
 
-@torch.no_grad()  # the grad mode is guarded: with and without it, each graph would be compiled twice
+@torch.no_grad()  # torch.compile guards on the grad mode and would compile each graph twice
 def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
-    """Which positions attend to which in a micro-batch, for flex attention; blocks of zeros are never computed.
+    """Which positions attend to which in a micro-batch, for flex attention, which skips empty blocks.
 
-    Position i attends to j when j ≤ i in the same group, and j is of the prompt or of i's own completion.
+    Position i attends to j if j ≤ i in the same group, and j is in the prompt or in i's own completion.
     """
     lengths = [length for group in groups for length in (group.prompt_length, *group.completion_lengths)]
     segment = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
@@ -88,10 +88,10 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
     widths = torch.tensor(prompts).diff()
     prompt = torch.tensor(prompts[:-1]).repeat_interleave(widths).to(device)[segment]
 
-    # Uncompiled, the mask would be built by way of a [positions, positions] tensor.
+    # Uncompiled, building the mask would take a [positions, positions] tensor.
     make = compiled_block_mask() if device.type == "cuda" else create_block_mask
     return make(
-        # Not a `def`: flex attention counts the parameters, which the wrapper of a shape-checked function hides.
+        # A lambda: flex attention counts the parameters, which the wrapper of a shape-checked `def` would hide.
         lambda batch, head, i, j: (j <= i) & ((segment[j] == segment[i]) | (segment[j] == prompt[i])),
         None,
         None,
@@ -102,10 +102,10 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
 
 
 def attention_arguments(groups: Sequence[Group], device: torch.device) -> dict[str, Any]:
-    """Arguments of the backbone beside ids and positions. Built once a micro-batch, used by every layer.
+    """Arguments of the backbone in addition to ids and positions; built once per micro-batch, used by every layer.
 
-    The mask is a placeholder: given none, transformers would infer a packing from the position ids, another than
-    ours, and build a [positions, positions] mask from it.
+    The mask is a placeholder: without one, transformers would infer another packing from the position ids and build a
+    [positions, positions] mask from it.
     """
     layout = AttentionLayout.of(groups, device) if device.type == "cpu" else block_mask(groups, device)
     return {"attention_mask": torch.empty(1, 1, 0, 0, device=device), "layout": layout}
@@ -123,13 +123,13 @@ def attend(
 
     Args:
         query: of all positions of a micro-batch.
-        key: as many heads, or a divisor of them (grouped queries).
+        key: its number of heads divides that of `query` (grouped queries).
         value: as `key`.
         layout: of the micro-batch.
         scale: of the scores, usually head_size^(−1/2).
 
     Example:
-        All scores equal: the mean over what is attended to. A prompt of two, and two completions of one position.
+        All scores are equal: the mean over the attended values. A prompt of two, and two completions of one position.
 
         >>> groups = [Group(start=0, prompt_length=2, completion_lengths=(1, 1))]
         >>> layout = AttentionLayout.of(groups, torch.device("cpu"))
@@ -192,10 +192,10 @@ class _SharedPrompts(torch.autograd.Function):
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """In float32 at least.
+    """The tensor in float32 or wider.
 
-    In bfloat16 the kernels ask the library of products for each block of scores anew, which takes longer than to
-    multiply in float32, and without AMX several times as long.
+    In bfloat16 the kernels would call the matrix-product library for each block of scores, which takes longer than
+    products in float32, and several times as long without AMX.
     """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
@@ -206,9 +206,9 @@ def _heads_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _backward(of_query: Sequence[Tensor], key: Tensor, value: Tensor, *, causal: bool, scale: float) -> list[Tensor]:
-    """Gradients of query, key and value from one part, given output and log-sum-exp of the whole."""
+    """Gradients of query, key and value from one part, given output and log-sum-exp of the whole softmax."""
     grad_output, query, key, value, output, lse = _heads_first(of_query[0], of_query[1], key, value, *of_query[2:])
-    # The kernel reads the last axis as contiguous, which the gradient of a sum (an expanded scalar) is not.
+    # The kernel assumes a contiguous last axis; the gradient of a sum is an expanded scalar.
     grad_output = grad_output.contiguous()
     return _heads_first(*_attention_backward(grad_output, query, key, value, output, lse, 0.0, causal, scale=scale))
 
@@ -227,15 +227,15 @@ def attend_registered(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: [1, heads, positions, head_size] in, [1, positions, heads, head_size] out.
 
-    Without a layout (the model is called as any other) it is transformers' own. The CUDA branch has not been run on
-    a GPU yet; `benchmarks/gpu_ahead.py` runs its kernels in an interpreter.
+    Without a layout (any other call of the model) it is transformers' own attention. The CUDA branch has not run on a
+    GPU yet; `benchmarks/emulated/kernels.py` runs its kernels in an interpreter.
     """
     if layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
     if torch.is_autocast_enabled(query.device.type):
-        # Rotation leaves queries and keys in float32, and autocast does not know these kernels.
+        # Rotary embeddings return float32, and autocast does not cover these kernels.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(layout, BlockMask):
@@ -245,9 +245,9 @@ def attend_registered(
             value,
             block_mask=layout,
             scale=scaling,
-            # transformers' own call repeats keys and values where the number of heads is no power of two.
+            # transformers' own call repeats keys and values where the number of heads is not a power of two.
             enable_gqa=True,
-            # Short micro-batches would take a kernel for decoding: another graph, for some numbers of heads refused.
+            # Short micro-batches would use a decoding kernel: another graph, which refuses some numbers of heads.
             kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
         )
         return output.transpose(1, 2).contiguous(), None
@@ -257,20 +257,20 @@ def attend_registered(
 
 @cache
 def compiled_flex() -> Callable[..., Tensor]:
-    """Flex attention in kernels; uncompiled it holds the scores of all pairs of positions."""
+    """Compiled flex attention; uncompiled it would hold the scores of all pairs of positions."""
     return compile_or_fail(flex_attention)
 
 
 @cache
 def compiled_block_mask() -> Callable[..., BlockMask]:
-    """`create_block_mask` in kernels."""
+    """Compiled `create_block_mask`."""
     return compile_or_fail(create_block_mask)
 
 
 def compile_or_fail(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function for symbolic lengths; past `MOST_VARIANTS` a call raises, where torch would run it eager.
+    """Compile a function for symbolic lengths; past `MOST_VARIANTS` graphs a call raises, where torch runs eager.
 
-    Its variants and its limit are its own: vLLM compiles in the same process, under torch's defaults.
+    Graphs and limit are separate from torch's defaults, under which vLLM compiles in the same process.
     """
     return torch.compile(  # pyright: ignore[reportCallIssue] - the overloads leave the last two out
         function, dynamic=True, fullgraph=True, recompile_limit=MOST_VARIANTS, isolate_recompiles=True
@@ -282,21 +282,22 @@ AttentionMaskInterface.register(SHARED_PROMPTS, sdpa_mask)
 
 
 def use_shared_prompts(model: PreTrainedModel) -> None:
-    """Let the model attend through this module.
+    """Make the model use this module's attention.
 
     Raises:
-        ConfigError: its attention cannot be replaced, or is not one that this module computes.
+        ConfigError: its attention cannot be replaced, or is not one that this module implements.
     """
     refuse_unsupported_attention(model.config)
     if not model._can_set_attn_implementation():
         raise ConfigError(
-            f"{type(model).__name__} has an attention of its own, which cannot share prompts: choose another model"
+            f"{type(model).__name__} does not let its attention be replaced, so prompts cannot be shared: "
+            "choose another model"
         )
     model.set_attn_implementation(SHARED_PROMPTS)
 
 
 def refuse_unsupported_attention(config: PretrainedConfig) -> None:
-    """Plain causal attention with rotary positions is what is computed; any other model is refused by name.
+    """Raise unless the model has plain causal attention with rotary positions, the only one implemented.
 
     Raises:
         ConfigError: the model is not a decoder with rotary positions alone, or its layers have a sliding window

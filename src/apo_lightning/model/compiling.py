@@ -1,11 +1,10 @@
-"""Decoder layers through `torch.compile`: norms, rotation, activation, sums and casts in few passes over memory.
+"""Decoder layers through `torch.compile`, which fuses norms, rotation, activation, sums and casts.
 
-Eager, each of these reads and writes all positions of a micro-batch once an operation. Attention keeps the kernels of
-`model.attention`: it splits a layer in two graphs, which all layers share and which hold for any number of positions.
+Eager, each of these operations reads and writes all positions of a micro-batch. Attention keeps the kernels of
+`model.attention`: it splits a layer into two graphs, which all layers share and which hold for any number of positions.
 
-Departure: what a compiled kernel holds in registers is not rounded to the compute dtype in between, and a forward with
-a gradient keeps other values than one without. In bfloat16 log-probs of the two differ by roundings, where eager ones
-are equal to the bit.
+Departure: a compiled kernel does not round intermediate values to the compute dtype, and a forward with a gradient
+keeps other values than one without. In bfloat16 their log-probs differ by rounding; eager ones are equal to the bit.
 """
 
 from collections.abc import Sequence
@@ -20,18 +19,17 @@ from apo_lightning.model.policy import Policy
 
 
 def compile_layers(policies: Sequence[Policy]) -> None:
-    """Compile the decoder layers of those that ask for it, each when it first runs; parameters keep their names.
+    """Compile the decoder layers of the policies with `compiles_layers`, each at its first run.
 
-    Behind sharding and adapters, whose hooks and matrices it takes as they are. A copy of a policy is not compiled with
-    it. Called again, it changes nothing.
+    Call it after sharding and adapters, whose hooks and matrices it keeps; parameters keep their names. A copy of a
+    policy is not compiled with it. A second call changes nothing.
 
     Args:
-        policies: afterwards slow in their first passes: up to a minute for those with a gradient, and again for those
-            without one.
+        policies: their first passes are slow: up to a minute with a gradient, and again without one.
     """
     for policy in policies:
         if policy.compiles_layers:
-            # Traced, its loops over a micro-batch's prompts and completions would make a graph for each layout.
+            # Traced, its loops over prompts and completions would make a graph for each layout.
             AttentionInterface.register(SHARED_PROMPTS, torch.compiler.disable(attend_registered))
             for layer in cast(nn.ModuleList, policy.model.base_model.layers):
                 layer.compile(dynamic=True)

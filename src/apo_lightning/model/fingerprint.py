@@ -1,4 +1,4 @@
-"""Which weights, and which software: what tells two runs apart."""
+"""Fingerprint of a run: a hash of the weights, and software versions."""
 
 import hashlib
 import importlib.metadata
@@ -24,8 +24,8 @@ DISTRIBUTIONS = {
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over the named parameters in order: name, dtype, shape and bytes of each.
 
-    Shards are gathered, one parameter at a time, so all ranks have to call it; they get the same answer. Adapters are
-    merged: it is the hash of the model that is exported.
+    Shards are gathered one parameter at a time, so all ranks must call it; all get the same hash. Adapters are merged:
+    it is the hash of the exported model.
 
     Example:
         >>> layer = nn.Linear(1, 1)
@@ -43,7 +43,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide a run's numbers; None: not installed."""
+    """Versions of Python and of the packages that affect a run's numbers; None: not installed."""
     return {"python": platform.python_version()} | {
         package: next((found for name in names if (found := _version(name))), None)
         for package, names in DISTRIBUTIONS.items()

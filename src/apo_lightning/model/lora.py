@@ -1,7 +1,7 @@
 """Low-rank adapters: a matrix W acts as W + (alpha/rank)·B·A, and only A and B are trained.
 
-The adapters are PEFT's, put into the model in place: it keeps its class and its methods. Layers compute with the merged
-matrix (`adapted_linear`), and what leaves the trainer is merged and bears the model's own names.
+PEFT's adapters are injected into the model in place, which keeps its class and methods. Layers compute with the merged
+matrix (`adapted_linear`). Exported and synchronised weights are merged and have the model's own names.
 
 Source: Hu et al. 2021, *LoRA: Low-Rank Adaptation of Large Language Models* (arXiv 2106.09685), §4.1.
 """
@@ -27,7 +27,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.adapted_linear import AdaptedLinear, merged_matrix
 
 ADAPTER = "default"
-"""PEFT's name for an adapter that was given none."""
+"""PEFT's default adapter name."""
 ALL_LINEAR = "all-linear"
 
 
@@ -35,12 +35,12 @@ ALL_LINEAR = "all-linear"
 class LoRA:
     """Which matrices are adapted, and how. Its fields are the keys of `configs/policy/lora.yaml`.
 
-    There is no dropout: it would make the policy that is updated another one than the policy that sampled.
+    There is no dropout: it would make the updated policy differ from the one that sampled.
 
     Attributes:
         rank: r ≥ 1, the rows of A and the columns of B. An adapter of a matrix [m, n] has r·(m + n) weights.
-        alpha: what an adapter adds is scaled by alpha/rank, so that another rank keeps the learning rate.
-        target_modules: "all-linear" (all but the head), or the last parts of names of linear layers.
+        alpha: the adapter's product is scaled by alpha/rank, so that another rank needs no other learning rate.
+        target_modules: "all-linear" (all but the head), or suffixes of names of linear layers.
     """
 
     rank: int = 16
@@ -59,10 +59,10 @@ class LoRA:
             )
 
     def check(self, config: PretrainedConfig) -> None:
-        """Whether the model has the layers that are named; loads no weights.
+        """Check that the model has the named layers; loads no weights.
 
         Raises:
-            ConfigError: a name is that of no linear layer between embedding and head.
+            ConfigError: a name matches no linear layer between embedding and head.
         """
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -74,12 +74,12 @@ class LoRA:
             if not any(f".{name}".endswith(f".{target}") for name in layers):
                 known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
                 raise ConfigError(
-                    f"policy.lora.target_modules has {target!r}, which no adaptable layer of a {config.model_type} "
-                    f"model is called: choose from {known}; the head is never adapted"
+                    f"policy.lora.target_modules has {target!r}, which matches no adaptable layer of a "
+                    f"{config.model_type} model: choose from {known}; the head is never adapted"
                 )
 
     def attach(self, model: PreTrainedModel, seed: int) -> None:
-        """Put adapters into the model and freeze all else. B is 0: the model computes what it did before.
+        """Inject adapters and freeze all other weights. B is 0: the model's outputs do not change yet.
 
         Args:
             model: changed in place.
@@ -93,17 +93,17 @@ class LoRA:
             task_type="CAUSAL_LM",
             base_model_name_or_path=model.name_or_path or None,
         )
-        # Not public, but documented by PEFT as its one way to layers of one's own.
+        # Private, but PEFT documents it as the way to custom layers.
         config._register_custom_module({nn.Linear: AdaptedLinear})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, model, ADAPTER)
-        # PEFT keeps a set, which would be written in another order every time.
+        # PEFT keeps a set, which would be written in another order each time.
         config.target_modules = sorted(config.target_modules or ())
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """True where an adapter was attached to any of its layers."""
+    """True if any layer has an adapter."""
     return any(isinstance(module, LoraLayer) for module in model.modules())
 
 
@@ -121,9 +121,9 @@ def describe_adapters(model: nn.Module) -> str:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before they were attached, until the block is left, normally or by an exception.
+    """Context in which the model runs without its adapters.
 
-    Only for blocks without a gradient: recomputed under checkpointing, a forward would find them on again.
+    Only for blocks without a gradient: checkpointing would recompute the forward with the adapters on.
     """
     layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
     before = [layer.is_bypassed for layer in layers]
@@ -137,13 +137,13 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the model without adapters that computes the same, one at a time, detached.
+    """Parameters of the equivalent model without adapters, one at a time, detached.
 
-    Nothing is changed: adding to W and subtracting again would leave rounding behind in it, sync after sync.
+    Nothing is changed in place: adding to W and subtracting again would leave rounding errors, sync after sync.
 
     Args:
-        model: with or without adapters; sharded parameters come sharded, and are read by all ranks together.
-        remove_duplicate: a tied parameter comes once, by its first name.
+        model: with or without adapters; sharded parameters stay sharded, and all ranks must read them together.
+        remove_duplicate: yield a tied parameter once, by its first name.
 
     Example:
         >>> [name for name, _ in merged_parameters(nn.Linear(1, 1))]
@@ -164,34 +164,31 @@ def _is_of_adapter(name: str) -> bool:
 
 
 def _merged(weight: Tensor, layer: Any) -> Tensor:
-    """W + (alpha/rank)·B·A; all three are sharded by rows, or none is."""
+    """W + (alpha/rank)·B·A; either all three are sharded by rows or none is."""
     down, up = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
     if isinstance(down, DTensor):
-        # With all of A each rank makes its own rows of the product.
+        # With the whole of A, each rank computes its own rows of the product.
         down = down.redistribute(placements=[Replicate()] * down.device_mesh.ndim)
     return merged_matrix(weight, down, up, layer.scaling[ADAPTER])
 
 
 def whole(weight: Tensor) -> Tensor:
-    """The whole of a parameter; gathering one that is sharded is collective."""
+    """The full tensor of a parameter; collective if it is sharded."""
     if not isinstance(weight, DTensor):
         return weight
-    # Offloaded shards are gathered on the accelerator: between CPUs it takes many times as long.
+    # Offloaded shards are gathered on the accelerator: gathering between CPUs takes many times as long.
     on_accelerator = weight.to(weight.device_mesh.device_type)
     assert isinstance(on_accelerator, DTensor)
     return on_accelerator.full_tensor()
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All of `merged_parameters`, whole, on the CPU, on the first rank; all ranks have to call it."""
+    """`merged_parameters` as full tensors on the CPU of the first rank; all ranks must call it."""
     return _on_first_rank(merged_parameters(model))
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads.
-
-    The first rank writes, all ranks have to call it.
-    """
+    """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, on the first rank; all must call it."""
     named = ((name, parameter.detach()) for name, parameter in model.named_parameters() if _is_of_adapter(name))
     weights = _on_first_rank((f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", part) for name, part in named)
     if weights:

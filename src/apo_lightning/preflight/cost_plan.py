@@ -1,15 +1,15 @@
-"""How long a step will take: operations and bytes, counted from sizes, over the rates of a device.
+"""How long a step takes: operations and bytes, counted from sizes, divided by the rates of a device.
 
-Each item is one amount of one kind over one rate, derived in the function that returns it. Nothing is fitted to a run;
-`benchmarks/cost.py` holds the plan against real ones. Not counted: judging, which runs beside the sampling,
-diagnostics, held-out looks, checkpoints and start-up.
+Each item is one amount divided by one rate, derived in the function that yields it. Nothing is fitted to runs;
+`benchmarks/preflight/cost.py` compares the plan with real ones. Not counted: verification, which overlaps the sampling,
+diagnostics, validation passes, checkpoints and start-up.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
-from apo_lightning.metrics.throughput import ModelSize, Work, training_flops
+from apo_lightning.model.flops import ModelSize, Work, training_flops
 from apo_lightning.preflight.elementwise import between_bytes, engine_between_bytes
 from apo_lightning.preflight.memory_plan import held_logits, kv_token_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
@@ -18,21 +18,25 @@ from apo_lightning.preflight.workload import Workload
 from apo_lightning.rollout.weight_sample import NUM_COLUMNS
 
 LOGIT_PASSES = {"forward": 4, "backward": 3}
-"""Over float32 logits: written, read for their maximum, exponentials written, read for their sums; the backward reads
-them, writes their gradient and reads it."""
+"""Passes over float32 logits: written, read for their maximum, exponentials written, read for their sums; the backward
+reads them, writes their gradient and reads it."""
 SAMPLING_PASSES = 6
-"""Over the engine's float32 logits: temperature, log-softmax, the draw, each read and written."""
+"""Passes over the engine's float32 logits: temperature, log-softmax and sampling each read and write them."""
 ADAM_BYTES = 40
-"""A trained parameter, in one optimizer step: weight, gradient and two moments are read, all but the gradient written
-(28); the gradient is read for its norm and scaled (12)."""
+"""Traffic of one optimizer step per trained parameter: weight, gradient and two moments are read, all but the gradient
+written (28); the gradient is read for its norm and scaled (12)."""
 CACHE_LINE = 64
-"""Bytes that are read where one is wanted."""
+"""The least that is read from memory at once [bytes]."""
 KEPT_BLOCK = 2**25
-"""Larger blocks glibc gives back to the system when they are freed, and takes anew."""
+"""glibc returns larger blocks to the system when they are freed, and allocates them again [bytes]."""
 ATTENTION_BACKWARD = 2.5
-"""Forwards of attention that its backward costs: scores are computed again, and each of its two products has two."""
+"""Cost of attention's backward, in forwards: it recomputes the scores, and each of the two products has two
+gradients."""
 SYNC_VISITS = 4
-"""A sync visits each layer of vLLM as a forward does, in Python: taken apart, loaded, put together, looked at."""
+"""A sync visits each layer of vLLM in Python as a forward does: to unpack, load, pack and check it."""
+
+Count = tuple[str, str, float]
+"""Name of an item, the rate that bounds it (as in `CostItem.bound`), and its amount: FLOPs, bytes or forwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class CostItem:
     name: str
     seconds: float
     bound: str
-    """The rate that it takes its time from: products, attention, memory, new memory, packing, collectives, engine
+    """The rate that the amount is divided by: products, attention, memory, allocation, repacking, collectives, engine
     or launches."""
 
 
@@ -58,7 +62,7 @@ class CostPlan:
 
     @property
     def seconds(self) -> float:
-        """Of one step, between the first prompt and the published weights."""
+        """Time of one step, from the first prompt to the synced weights [s]."""
         return sum(item.seconds for item in self.items)
 
     def phases(self) -> dict[str, float]:
@@ -71,65 +75,49 @@ class CostPlan:
         return sorted(self.items, key=lambda item: -item.seconds)[:count]
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    """An amount before it meets a rate: FLOPs, bytes or forwards."""
-
-    phase: str
-    name: str
-    bound: str
-    amount: float | int
-
-
 def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> CostPlan:
-    """The plan of one rank.
-
-    Args:
-        model: sizes of the model.
-        run: sizes of the run.
-        work: of one rank in one step.
-        rates: of its device.
-    """
-    size = model_size_of(model)
+    """The plan of one rank, for its workload in one step and the rates of its device."""
     engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
-    counts = (
-        *_generation(model, run, work, rates),
-        *_forward("reference", size, model, run, work.work(work.reference), rates),
-        *_forward("old_logprobs", size, model, run, work.work(work.later) + work.work(work.drawn), rates),
-        *_update(size, model, run, work, rates),
-        *_sync(model, run, rates),
-    )
+    rescored = work.work(work.old_logprobs) + work.work(work.subset)
+    counts = {
+        "generate": _generation(model, run, work, rates),
+        "reference": _forward(model, run, work.work(work.reference), rates),
+        "old_logprobs": _forward(model, run, rescored, rates),
+        "update": _update(model, run, work, rates),
+        "sync": _sync(model, run, rates),
+    }
     speed = {
         "products": rates.matmul_flops_per_second,
         "attention": rates.attention_flops_per_second,
         "memory": rates.memory_bytes_per_second,
-        "new memory": rates.fresh_bytes_per_second,
-        "packing": min(rates.pack_bytes_per_second, rates.memory_bytes_per_second),
+        "allocation": rates.alloc_bandwidth or float("inf"),
+        "repacking": min(rates.repack_bandwidth or float("inf"), rates.memory_bytes_per_second),
         "collectives": rates.gather_bytes_per_second,
         "engine": 1 / engine_seconds if engine_seconds else float("inf"),
         "launches": 1 / rates.engine_step_seconds if rates.engine_step_seconds else float("inf"),
     }
     items = (
-        CostItem(phase=count.phase, name=count.name, seconds=count.amount / speed[count.bound], bound=count.bound)
-        for count in counts
+        CostItem(phase=phase, name=name, seconds=amount / speed[bound], bound=bound)
+        for phase, of_phase in counts.items()
+        for name, bound, amount in of_phase
     )
     return CostPlan(items=tuple(item for item in items if item.seconds > 0), rates=rates, work=work)
 
 
 def model_size_of(model: ModelShape) -> ModelSize:
-    """The sizes that `training_flops` reads. A layer's norms count as matrices, which they are a ten-thousandth of."""
-    adapters = model.adapters
+    """The sizes that `training_flops` reads. Norms count as matrices; they are a ten-thousandth of a layer."""
+    layers, is_adapted = model.num_layers * model.layer_parameters, model.adapters is not None
     return ModelSize(
-        layer_weights=model.num_layers * model.layer_parameters + (0 if adapters is None else adapters.num_parameters),
+        layer_weights=layers + model.adapter_parameters,
         head_weights=model.head_parameters,
-        attention_width=model.num_layers * model.num_heads * model.head_dim,
-        frozen_layer_weights=0 if adapters is None else model.num_layers * model.layer_parameters,
-        head_is_frozen=adapters is not None,
+        attention_width=model.num_layers * model.query_width,
+        frozen_layer_weights=layers * is_adapted,
+        head_is_frozen=is_adapted,
     )
 
 
 def forward_flops(size: ModelSize, work: Work) -> int:
-    """2·N·tokens + 2·V·D·rows: products with weights, a third of what forward and backward take."""
+    """2·N·tokens + 2·V·D·rows: products with weights, a third of those of forward and backward together."""
     return 2 * size.layer_weights * work.num_tokens + 2 * size.head_weights * work.num_rows
 
 
@@ -139,33 +127,33 @@ def attention_flops(size: ModelSize, work: Work) -> int:
 
 
 def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | int]:
-    """Forwards of the engine in one step of training: with all places taken, and of the tail behind them.
+    """Forwards of the engine in one training step: with all slots occupied, and in the tail after that.
 
-    n completions of mean length R, at most L, on s places. vLLM gives a free place to the next one: the places are full
-    for n·R/s forwards, but for a tail that is L − R long. transformers begins the next batch when the last completion
-    of one has ended: L forwards for each.
+    There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: the slots are
+    occupied for n·R/s forwards, followed by a tail of L − R. transformers starts the next batch when the last
+    completion of the current one has ended: L forwards per batch.
     """
-    places = min(run.engine.num_sequences, work.num_completions)
+    slots = min(run.engine.num_sequences, work.num_completions)
     if run.engine.name != "vllm":
-        return -(-work.num_completions // places) * work.longest_completion, 0
-    return work.num_sampled_tokens / places, work.longest_completion - work.completion_tokens
+        return -(-work.num_completions // slots) * work.longest_completion, 0
+    return work.num_sampled_tokens / slots, work.longest_completion - work.completion_tokens
 
 
-def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
-    """Prompts, then a token a forward for every completion that is still open.
+def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
+    """Prompts, then one token per forward for every unfinished completion.
 
-    A group shares whole blocks of its prompt; each completion runs what is behind them. A decoding forward multiplies
-    each token with all weights while it reads them, then attends while it reads keys and values: of each pair the
-    slower counts. In the tail few tokens share the weights that are read: at most so long, since what its tokens
-    multiply stands among the products already.
+    A group shares whole blocks of its prompt; each completion runs the remaining tokens. A decoding forward multiplies
+    each token with all weights while it reads them, and then attends while it reads keys and values: the slower of each
+    pair counts. In the tail, few tokens share the weights that are read. Its time is an upper bound, since the products
+    of its tokens are already counted.
     """
     size, (full, tail) = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens
     shared = length if not block else block * ((length - 1) // block)
     run_tokens = work.num_prompts * (shared + work.group_size * (length - shared))
     prompts = Work(num_tokens=round(run_tokens), num_pairs=round(run_tokens * length / 2), num_rows=0)
-    yield _Count("generate", "prompts", "products", forward_flops(size, prompts))
-    yield _Count("generate", "attention over prompts", "attention", attention_flops(size, prompts))
+    yield "prompts", "products", forward_flops(size, prompts)
+    yield "attention over prompts", "attention", attention_flops(size, prompts)
     # The first token of a completion comes from its prompt.
     sampled, tokens = work.num_sampled_tokens, max(0, work.num_sampled_tokens - work.num_completions)
     context = work.prompt_tokens + work.completion_tokens / 2
@@ -173,145 +161,132 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
     weights = run.compute_bytes * model.num_parameters
     flops = forward_flops(size, decoded)
     if flops / rates.matmul_flops_per_second > full * weights / rates.memory_bytes_per_second:
-        yield _Count("generate", "decoding: products", "products", flops)
+        yield "decoding: products", "products", flops
     else:
-        yield _Count("generate", "decoding: weights", "memory", full * weights)
-    yield _Count("generate", "decoding: weights, in the tail", "memory", tail * weights)
+        yield "decoding: weights", "memory", full * weights
+    yield "decoding: weights, in the tail", "memory", tail * weights
     flops, read = attention_flops(size, decoded), tokens * context * kv_token_bytes(model, run)
     if flops / rates.attention_flops_per_second > read / rates.memory_bytes_per_second:
-        yield _Count("generate", "decoding: attention", "attention", flops)
+        yield "decoding: attention", "attention", flops
     else:
-        yield _Count("generate", "decoding: keys and values", "memory", read)
-    between = engine_between_bytes(model, run) * (prompts.num_tokens + decoded.num_tokens)
-    yield _Count("generate", "between products", "memory", between)
-    yield _Count("generate", "drawing tokens", "memory", SAMPLING_PASSES * FLOAT32 * sampled * model.vocab_size)
-    yield _Count("generate", "launches and scheduling", "engine", full + tail)
+        yield "decoding: keys and values", "memory", read
+    yield "between products", "memory", engine_between_bytes(model, run) * (prompts.num_tokens + decoded.num_tokens)
+    yield "sampling from logits", "memory", SAMPLING_PASSES * FLOAT32 * sampled * model.vocab_size
+    yield "launches and scheduling", "engine", full + tail
 
 
-def _forward(
-    phase: str, size: ModelSize, model: ModelShape, run: RunShape, work: Work, rates: Rates
-) -> Iterator[_Count]:
-    """A pass without a gradient: products, what lies between them, and the logits of response tokens.
+def _forward(model: ModelShape, run: RunShape, work: Work, rates: Rates) -> Iterator[Count]:
+    """A pass without a gradient: products, kernels between them, and the logits of response tokens.
 
-    FSDP2 gathers a layer beside the products of the one before; for embedding and head everything waits, once.
+    FSDP2 gathers a layer during the products of the previous one; embedding and head are gathered once, and nothing
+    overlaps that.
     """
     if not work.num_tokens:
         return
+    size = model_size_of(model)
     flops = forward_flops(size, work)
-    yield _Count(phase, "products", "products", flops)
-    yield _Count(phase, "attention", "attention", attention_flops(size, work))
-    between = between_bytes(model, run, forwards=1, backwards=0) * work.num_tokens
-    logits = LOGIT_PASSES["forward"] * FLOAT32 * model.vocab_size * work.num_rows
-    yield _Count(phase, "between products", "memory", between)
-    yield _Count(phase, "logits", "memory", logits)
+    yield "products", "products", flops
+    yield "attention", "attention", attention_flops(size, work)
+    yield "between products", "memory", between_bytes(model, run, forwards=1, backwards=0) * work.num_tokens
+    yield "logits", "memory", LOGIT_PASSES["forward"] * FLOAT32 * model.vocab_size * work.num_rows
     num_microbatches = _num_microbatches(run, work)
-    yield _Count(phase, "casts of weights", "memory", num_microbatches * _cast_bytes(model, run))
-    layers = num_microbatches * run.compute_bytes * model.num_layers * model.layer_parameters * _others(run)
-    yield _Count(phase, "collectives beyond what products hide", "collectives", _beyond(layers, flops, rates))
-    yield _Count(phase, "embedding and head, gathered", "collectives", _root_bytes(model, run))
+    yield "casts of weights", "memory", num_microbatches * _cast_bytes(model, run)
+    layers = num_microbatches * run.compute_bytes * model.num_layers * model.layer_parameters * _remote_share(run)
+    yield "collectives not hidden by products", "collectives", _not_hidden(layers, flops, rates)
+    yield "embedding and head, gathered", "collectives", _root_bytes(model, run)
 
 
-def _update(size: ModelSize, model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[_Count]:
+def _update(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
     """Forward, backward and optimizer.
 
-    With checkpointing the layers' forward runs twice. On a CPU the gradients' memory is the system's between two steps,
-    which clears every page. Collectives run beside the products of other layers: what counts is by how much they take
-    longer, and the root's, for which everything waits: one gather and one reduction a mini-batch.
+    Collectives of layers overlap the products of other layers, so only the time by which they take longer counts.
+    Nothing overlaps those of embedding and head: one gather and one reduction per mini-batch.
     """
     total = work.work(work.updated)
     if not total.num_tokens:
         return
-    again = int(run.gradient_checkpointing)
+    size, num_minibatches = model_size_of(model), work.num_minibatches
+    recomputed = int(run.gradient_checkpointing)
     attention = attention_flops(size, total)
     flops = training_flops(size, total) - 3 * attention
-    layers = forward_flops(size, Work(num_tokens=total.num_tokens))
-    yield _Count("update", "products", "products", flops)
-    yield _Count("update", "products of layers again (checkpointing)", "products", again * layers)
+    layers = recomputed * forward_flops(size, Work(num_tokens=total.num_tokens))
+    yield "products", "products", flops
+    yield "products of recomputed layers", "products", layers
     if work.has_full_kl:
-        yield _Count("update", "products of the reference (full KL)", "products", forward_flops(size, total))
-    forwards = 1 + again + work.has_full_kl
-    yield _Count("update", "attention", "attention", (forwards + ATTENTION_BACKWARD) * attention)
-    between = between_bytes(model, run, forwards=forwards, backwards=1) * total.num_tokens
-    yield _Count("update", "between products", "memory", between)
-    logits = sum(LOGIT_PASSES.values()) * FLOAT32 * model.vocab_size * total.num_rows
-    yield _Count("update", "logits", "memory", logits)
-    parts = work.num_minibatches * _num_microbatches(run, total, work.num_minibatches)
-    yield _Count("update", "casts of weights", "memory", parts * (1 + again) * _cast_bytes(model, run))
-    # DDP reduces with the last micro-batch of a mini-batch, beside its products alone.
-    num_beside = work.num_minibatches if run.strategy == "ddp" else parts
-    moved = num_beside * _moved_beside_products(model, run)
-    beyond = _beyond(moved, (flops + again * layers) * num_beside // parts, rates)
-    yield _Count("update", "collectives beyond what products hide", "collectives", beyond)
-    root = work.num_minibatches * 2 * _root_bytes(model, run)
-    yield _Count("update", "embedding and head, gathered and reduced", "collectives", root)
-    optimizer = ADAM_BYTES * -(-model.trained_parameters // run.num_shards)
-    yield _Count("update", "optimizer", "memory", work.num_minibatches * optimizer)
-    # Every optimizer step ends by giving them back, and on a CPU the backward's thread keeps nothing.
-    gradients = FLOAT32 * -(-model.trained_parameters // run.num_shards)
-    yield _Count("update", "gradients, taken anew", "new memory", work.num_minibatches * gradients)
+        yield "products of the reference (full KL)", "products", forward_flops(size, total)
+    forwards = 1 + recomputed + work.has_full_kl
+    yield "attention", "attention", (forwards + ATTENTION_BACKWARD) * attention
+    yield "between products", "memory", between_bytes(model, run, forwards=forwards, backwards=1) * total.num_tokens
+    yield "logits", "memory", sum(LOGIT_PASSES.values()) * FLOAT32 * model.vocab_size * total.num_rows
+    parts = num_minibatches * _num_microbatches(run, total, num_minibatches)
+    yield "casts of weights", "memory", parts * (1 + recomputed) * _cast_bytes(model, run)
+    # DDP reduces with the last micro-batch of a mini-batch, so only that one's products overlap.
+    num_overlapped = num_minibatches if run.strategy == "ddp" else parts
+    moved = num_overlapped * _moved_with_layers(model, run)
+    not_hidden = _not_hidden(moved, (flops + layers) * num_overlapped // parts, rates)
+    yield "collectives not hidden by products", "collectives", not_hidden
+    root = num_minibatches * 2 * _root_bytes(model, run)
+    yield "embedding and head, gathered and reduced", "collectives", root
+    # Every optimizer step frees the gradients, and on a CPU the backward allocates them again from the system.
+    shard = num_minibatches * -(-model.trained_parameters // run.num_shards)
+    yield "optimizer", "memory", ADAM_BYTES * shard
+    yield "gradients, allocated", "allocation", FLOAT32 * shard
     if model.adapters is None:
-        yield from _root_gradient(model, run, total, parts, work.num_minibatches)
+        yield from _root_gradient(model, run, total, parts, num_minibatches)
 
 
 def _root_gradient(
     model: ModelShape, run: RunShape, work: Work, num_microbatches: int, num_minibatches: int
-) -> Iterator[_Count]:
+) -> Iterator[Count]:
     """Each micro-batch clears a whole gradient for the embedding, and adds it to the head's where they are tied.
 
-    The head's is written by the first chunk of tokens whose logits are held at once, and read and written by the next.
+    The head's gradient is written by the first chunk of tokens whose logits are held together, and read and written by
+    every later one.
     """
     rows = min(max(1, held_logits(run) // model.vocab_size), TILE_ROWS if run.is_cuda else TILE_ROWS_CPU)
     chunks = max(num_microbatches, work.num_rows / rows)
     head = FLOAT32 * model.head_parameters
-    passes = 2 * chunks + (3 if _is_tied(model) else 0) * num_microbatches
-    yield _Count("update", "gradients of embedding and head", "memory", passes * head)
-    anew = 2 * num_microbatches * head - num_minibatches * FLOAT32 * model.root_parameters
-    yield _Count("update", "gradients of embedding and head, taken anew", "new memory", max(0, anew))
+    passes = 2 * chunks + (3 if model.is_tied else 0) * num_microbatches
+    yield "gradients of embedding and head", "memory", passes * head
+    allocated = 2 * num_microbatches * head - num_minibatches * FLOAT32 * model.root_parameters
+    yield "gradients of embedding and head, allocated", "allocation", max(0, allocated)
 
 
-def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[_Count]:
-    """Weights are cast and gathered, copied into the engine, and some columns of each looked at.
+def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[Count]:
+    """Weights are cast and gathered, copied into the engine, and some columns of each are compared.
 
-    A tied head goes under both of its names. transformers copies each weight once. vLLM makes every layer anew and
-    fills it, then copies it to where its kernels read; on a CPU it packs it instead, embedding and head beside what it
-    keeps of them, and is asked by a product with rows of the identity what it has packed, which reads all of it. For
-    GPUs this is read off vLLM's code and supposed.
+    A tied head is sent under both of its names. transformers copies each weight once. vLLM allocates and fills every
+    layer, then copies it to where its kernels read. On a CPU it repacks layers instead, keeps unpacked copies of
+    embedding and head, and is checked by a product of the packed weights with rows of the identity, which reads all of
+    them. The GPU's part is read off vLLM's code and has not been measured.
     """
     c, vocabulary = run.compute_bytes, run.compute_bytes * model.head_parameters
-    sent = c * model.num_parameters + vocabulary * _is_tied(model)
+    sent = c * model.num_parameters + vocabulary * model.is_tied
     is_vllm = run.engine.name == "vllm"
     is_packed = is_vllm and not run.is_cuda
     cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
     copied = (4 if is_vllm and not is_packed else 2) * sent + 4 * vocabulary * is_packed
-    yield _Count("sync", "weights to the engine", "memory", cast + copied)
-    yield _Count("sync", "weights, packed", "packing", 2 * sent * is_packed)
-    yield _Count("sync", "gathered weights", "collectives", c * model.num_parameters * _others(run))
+    yield "weights to the engine", "memory", cast + copied
+    yield "weights, repacked", "repacking", 2 * sent * is_packed
+    yield "gathered weights", "collectives", c * model.num_parameters * _remote_share(run)
     matrices = [(model.vocab_size, model.hidden_size)] * 2 + _layer_matrices(model) * model.num_layers
     columns = sum(rows * min(c * width, NUM_COLUMNS * CACHE_LINE) for rows, width in matrices)
-    yield _Count("sync", "columns of what is sent, and held", "memory", columns * (1 if is_packed else 2))
+    yield "columns compared", "memory", columns * (1 if is_packed else 2)
     if is_packed:
-        asked = sent - vocabulary
-        flops = 2 * NUM_COLUMNS * asked // c
-        if flops / rates.matmul_flops_per_second > asked / rates.memory_bytes_per_second:
-            yield _Count("sync", "packed weights, asked for columns", "products", flops)
-        else:
-            yield _Count("sync", "packed weights, asked for columns", "memory", asked)
+        packed = sent - vocabulary
+        flops = 2 * NUM_COLUMNS * packed // c
+        is_slow = flops / rates.matmul_flops_per_second > packed / rates.memory_bytes_per_second
+        yield "columns of packed weights", "products" if is_slow else "memory", flops if is_slow else packed
     if is_vllm:
-        yield _Count("sync", "visits of layers", "launches", SYNC_VISITS)
+        yield "visits of layers", "launches", SYNC_VISITS
         large = sum(c * rows * width for rows, width in matrices if c * rows * width > KEPT_BLOCK)
-        yield _Count("sync", "layers made anew, and packed", "new memory", 2 * large)
-
-
-def _is_tied(model: ModelShape) -> bool:
-    """Whether embedding and head are one matrix."""
-    return model.root_parameters < 2 * model.head_parameters
+        yield "layers, allocated and repacked", "allocation", 2 * large
 
 
 def _layer_matrices(model: ModelShape) -> list[tuple[int, int]]:
     """Rows and columns of a layer's matrices, as vLLM joins them: queries, keys and values; output; MLP."""
-    width, inner = model.hidden_size, model.intermediate_size
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return [(queries + 2 * keys, width), (width, queries), (2 * inner, width), (width, inner)]
+    width, inner, queries = model.hidden_size, model.intermediate_size, model.query_width
+    return [(queries + 2 * model.key_width, width), (width, queries), (2 * inner, width), (width, inner)]
 
 
 def _num_microbatches(run: RunShape, work: Work, num_minibatches: int = 1) -> int:
@@ -320,32 +295,32 @@ def _num_microbatches(run: RunShape, work: Work, num_minibatches: int = 1) -> in
 
 
 def _cast_bytes(model: ModelShape, run: RunShape) -> int:
-    """Weights of the layers that autocast reads in float32 and writes in the compute dtype; FSDP2 gathers them cast."""
+    """Layer weights that autocast reads in float32 and writes in the compute dtype; FSDP2 gathers them already cast."""
     if run.compute_bytes == FLOAT32 or run.strategy == "fsdp":
         return 0
     return (FLOAT32 + run.compute_bytes) * model.num_layers * model.layer_parameters
 
 
-def _others(run: RunShape) -> float:
-    """The share of what is gathered that comes from other ranks; 0 where nothing is sharded."""
+def _remote_share(run: RunShape) -> float:
+    """The share of gathered bytes that comes from other ranks; 0 where nothing is sharded."""
     return (1 - 1 / run.world_size) if run.strategy == "fsdp" else 0.0
 
 
 def _root_bytes(model: ModelShape, run: RunShape) -> float:
     """Embedding, last norm and head, gathered in float32."""
-    return FLOAT32 * model.root_parameters * _others(run)
+    return FLOAT32 * model.root_parameters * _remote_share(run)
 
 
-def _beyond(num_bytes: float, flops: int, rates: Rates) -> float:
-    """What is left of a collective when the products beside it have ended [bytes]."""
+def _not_hidden(num_bytes: float, flops: int, rates: Rates) -> float:
+    """The part of a collective that remains when the overlapping products have ended [bytes]."""
     return max(0.0, num_bytes - flops / rates.matmul_flops_per_second * rates.gather_bytes_per_second)
 
 
-def _moved_beside_products(model: ModelShape, run: RunShape) -> float:
-    """Layers are gathered for the forward, again for the backward, and their gradients reduced in float32."""
+def _moved_with_layers(model: ModelShape, run: RunShape) -> float:
+    """Bytes of one micro-batch: layers are gathered for forward and backward, gradients reduced in float32."""
     if run.strategy == "ddp":
         return 2 * FLOAT32 * model.trained_parameters * (1 - 1 / run.world_size)
     gathers = 1 if run.keeps_layers_gathered else 2
     layers = model.num_layers * model.layer_parameters
-    trained = layers if model.adapters is None else model.adapters.num_parameters
-    return (gathers * run.compute_bytes * layers + FLOAT32 * trained) * _others(run)
+    trained = layers if model.adapters is None else model.adapter_parameters
+    return (gathers * run.compute_bytes * layers + FLOAT32 * trained) * _remote_share(run)

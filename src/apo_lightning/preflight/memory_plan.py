@@ -1,7 +1,7 @@
-"""How much memory one process of a run will need, from sizes alone: no weights, no device, a second.
+"""How much memory one process of a run needs, computed from sizes alone: no weights, no device.
 
-Every allocation is a product of sizes of the model and the run, derived in the docstring of the function that returns
-it. What is not is measured, and a constant below says on what. `benchmarks/memory.py` holds the plan against real runs.
+Every allocation is a product of sizes, derived in the docstring of its function. The constants below are measured or
+assumed, and say which. `benchmarks/preflight/memory.py` compares the plan with real runs.
 """
 
 from dataclasses import dataclass, replace
@@ -12,20 +12,23 @@ from apo_lightning.rollout import kv_cache
 
 MIB = 2**20
 LIBRARIES_BYTES = 690 * MIB
-"""Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, prompts as tokens. Measured
+"""Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, tokenized prompts. Measured
 on the CPU builds of torch 2.13 and transformers 5.19; a third of it are mapped library files, which ranks share."""
 LIBRARIES_VLLM_BYTES = 200 * MIB
-"""What importing and starting vLLM adds. Measured: `model=tiny`, whose weights are nothing, with and without it."""
+"""Added by importing and starting vLLM. Measured with and without it on `model=tiny`, whose weights are negligible."""
 CUDA_CONTEXT_BYTES = 512 * MIB
-"""Context and kernels of one process on a GPU, before any tensor. From the sizes that CUDA 12 contexts are known to
-have; not measured in this project."""
+"""Context and kernels of one process on a GPU, before any tensor. The known size of CUDA 12 contexts; not measured in
+this project."""
 NCCL_BYTES = 512 * MIB
-"""Channels and buffers of NCCL, where there are several ranks. As above."""
+"""Channels and buffers of NCCL, where there are several ranks. Not measured either."""
+PHASES = ("generate", "check", "update", "sync")
+"""Sampling; the check of the engine against the policy in a validation pass, while the engine is awake; forward,
+backward and optimizer step; copying weights into the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One row of the plan [bytes]: how much of it there is in each phase. 0: given back, or not there yet."""
+    """One row of the plan: its size in each phase [bytes], 0 where it is freed or not yet allocated."""
 
     name: str
     generate: int = 0
@@ -35,48 +38,27 @@ class Allocation:
     is_first_only: bool = False
     """True where only the run's first process takes this memory."""
 
-    @property
-    def is_any(self) -> bool:
-        """True where it takes memory in some phase."""
-        return any((self.generate, self.check, self.update, self.sync))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Memory of the run's first process: of its GPU where it has one, else of the machine [bytes]."""
+    """Memory of the run's first process: of its GPU if it has one, else of the host [bytes]."""
 
     allocations: tuple[Allocation, ...]
     loading: int
-    """Machine memory of the first process while weights are read."""
+    """Host memory of the first process while weights are read."""
     loading_others: int
-    """Machine memory of each other process while weights are read."""
-    beside_gpu: int
-    """Machine memory, after loading, of a process that has a GPU; 0 where it has none."""
+    """Host memory of each other process while weights are read."""
+    host: int
+    """Host memory, after loading, of a process that has a GPU; 0 where it has none."""
 
-    @property
-    def generate(self) -> int:
-        """Memory while completions are sampled."""
-        return sum(item.generate for item in self.allocations)
-
-    @property
-    def check(self) -> int:
-        """Memory while the engine is checked against the policy in a validation pass, before it sleeps."""
-        return sum(item.check for item in self.allocations)
-
-    @property
-    def update(self) -> int:
-        """Memory at the worst moment of forward, backward and optimizer step."""
-        return sum(item.update for item in self.allocations)
-
-    @property
-    def sync(self) -> int:
-        """Memory while weights go to the engine."""
-        return sum(item.sync for item in self.allocations)
+    def total(self, phase: str) -> int:
+        """Memory at the worst moment of one of the `PHASES`."""
+        return sum(getattr(item, phase) for item in self.allocations)
 
     @property
     def peak(self) -> int:
         """Memory in the worst phase of a step."""
-        return max(self.generate, self.check, self.update, self.sync)
+        return max(map(self.total, PHASES))
 
     @property
     def peak_others(self) -> int:
@@ -87,22 +69,24 @@ class MemoryPlan:
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     """The plan of one process, from the second step on, when the optimizer has its moments.
 
-    Upper bounds: a micro-batch as full as allowed, completions as long as allowed.
+    Upper bounds: micro-batches are full and completions have the longest allowed length.
 
-    On a GPU what is freed can be used for anything, so a phase is as high as its worst moment; and the engine is asleep
-    during the update, without weights and cache. A validation pass checks it while it is awake with both.
+    On a GPU, freed memory can be reused for anything, so a phase is as large as its worst moment; and the engine sleeps
+    during the update, without weights and cache. A validation pass checks the engine while both are allocated.
 
-    On a CPU nothing is given back: vLLM keeps both, and glibc keeps freed blocks below 32 MiB, in an arena a thread and
-    in pieces that the next phase does not fit into. A process therefore grows to the sum of what its phases need.
+    On a CPU no memory is returned: vLLM keeps weights and cache, and glibc keeps freed blocks below 32 MiB in one arena
+    per thread, in fragments that do not fit the next phase. A process therefore grows to the sum of its phases.
     """
     is_kept = not run.is_cuda
     on_device = not run.offloads
     trained = shard_bytes(model.trained_parameters, run) * on_device
     gradients = trained * (2 if run.strategy == "ddp" else 1)
     engine_weights = engine_weight_bytes(model, run)
+    # On a CPU glibc keeps the whole copy of the weights that the first rank has sharded and freed.
+    unsharded = FLOAT32 * whole_parameters(model) * (is_kept and run.strategy == "fsdp")
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _allocation("left over from loading", left_from_loading_bytes(model, run), stays=True, is_first_only=True),
+        _allocation("unsharded copy from loading", unsharded, stays=True, is_first_only=True),
         _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
         _allocation("optimizer moments", moment_bytes(model, run), stays=True),
         _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
@@ -112,29 +96,33 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
         _allocation("engine workspace", engine_workspace_bytes(model, run), stays=is_kept),
         Allocation(name="engine check: one micro-batch", check=check_bytes(model, run)),
         *update_allocations(model, run),
-        Allocation(name="whole tensors on their way", sync=sync_bytes(model, run)),
+        Allocation(name="tensors sent to the engine", sync=sync_bytes(model, run)),
     )
     return MemoryPlan(
-        allocations=tuple(item for item in allocations if item.is_any),
+        allocations=tuple(item for item in allocations if any(getattr(item, phase) for phase in PHASES)),
         loading=loading_bytes(model, run, is_first=True),
         loading_others=loading_bytes(model, run, is_first=False),
-        beside_gpu=beside_gpu_bytes(model, run),
+        host=host_bytes(model, run),
     )
+
+
+def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
+    later = size * stays
+    return Allocation(name=name, generate=size, check=size, update=later, sync=later, is_first_only=is_first_only)
 
 
 def shard_bytes(num_parameters: int, run: RunShape) -> int:
-    """One float32 number a parameter, or this process's part of them where FSDP2 divides it: 4·N/shards.
+    """4·N/shards: float32 numbers, divided by the processes that FSDP2 shards over.
 
-    Of what is trained the gradient is as large, the two moments of Adam twice as large. DDP keeps gradients a second
+    Trained parameters have gradients of the same size and Adam moments of twice that size. DDP keeps gradients a second
     time, in its buckets.
     """
     return FLOAT32 * -(-num_parameters // run.num_shards)
 
 
 def weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes of the policy's weights, and of its adapters beside them."""
-    adapters = 0 if model.adapters is None else shard_bytes(model.adapters.num_parameters, run)
-    return shard_bytes(model.num_parameters, run) + adapters
+    """Bytes of the policy's weights and of its adapters."""
+    return shard_bytes(model.num_parameters, run) + shard_bytes(model.adapter_parameters, run)
 
 
 def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
@@ -143,7 +131,7 @@ def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
 
 
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy, or this process's part of it: the layers in the compute dtype, embedding and head in float32."""
+    """A frozen copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32."""
     if not has_reference_copy(model, run):
         return 0
     layers = model.num_layers * model.layer_parameters
@@ -154,15 +142,20 @@ def process_bytes(run: RunShape) -> int:
     """Bytes that a process takes before any tensor: libraries on a CPU, the context on a GPU."""
     if run.is_cuda:
         return CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.world_size > 1 else 0)
+    return library_bytes(run)
+
+
+def library_bytes(run: RunShape) -> int:
+    """Host memory of a process without any weights."""
     return LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
 
 
 def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
-    """Machine memory of a process while weights are read: they and the reference's copy stand there, in float32.
+    """Host memory of a process while weights are read: policy and reference, in float32.
 
-    Under FSDP2 the first rank alone has all weights, adapters among them, 4·(N + A); the others have them on the `meta`
-    device, and receive one whole tensor at a time, V·D at most. The shards that are filled from it, policy's and
-    reference's, lie there too where they are not on a GPU; the reference's are in the compute dtype from the beginning.
+    Under FSDP2 only the first rank has all weights, adapters included, 4·(N + A). The others have them on the `meta`
+    device and receive one whole tensor at a time, V·D at most. Shards are allocated as well, on the host unless there
+    are GPUs; those of the reference are in the compute dtype from the beginning.
     """
     if run.strategy != "fsdp":
         copy = has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
@@ -174,53 +167,47 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
 
 def whole_parameters(model: ModelShape) -> int:
     """Number of parameters of the model and its adapters."""
-    return model.num_parameters + (0 if model.adapters is None else model.adapters.num_parameters)
+    return model.num_parameters + model.adapter_parameters
 
 
-def beside_gpu_bytes(model: ModelShape, run: RunShape) -> int:
-    """Machine memory beside a GPU: libraries, and with offloading weights, gradients, moments and reference."""
+def host_bytes(model: ModelShape, run: RunShape) -> int:
+    """Host memory of a process with a GPU: libraries; with offloading weights, gradients, moments and reference."""
     if not run.is_cuda:
         return 0
-    libraries = LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
     shards = weight_bytes(model, run) + 3 * shard_bytes(model.trained_parameters, run) + reference_bytes(model, run)
-    return libraries + shards * run.offloads
-
-
-def left_from_loading_bytes(model: ModelShape, run: RunShape) -> int:
-    """Memory that glibc keeps of the first rank's whole copy, which was freed when it was sharded; on a CPU only."""
-    return 0 if run.is_cuda or run.strategy != "fsdp" else FLOAT32 * whole_parameters(model)
+    return library_bytes(run) + shards * run.offloads
 
 
 def moment_bytes(model: ModelShape, run: RunShape) -> int:
-    """The two moments of Adam on the device, 8·N/shards of what is trained: there from the first optimizer step on."""
+    """The two Adam moments on the device, 8·N/shards of the trained parameters, from the first optimizer step on."""
     return 2 * shard_bytes(model.trained_parameters, run) * (not run.offloads)
 
 
 def trainer_bytes(model: ModelShape, run: RunShape) -> int:
-    """What training claims on a GPU after the engine has started, while it is awake.
+    """Bytes that training allocates on a GPU after the engine has started, while the engine is awake.
 
-    The moments, and the passes of the engine check in a validation. Syncs take less than the check, and gradients are
-    never there beside an engine with a cache.
+    These are the moments, and the forward passes of the engine check in a validation. Syncs take less than the check,
+    and gradients never coexist with the engine's cache.
     """
     return moment_bytes(model, run) + check_bytes(model, run) + gathered_bytes(model, run)
 
 
 def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """The engine's own weights, whole in every process, in the compute dtype."""
+    """The engine's own weights, unsharded in every process, in the compute dtype."""
     return run.compute_bytes * model.num_parameters
 
 
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of the engine: the size that is given, what is left of a GPU, or those of all that runs at once.
+    """Keys and values of the engine: the given size, the rest of a GPU, or those of all sequences decoded at once.
 
-    When vLLM starts, the context, the weights and the reference have taken of a GPU what they need. Never less than
-    one sequence takes: where not even that is left, the plan is higher than the GPU, and the engine does not start.
+    When vLLM starts, context, weights and reference are on the GPU. The result is never less than one sequence takes:
+    where even that does not fit, the plan exceeds the GPU, and the engine does not start.
     """
     engine = run.engine
     if engine.fills_gpu:
-        there = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
+        present = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
         left = kv_cache.left_for_kv_cache(
-            free=run.gpu_bytes - there,
+            free=run.gpu_bytes - present,
             total=run.gpu_bytes,
             engine=engine_weight_bytes(model, run) + engine_workspace_bytes(model, run),
             trainer=trainer_bytes(model, run),
@@ -239,152 +226,6 @@ def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
     )
 
 
-def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that the backward of one layer keeps for each position.
-
-    Two norms each keep their input and the normalised input in float32: 16·D. With c bytes a computed number, and
-    q = heads·head_dim, k = kv_heads·head_dim: attention keeps queries, keys, values and its output, c·(2q + 2k), and
-    a float32 log-sum-exp a head; the MLP keeps gate, its activation, up and their product, 4·c·F. The inputs of the
-    matrix products: in float32 two, shared by the products that read them, 8·D; under autocast every one of the five
-    casts its own, 5·c·D. With adapters all read the two in float32, and frozen norms keep no normalised input.
-
-    A compiled layer's backward computes norms and activation again: it keeps the residual stream that comes in, both
-    normalised inputs and what attention adds, (4 + 3·c)·D, and 3·c·F of the MLP. With adapters it is counted as eager,
-    which is more.
-
-    Verified tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
-    """
-    c, d = run.compute_bytes, model.hidden_size
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = c * 2 * (queries + keys) + FLOAT32 * model.num_heads
-    if run.compiles_layers and model.adapters is None:
-        return (FLOAT32 + 3 * c) * d + attention + 3 * c * model.intermediate_size
-    inputs = 5 * c * d if c < FLOAT32 and model.adapters is None else 2 * FLOAT32 * d
-    norms = 4 * FLOAT32 * d if model.adapters is None else 2 * FLOAT32 * d
-    return norms + inputs + attention + 4 * c * model.intermediate_size
-
-
-def activation_bytes(model: ModelShape, run: RunShape) -> int:
-    """Activations of one micro-batch when the backward begins.
-
-    Every layer's; with checkpointing each layer's input, 4·D, and all of the one that is being recomputed. Behind the
-    last layer three float32 copies of the hidden states: the norm's input, what it has normalised (not where it is
-    frozen) and the rows that are read.
-    """
-    layer, d = layer_activation_bytes(model, run), model.hidden_size
-    layers = model.num_layers * FLOAT32 * d + layer if run.gradient_checkpointing else model.num_layers * layer
-    copies = 3 if model.adapters is None else 2
-    return run.microbatch_tokens * (layers + copies * FLOAT32 * d)
-
-
-def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> int:
-    """Weights of the layers in the compute dtype, which autocast makes of the float32 ones; nothing in float32.
-
-    Autocast keeps all it has made until the forward ends, and without checkpointing the graph keeps them until the
-    backward has passed. With it, the backward has those of one layer. FSDP2 gathers layers in the compute dtype, which
-    leaves autocast nothing to cast. Adapted ones it gathers in float32: their matrices are merged, one at a time and
-    again in the backward: W + B·A, B·A and what is multiplied.
-    """
-    c, adapters = run.compute_bytes, model.adapters
-    if run.strategy == "fsdp" and adapters is None:
-        return 0
-    num_layers = 1 if run.gradient_checkpointing and backward else model.num_layers
-    cast = 0 if c == FLOAT32 else c * num_layers
-    if adapters is None:
-        return cast * model.layer_parameters
-    return cast * (model.layer_parameters - adapters.layer_parameters) + (2 * FLOAT32 + c) * adapters.largest_matrix
-
-
-def gathered_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that FSDP2 gathers at a time: embedding and head all along, the layer at work, and the next one.
-
-    Embedding and head in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
-    resharded after the forward, all of them.
-    """
-    if run.strategy != "fsdp" or run.world_size == 1:
-        return 0
-    layer = (run.compute_bytes if model.adapters is None else FLOAT32) * model.layer_parameters
-    return FLOAT32 * model.root_parameters + layer * (model.num_layers if run.keeps_layers_gathered else 2)
-
-
-def reduced_bytes(model: ModelShape, run: RunShape) -> int:
-    """A layer's gradient on its way to its shards: as the backward leaves it, and in float32 as FSDP2 adds it up."""
-    if run.strategy != "fsdp" or run.world_size == 1 or model.adapters is not None:
-        return 0
-    return (run.compute_bytes + FLOAT32) * model.layer_parameters
-
-
-def head_logits_bytes(model: ModelShape, run: RunShape) -> int:
-    """Logits of one tile and their exponentials, and those that are held until their gradient is taken; float32."""
-    tile = TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
-    return FLOAT32 * (2 * tile + min(held_logits(run), run.microbatch_tokens * model.vocab_size))
-
-
-def held_logits(run: RunShape) -> int:
-    """Logits that the head may hold between making them and taking their gradient."""
-    return LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
-
-
-def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
-    """The head in the compute dtype, made once a micro-batch: c·V·D; nothing in float32."""
-    return run.compute_bytes * model.head_parameters if run.compute_bytes < FLOAT32 else 0
-
-
-def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ...]:
-    """Memory of a mini-batch beside gradients and moments: on a GPU at the highest of three moments, on a CPU in all.
-
-    - The forward is through: activations, and all that autocast has cast. Under FSDP2 the gradient of embedding and
-      head that earlier micro-batches have left, whole, here and at the head.
-    - The head: activations, what autocast has cast, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the
-      head (V·D), which waits for the embedding's where the two are tied. Beside adapters the head is frozen. Under
-      FSDP2 the gradient of the layer at work on its way to the shards.
-    - The backward ends. The new gradients of embedding and head stand beside those they are added to, under FSDP2
-      twice: whole beside whole, and with the last micro-batch as input of the reduction beside their sum. The
-      optimizer's step is fused and takes nothing of its own.
-    """
-    activations = Allocation(name="activations", update=activation_bytes(model, run))
-    gathered = Allocation(name="gathered by FSDP2", check=gathered_bytes(model, run), update=gathered_bytes(model, run))
-    is_head_trained = model.adapters is None
-    root = FLOAT32 * model.root_parameters * is_head_trained
-    new_head = is_head_trained * model.head_parameters
-    head = head_logits_bytes(model, run) + cast_head_bytes(model, run)
-    head += FLOAT32 * (new_head + run.microbatch_tokens * model.hidden_size)
-    ending = run.microbatch_tokens * layer_activation_bytes(model, run) + root * (2 if gathered.update else 1)
-    reduced = Allocation(name="a layer's gradient on its way", update=reduced_bytes(model, run))
-    left = Allocation(name="gradient of embedding and head, whole", update=root * bool(gathered.update))
-    if not run.is_cuda:
-        cast = cast_weight_bytes(model, run, backward=False)
-        return activations, _cast(cast), _head(head), gathered, reduced, _ending(ending)
-    forward = activations, _cast(cast_weight_bytes(model, run, backward=False)), gathered, left
-    backward = activations, _cast(cast_weight_bytes(model, run, backward=True)), _head(head), gathered, reduced, left
-    ends = _ending(ending), gathered
-    return max(forward, backward, ends, key=lambda moment: sum(item.update for item in moment))
-
-
-def _cast(size: int) -> Allocation:
-    return Allocation(name="weights cast by autocast", update=size)
-
-
-def _head(size: int) -> Allocation:
-    return Allocation(name="head: some logits, its gradient", update=size)
-
-
-def _ending(size: int) -> Allocation:
-    return Allocation(name="end of backward: new gradients", update=size)
-
-
-def check_bytes(model: ModelShape, run: RunShape) -> int:
-    """One micro-batch without a gradient, as a validation pass runs it to check the engine; beside what is gathered.
-
-    Of a layer at most what its backward would keep, and behind the last one as many copies; all that autocast casts;
-    two tiles of logits and the head in the compute dtype.
-    """
-    d, tile = model.hidden_size, TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
-    activations = run.microbatch_tokens * (layer_activation_bytes(model, run) + 3 * FLOAT32 * d)
-    cast = cast_weight_bytes(model, run, backward=False) + cast_head_bytes(model, run)
-    return activations + cast + FLOAT32 * 2 * tile
-
-
 def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
     """One forward of the engine and its sampling."""
     return kv_cache.workspace_bytes(
@@ -397,11 +238,142 @@ def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
     )
 
 
+def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
+    """Bytes that one layer keeps for its backward, per position.
+
+    c is the bytes of a computed number, q = heads·head_dim, k = kv_heads·head_dim. Two norms each keep their input and
+    the normalised input in float32: 16·D. Attention keeps queries, keys, values and its output, c·(2q + 2k), and
+    a float32 log-sum-exp per head. The MLP keeps gate, its activation, up and their product, 4·c·F. Inputs of the
+    matrix products: in float32 two, shared by the products that read them, 8·D; under autocast each of the five casts
+    its own, 5·c·D. With adapters all products read the two in float32, and frozen norms keep no normalised input.
+
+    A compiled layer recomputes norms and activation in its backward. It keeps the incoming residual stream, both
+    normalised inputs and the attention's contribution, (4 + 3·c)·D, and 3·c·F of the MLP. With adapters it is counted
+    as eager, which is more.
+
+    Verified tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
+    """
+    c, d, is_full = run.compute_bytes, model.hidden_size, model.adapters is None
+    attention = c * 2 * (model.query_width + model.key_width) + FLOAT32 * model.num_heads
+    if run.compiles_layers and is_full:
+        return (FLOAT32 + 3 * c) * d + attention + 3 * c * model.intermediate_size
+    inputs = 5 * c * d if c < FLOAT32 and is_full else 2 * FLOAT32 * d
+    norms = (4 if is_full else 2) * FLOAT32 * d
+    return norms + inputs + attention + 4 * c * model.intermediate_size
+
+
+def activation_bytes(model: ModelShape, run: RunShape) -> int:
+    """Activations of one micro-batch when the backward begins.
+
+    Those of every layer; with checkpointing the input of each layer, 4·D, and all activations of the one layer that is
+    being recomputed. After the last layer there are three float32 copies of the hidden states: the norm's input, the
+    normalised input (not if the norm is frozen) and the rows that the head reads.
+    """
+    layer, d = layer_activation_bytes(model, run), model.hidden_size
+    layers = model.num_layers * FLOAT32 * d + layer if run.gradient_checkpointing else model.num_layers * layer
+    copies = 3 if model.adapters is None else 2
+    return run.microbatch_tokens * (layers + copies * FLOAT32 * d)
+
+
+def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> int:
+    """The compute-dtype copies of layer weights that autocast makes; 0 in float32.
+
+    Autocast keeps all copies until the forward ends, and without checkpointing the graph keeps them until the backward
+    has passed. With checkpointing, the backward has those of one layer. FSDP2 gathers layers in the compute dtype,
+    which leaves nothing to cast. It gathers adapted layers in float32: their matrices are merged, one at a time and
+    again in the backward, which holds W + B·A, B·A and the operand of the product.
+    """
+    c, adapters = run.compute_bytes, model.adapters
+    if run.strategy == "fsdp" and adapters is None:
+        return 0
+    num_layers = 1 if run.gradient_checkpointing and backward else model.num_layers
+    cast = 0 if c == FLOAT32 else c * num_layers
+    if adapters is None:
+        return cast * model.layer_parameters
+    return cast * (model.layer_parameters - adapters.layer_parameters) + (2 * FLOAT32 + c) * adapters.largest_matrix
+
+
+def gathered_bytes(model: ModelShape, run: RunShape) -> int:
+    """Bytes that FSDP2 has gathered at one time: embedding and head throughout, the current layer and the next.
+
+    Embedding and head are in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
+    resharded after the forward, all of them are gathered.
+    """
+    if run.num_shards == 1:
+        return 0
+    layer = (run.compute_bytes if model.adapters is None else FLOAT32) * model.layer_parameters
+    return FLOAT32 * model.root_parameters + layer * (model.num_layers if run.keeps_layers_gathered else 2)
+
+
+def head_logits_bytes(model: ModelShape, run: RunShape) -> int:
+    """Logits and exponentials of one tile, and the logits held until their gradient is computed; float32."""
+    return FLOAT32 * (2 * tile_logits(run) + min(held_logits(run), run.microbatch_tokens * model.vocab_size))
+
+
+def tile_logits(run: RunShape) -> int:
+    """Logits that the head computes at once."""
+    return TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
+
+
+def held_logits(run: RunShape) -> int:
+    """Logits that the head may hold between computing them and computing their gradient."""
+    return LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
+
+
+def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
+    """The head in the compute dtype, made once per micro-batch: c·V·D; 0 in float32."""
+    return run.compute_bytes * model.head_parameters if run.compute_bytes < FLOAT32 else 0
+
+
+def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ...]:
+    """Memory of a mini-batch besides gradients and moments: on a GPU the worst of three moments, on a CPU their union.
+
+    1. The forward has ended: activations, and all weights that autocast has cast. Under FSDP2 also the unsharded
+       gradient of embedding and head that earlier micro-batches have left, here and in 2.
+    2. The head: activations, cast weights, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the head (V·D), which
+       waits for the embedding's where the two are tied. With adapters the head is frozen. Under FSDP2 also the gradient
+       of the current layer before it is reduced: as the backward leaves it, and in float32 as FSDP2 sums it.
+    3. The backward ends: one layer's activations, and the new gradients of embedding and head next to those they are
+       added to. Under FSDP2 twice: both unsharded, and with the last micro-batch as input of the reduction and as its
+       sum. The optimizer's step is fused and allocates nothing.
+    """
+    is_full, gathered_size = model.adapters is None, gathered_bytes(model, run)
+    root = FLOAT32 * model.root_parameters * is_full
+    tokens, trained_head = run.microbatch_tokens, model.head_parameters * is_full
+    gradients = FLOAT32 * (trained_head + tokens * model.hidden_size)
+    head_size = head_logits_bytes(model, run) + cast_head_bytes(model, run) + gradients
+    last_size = tokens * layer_activation_bytes(model, run) + root * (2 if gathered_size else 1)
+    layer_size = (run.compute_bytes + FLOAT32) * model.layer_parameters * is_full * bool(gathered_size)
+
+    def cast(*, backward: bool) -> Allocation:
+        size = cast_weight_bytes(model, run, backward=backward)
+        return Allocation(name="weights cast by autocast", update=size)
+
+    activations = Allocation(name="activations", update=activation_bytes(model, run))
+    gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=gathered_size)
+    head = Allocation(name="head: logits, its gradient", update=head_size)
+    layer = Allocation(name="one layer's gradient, unreduced", update=layer_size)
+    left = Allocation(name="embedding and head: unsharded gradient", update=root * bool(gathered_size))
+    last = Allocation(name="end of backward: new gradients", update=last_size)
+    if not run.is_cuda:
+        return activations, cast(backward=False), head, gathered, layer, last
+    forward_ends = activations, cast(backward=False), gathered, left
+    at_head = activations, cast(backward=True), head, gathered, layer, left
+    backward_ends = last, gathered
+    return max(forward_ends, at_head, backward_ends, key=lambda moment: sum(item.update for item in moment))
+
+
+def check_bytes(model: ModelShape, run: RunShape) -> int:
+    """One micro-batch without a gradient, as a validation pass runs it to check the engine; without gathered weights.
+
+    At most the activations that one layer would keep for its backward, three copies after the last layer, all weights
+    that autocast casts, two tiles of logits and the head in the compute dtype.
+    """
+    activations = run.microbatch_tokens * (layer_activation_bytes(model, run) + 3 * FLOAT32 * model.hidden_size)
+    cast = cast_weight_bytes(model, run, backward=False) + cast_head_bytes(model, run)
+    return activations + cast + FLOAT32 * 2 * tile_logits(run)
+
+
 def sync_bytes(model: ModelShape, run: RunShape) -> int:
-    """The largest tensor, embedding or head, in the engine's dtype; under FSDP2 once more while it is gathered."""
+    """The largest tensor, embedding or head, in the engine's dtype; under FSDP2 also its gathered copy."""
     return run.compute_bytes * model.head_parameters * (2 if run.strategy == "fsdp" else 1)
-
-
-def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
-    later = size * stays
-    return Allocation(name=name, generate=size, check=size, update=later, sync=later, is_first_only=is_first_only)

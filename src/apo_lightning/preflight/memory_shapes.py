@@ -1,4 +1,4 @@
-"""The sizes that a run's memory depends on: of the model, its adapters, the engine and a step."""
+"""The sizes that memory and time depend on: of the model, its adapters, the engine and a step."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,27 +14,27 @@ from apo_lightning.model.lora import LoRA
 FLOAT32 = 4
 """Bytes of a master weight, of its gradient and of each of its two Adam moments."""
 GPU_BYTES = 80 * 10**9
-"""Of a GPU that is not there to be asked: the paper's."""
+"""Assumed where the machine has no GPU to ask: the paper's GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterShape:
-    """Low-rank adapters, as far as memory depends on them."""
+    """The sizes of low-rank adapters."""
 
     num_parameters: int
     """Parameters of all adapters together."""
     layer_parameters: int
-    """Frozen parameters of one decoder layer that lie in adapted matrices."""
+    """Frozen parameters in the adapted matrices of one decoder layer."""
     largest_matrix: int
     """Elements of the largest adapted matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a causal language model that memory depends on. Parameters are counted, not measured."""
+    """The sizes of a causal language model. Parameters are counted, not measured."""
 
     num_parameters: int
-    """Number of parameters, a tied head counted once."""
+    """Number of parameters without adapters; a tied head is counted once."""
     layer_parameters: int
     """Parameters of one decoder layer."""
     num_layers: int
@@ -45,7 +45,12 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     adapters: AdapterShape | None = None
-    """The adapters' sizes; None: all parameters are trained."""
+    """None: all parameters are trained."""
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Parameters of all adapters; 0 without any."""
+        return 0 if self.adapters is None else self.adapters.num_parameters
 
     @property
     def trained_parameters(self) -> int:
@@ -62,10 +67,25 @@ class ModelShape:
         """V·D, the parameters of the head, tied or not."""
         return self.vocab_size * self.hidden_size
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether embedding and head are one matrix."""
+        return self.root_parameters < 2 * self.head_parameters
+
+    @property
+    def query_width(self) -> int:
+        """heads·head_dim, the size of one position's queries and of its attention output."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """kv_heads·head_dim, the size of one position's keys and of its values."""
+        return self.num_kv_heads * self.head_dim
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """The settings of an engine that decide how much memory it takes."""
+    """The settings of an engine that decide its memory and time."""
 
     name: str
     num_sequences: int
@@ -75,47 +95,47 @@ class EngineSize:
     kv_cache_bytes: int
     """Bytes reserved at the start; 0: no size is given."""
     fills_gpu: bool = False
-    """Without a size: what is left of a GPU is reserved at the start; False: the cache grows with the sequences."""
+    """Without a given size: whether the rest of the GPU is reserved; False: the cache grows with the sequences."""
     block_tokens: int = 0
-    """Completions of a group share whole blocks of so many tokens of their prompt; 0: all of it."""
+    """Completions of a group share whole blocks of this many prompt tokens; 0: they share the whole prompt."""
     has_graphs: bool = False
-    """Whether decoding forwards are recorded and replayed: then nothing is launched kernel by kernel."""
+    """Whether decoding forwards are replayed as CUDA graphs instead of launched kernel by kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """The settings of a run that decide how much memory it takes."""
+    """The settings of a run that decide its memory and time."""
 
     world_size: int
     strategy: str
-    """`single`, `ddp` (everything in every process) or `fsdp` (weights, gradients and optimizer state divided)."""
+    """`single`, `ddp` (everything in every process) or `fsdp` (weights, gradients and optimizer state sharded)."""
     is_cuda: bool
     compute_bytes: int
-    """Bytes of a number in the dtype of matrix products: 2 or 4. The engine's weights have it too."""
+    """Bytes of a number in the dtype of matrix products, which is also that of the engine's weights: 2 or 4."""
     has_reference: bool
     gradient_checkpointing: bool
     microbatch_tokens: int
-    """Positions of one forward of the update: the budget, or all that a mini-batch can have."""
+    """Positions of one forward of the update: the budget, or the most that a mini-batch can have."""
     max_model_len: int
-    """The longest prompt and completion [tokens]."""
+    """The longest prompt and completion together [tokens]."""
     engine: EngineSize
     gpu_bytes: int = GPU_BYTES
     """Memory of the GPU, where there is one."""
     keeps_layers_gathered: bool = False
-    """FSDP2 without `reshard_after_forward`: a layer that was gathered in the forward stays so until its backward."""
+    """FSDP2 without `reshard_after_forward`: a gathered layer stays gathered until its backward."""
     compiles_layers: bool = False
-    """Fewer passes over memory between products, and less kept for the backward."""
+    """Compiled layers make fewer passes over memory between products, and keep less for the backward."""
     offloads: bool = False
-    """FSDP2's shards, their gradients and the optimizer's moments lie in the machine's memory, not in the GPU's."""
+    """Whether FSDP2's shards, their gradients and the optimizer's moments lie in host memory instead of the GPU's."""
 
     @property
     def num_shards(self) -> int:
-        """Processes that divide what FSDP2 divides."""
+        """The number of processes that FSDP2 shards over; 1 under other strategies."""
         return self.world_size if self.strategy == "fsdp" else 1
 
 
 def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
-    """Count a model's parameters on the `meta` device, where they have shapes and no memory.
+    """Count a model's parameters on the `meta` device, where they have shapes and take no memory.
 
     Args:
         config: of the model.
@@ -129,10 +149,12 @@ def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
     text = config.get_text_config()
     layers = getattr(model.base_model, "layers", None)
     if not layers:
-        raise ConfigError(f"a {config.model_type} model keeps its layers where this trainer does not look for them")
+        raise ConfigError(
+            f"a {config.model_type} model has no base_model.layers, which this trainer shards: choose another model"
+        )
     shape = ModelShape(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        layer_parameters=sum(parameter.numel() for parameter in layers[0].parameters()),
+        num_parameters=_num_elements(model),
+        layer_parameters=_num_elements(layers[0]),
         num_layers=len(layers),
         hidden_size=text.hidden_size,
         intermediate_size=text.intermediate_size,
@@ -144,14 +166,15 @@ def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
     if lora is None:
         return shape
     lora.attach(model, seed=0)
-    return replace(shape, adapters=_adapter_shape(model, layers[0]))
-
-
-def _adapter_shape(model: nn.Module, layer: nn.Module) -> AdapterShape:
-    layers: list[Any] = [module for module in layer.modules() if isinstance(module, LoraLayer)]
-    adapted = [part.base_layer.weight.numel() for part in layers]
-    return AdapterShape(
+    adapted: list[Any] = [module for module in layers[0].modules() if isinstance(module, LoraLayer)]
+    sizes = [module.base_layer.weight.numel() for module in adapted]
+    adapters = AdapterShape(
         num_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        layer_parameters=sum(adapted),
-        largest_matrix=max(adapted),
+        layer_parameters=sum(sizes),
+        largest_matrix=max(sizes),
     )
+    return replace(shape, adapters=adapters)
+
+
+def _num_elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,4 +1,4 @@
-"""How fast a device is at the few things that a step is made of, from a table or measured on the spot."""
+"""How fast a device does the few kinds of work that a step consists of: given in `configs/rates`, or measured."""
 
 import statistics
 import time
@@ -11,35 +11,32 @@ from torch.nn.functional import scaled_dot_product_attention
 from apo_lightning.errors import ConfigError
 
 PRODUCT_SIZES = {"cpu": (1024, 1024, 1536), "cuda": (8192, 3584, 18944)}
-"""Rows, inner size and columns of the product that is timed: a micro-batch by a matrix of an MLP."""
+"""Rows, inner size and columns of the timed product: a micro-batch by a matrix of an MLP."""
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**31}
-"""Larger than any cache, so that it is the memory that is timed."""
+"""Larger than any cache, so that the copy measures memory."""
 REPEATS = 9
-LEAST_SECONDS = 1.0
-"""Of one rate: a shared processor is faster for a moment than it stays."""
-ENGINE_STEP_SECONDS = 0.02
-GRAPH_STEP_SECONDS = 0.004
-"""One decoding forward of vLLM beside products and memory, kernel by kernel and as a graph. Supposed: an engine that is
-not started cannot be timed."""
+MIN_SECONDS = 1.0
+"""Duration of one measurement [s]: a shared processor is briefly faster than it is on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What one device reaches on large pieces of work.
+    """The rates that one device reaches on large pieces of work.
 
     Attributes:
         name: of the device.
-        matmul_flops_per_second: products with matrices of weights in the compute dtype.
-        attention_flops_per_second: forward of causal attention: the products of queries with keys, and of scores with
-            values, where neither is masked; all else that it does shows in their rate.
+        matmul_flops_per_second: products with weight matrices in the compute dtype.
+        attention_flops_per_second: forward of causal attention. Only products of queries with keys and of scores with
+            values count as FLOPs, without masked pairs; softmax and the rest lower this rate.
         memory_bytes_per_second: bytes read and written.
         gather_bytes_per_second: bytes that arrive at, or leave, one rank in a collective.
-        engine_step_seconds: one decoding forward of the engine, beside products and memory: launches, scheduler.
-        graph_step_seconds: the same where the forward is a CUDA graph.
-        fresh_bytes_per_second: bytes of memory that the system gives, when they are first written to; on a GPU torch
-            keeps what it has been given once.
-        pack_bytes_per_second: bytes read and written where a matrix is laid out anew, as oneDNN does on a CPU for its
-            products.
+        engine_step_seconds: overhead of one decoding forward of vLLM besides products and memory: kernel launches and
+            scheduler. Assumed by default: it cannot be timed without starting an engine.
+        graph_step_seconds: the same with CUDA graphs; also assumed.
+        alloc_bandwidth: bytes/s of memory that is newly allocated by the system, when first written; None on a GPU,
+            where torch keeps what it has allocated.
+        repack_bandwidth: bytes/s read and written when a matrix changes its layout, as oneDNN's products require on a
+            CPU; None on a GPU.
 
     Raises:
         ConfigError: a rate that is not positive.
@@ -50,60 +47,50 @@ class Rates:
     attention_flops_per_second: float | int
     memory_bytes_per_second: float | int
     gather_bytes_per_second: float | int
-    engine_step_seconds: float | int
-    graph_step_seconds: float | int
-    fresh_bytes_per_second: float | int = float("inf")
-    pack_bytes_per_second: float | int = float("inf")
+    engine_step_seconds: float | int = 0.02
+    graph_step_seconds: float | int = 0.004
+    alloc_bandwidth: float | int | None = None
+    repack_bandwidth: float | int | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "matmul_flops_per_second",
-            "attention_flops_per_second",
-            "memory_bytes_per_second",
-            "gather_bytes_per_second",
-            "fresh_bytes_per_second",
-            "pack_bytes_per_second",
-        ):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"rates.{name} is {getattr(self, name)}: give a positive rate")
-        for name in ("engine_step_seconds", "graph_step_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"rates.{name} is {getattr(self, name)}: give seconds, at least 0")
+        for field in self.__slots__:
+            value = getattr(self, field)
+            if field.endswith(("_per_second", "_bandwidth")) and value is not None and not value > 0:
+                raise ConfigError(f"rates.{field} is {value}: give a positive rate")
+            if field.endswith("_step_seconds") and not value >= 0:
+                raise ConfigError(f"rates.{field} is {value}: give seconds, at least 0")
 
     def describe(self) -> str:
-        """Three lines; in brackets a forward that is a CUDA graph.
+        """Three lines; the time in brackets is that of a forward with CUDA graphs.
 
         Example:
-            >>> print(Rates(name="a card", matmul_flops_per_second=2.4e14, attention_flops_per_second=1.2e14,
-            ...     memory_bytes_per_second=1.4e12, gather_bytes_per_second=1e11, engine_step_seconds=0.02,
-            ...     graph_step_seconds=0.004).describe())
-            rates (rates=…): a card
+            >>> print(Rates(name="a GPU", matmul_flops_per_second=2.4e14, attention_flops_per_second=1.2e14,
+            ...     memory_bytes_per_second=1.4e12, gather_bytes_per_second=1e11).describe())
+            rates (rates=…): a GPU
             products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
             a forward of the engine 20 ms (4 ms)
         """
-        on_cpus = {"new memory": self.fresh_bytes_per_second, "packing": self.pack_bytes_per_second}
-        finite = "".join(f"{name} {rate / 1e9:,.1f} GB/s, " for name, rate in on_cpus.items() if rate < float("inf"))
+        on_cpus = {"allocation": self.alloc_bandwidth, "repacking": self.repack_bandwidth}
+        given = "".join(f"{name} {rate / 1e9:,.1f} GB/s, " for name, rate in on_cpus.items() if rate is not None)
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
             f"attention {self.attention_flops_per_second / 1e9:,.0f} GFLOP/s, "
-            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {finite}"
+            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {given}"
             f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s,\n"
             f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
         )
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[int, int, int]) -> Rates:
-    """Time one product, one attention, one copy, and on a CPU new memory and packing, on a device that is there.
+    """Time one product, one attention and one copy, and on a CPU allocation and repacking; takes some seconds.
 
-    It takes some seconds.
-
-    Collectives cannot be timed by one process. Between processes of one CPU they are copies; a GPU's are taken as a
-    tenth of its memory rate, which is about what NVLink has.
+    One process cannot time collectives. Between processes of one CPU they are copies; on GPUs a tenth of the memory
+    rate is assumed, which is about that of NVLink.
 
     Args:
-        device: in whose memory the numbers lie.
+        device: an available device.
         dtype: of the products.
-        attended: heads, tokens of a sequence, and size of a head: short sequences are far from what long ones reach.
+        attended: heads, tokens of a sequence, and size of a head: attention over short sequences is far slower.
     """
     memory = copy_rate(device)
     is_gpu = device.type == "cuda"
@@ -114,20 +101,18 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
         attention_flops_per_second=attention_rate(attended, dtype, device),
         memory_bytes_per_second=memory,
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
-        engine_step_seconds=ENGINE_STEP_SECONDS,
-        graph_step_seconds=GRAPH_STEP_SECONDS,
-        fresh_bytes_per_second=float("inf") if is_gpu else fresh_rate(),
-        pack_bytes_per_second=float("inf") if is_gpu else pack_rate(dtype),
+        alloc_bandwidth=None if is_gpu else alloc_rate(),
+        repack_bandwidth=None if is_gpu else repack_rate(dtype),
     )
 
 
 def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of one product, in float32 without TensorFloat-32 unless torch is set otherwise.
+    """FLOP/s of one product; in float32 without TensorFloat-32 unless torch is set otherwise.
 
     Args:
         sizes: rows, inner size and columns.
         dtype: of factors and product.
-        device: in whose memory they lie.
+        device: that multiplies.
     """
     rows, inner, columns = sizes
     left, right = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (columns, inner)))
@@ -136,12 +121,12 @@ def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.
 
 
 def attention_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of causal attention over as many sequences as make a micro-batch: 4 a number of a head and pair.
+    """FLOP/s of causal attention over a micro-batch of sequences: 4 per number of a head and unmasked pair.
 
     Args:
         sizes: heads, tokens of a sequence, size of a head.
-        dtype: of queries, keys and values; on a CPU they are multiplied in float32 at least, as the policy does.
-        device: in whose memory they lie.
+        dtype: of queries, keys and values; on a CPU they are in float32 at least, as in the policy.
+        device: that multiplies.
     """
     num_heads, length, head_dim = sizes
     if device.type == "cpu":
@@ -159,14 +144,14 @@ def copy_rate(device: torch.device) -> float:
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
 
 
-def fresh_rate() -> float:
-    """Bytes/s of the machine's memory that are written to for the first time: the system clears each page first."""
+def alloc_rate() -> float:
+    """Bytes/s of host memory that is written for the first time: the system clears each page first."""
     num_bytes = COPY_BYTES["cpu"]
     return num_bytes / seconds_of(lambda: torch.empty(num_bytes // 4).fill_(1.0), torch.device("cpu"))
 
 
-def pack_rate(dtype: torch.dtype) -> float:
-    """Bytes/s of a matrix that is laid out anew, each number read once and written once: of its transposition."""
+def repack_rate(dtype: torch.dtype) -> float:
+    """Bytes/s of a matrix that changes its layout, each number read once and written once; timed on a transposition."""
     _, inner, columns = PRODUCT_SIZES["cpu"]
     matrix = torch.randn(columns, inner).to(dtype)
     target = torch.empty(inner, columns, dtype=dtype)
@@ -174,9 +159,9 @@ def pack_rate(dtype: torch.dtype) -> float:
 
 
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
-    """The median of some repeats, after one that warms up: what a long run meets, beside whatever else runs there."""
+    """The median of repeats after one warm-up: the pace of a long run, with whatever else runs on the machine."""
     seconds = []
-    while len(seconds) <= REPEATS or sum(seconds) < LEAST_SECONDS:
+    while len(seconds) <= REPEATS or sum(seconds) < MIN_SECONDS:
         _wait(device)
         start = time.perf_counter()
         action()

@@ -1,4 +1,4 @@
-"""How `preflight=true` looks: memory and time by phase, the sizes of the run, and what was found."""
+"""The printed plan: memory and time by phase, the sizes of the run, and findings."""
 
 from collections.abc import Sequence
 
@@ -8,31 +8,23 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.preflight.alternatives import OLD_LOGPROBS, Alternative
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.environment import Finding
-from apo_lightning.preflight.memory_plan import MemoryPlan
+from apo_lightning.preflight.memory_plan import PHASES, MemoryPlan
 from apo_lightning.preflight.memory_shapes import ModelShape, RunShape
 from apo_lightning.update.settings import StepSettings
 
-PHASES = ("generate", "check", "update", "sync")
-"""Columns of the memory plan, by their names there."""
-GAP_NOTE = (
-    f"{OLD_LOGPROBS} takes the engine's log-probs for the trainer's: no plan knows how far\n"
-    "they are apart, a run logs it as sync/logprob_gap and its summary shows it"
-)
-"""Beside the proposal of it."""
 LARGEST_ITEMS = 10
 """Items of the cost plan that are listed under their phases."""
 
 
 def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: MemoryPlan) -> RenderableType:
-    """The allocations by phase, their sums, and what they are to be held against."""
+    """The allocations by phase, their sums, and the memory of the GPU if there is one."""
     table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", *PHASES)
     for item in plan.allocations:
         table.add_row(Text(item.name), *(_gib(getattr(item, phase)) for phase in PHASES))
     table.add_section()
-    totals = [getattr(plan, phase) for phase in PHASES]
+    totals = [plan.total(phase) for phase in PHASES]
     table.add_row(
         Text("together", style="bold"), *(Text(_gib(t), style="bold" if t == plan.peak else "") for t in totals)
     )
@@ -43,49 +35,44 @@ def plan_table(name: str, ranks: str, model: ModelShape, run: RunShape, plan: Me
     parameters = f"{model.num_parameters / 1e6:,.1f}M parameters"
     if model.adapters is not None:
         parameters += f" and {model.adapters.num_parameters / 1e6:,.1f}M of adapters"
-    return Group(
-        Text.assemble((name, "bold"), f", {ranks}: {parameters}, computing in {dtype}\n"),
-        table,
-        Text(f"\n{_beside_text(plan)}\n", style="dim"),
-    )
-
-
-def _beside_text(plan: MemoryPlan) -> str:
-    """A line on the machine's memory, which a process on a GPU takes beside the GPU's."""
     loading = f"{_gib(plan.loading)} GiB a process"
     if plan.loading != plan.loading_others:
         loading = f"{_gib(plan.loading)} GiB the first process, {_gib(plan.loading_others)} GiB each other"
-    later = f"; from then on {_gib(plan.beside_gpu)} GiB a process" if plan.beside_gpu else ""
-    return f"in the machine's memory while loading: {loading}{later}"
+    later = f"; from then on {_gib(plan.host)} GiB a process" if plan.host else ""
+    return Group(
+        Text.assemble((name, "bold"), f", {ranks}: {parameters}, computing in {dtype}\n"),
+        table,
+        Text(f"\nin the machine's memory while loading: {loading}{later}\n", style="dim"),
+    )
 
 
 def run_table(
     settings: StepSettings, world_size: int, *, max_steps: int, val_check_interval: int | None, has_held_out: bool
 ) -> RenderableType:
-    """How many rollouts, optimizer steps, completions and tokens there will be.
+    """The numbers of rollouts, optimizer steps, completions and tokens of the run.
 
     Args:
         settings: sizes of a step.
         world_size: ranks of the run.
         max_steps: rollouts of the run.
-        val_check_interval: rollouts between two validation passes; None: before and after training alone.
-        has_held_out: whether there are any.
+        val_check_interval: rollouts between two validation passes; None: only before and after training.
+        has_held_out: whether there are held-out problems.
     """
     steps, every = max_steps, val_check_interval
     samples = steps * settings.prompts_per_step * settings.group_size
-    # Before the first rollout, every so many, and after the last where that was not just done.
+    # Before the first rollout, at every interval, and after the last rollout unless an interval has just ended.
     passes = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
-    rows = (
-        ("rollouts", f"{steps:,}"),
-        ("optimizer steps", f"{steps * settings.minibatches_per_step:,}"),
-        ("prompts a rollout and rank", f"{settings.prompts_per_step / world_size:g}"),
-        ("completions sampled", f"{samples:,}"),
-        ("tokens sampled, at most", f"{samples * settings.max_completion_tokens:,}"),
-        ("validation passes", f"{passes:,}"),
-    )
+    rows = {
+        "rollouts": f"{steps:,}",
+        "optimizer steps": f"{steps * settings.minibatches_per_step:,}",
+        "prompts a rollout and rank": f"{settings.prompts_per_step / world_size:g}",
+        "completions sampled": f"{samples:,}",
+        "tokens sampled, at most": f"{samples * settings.max_completion_tokens:,}",
+        "validation passes": f"{passes:,}",
+    }
     table = _table("the run", "")
-    for name, value in rows:
-        table.add_row(Text(name), value)
+    for name, value in rows.items():
+        table.add_row(name, value)
     return Group(table, Text())
 
 
@@ -111,22 +98,9 @@ def cost_table(cost: CostPlan, settings: StepSettings, world_size: int, max_step
     if world_size > 1:
         together += f", {hours * world_size:,.0f} of one device"
     sampled = settings.prompts_per_step * settings.group_size * cost.work.completion_tokens
-    lines = (
-        f"{together}; {sampled / cost.seconds:,.0f} sampled tokens/s",
-        cost.work.describe(),
-        cost.rates.describe(),
-    )
+    speed = f"{sampled / cost.seconds:,.0f} sampled tokens/s"
+    lines = (f"{together}; {speed}", cost.work.describe(), cost.rates.describe())
     return Group(table, Text("\n" + "\n".join(lines) + "\n", style="dim"))
-
-
-def alternatives_table(found: Sequence[Alternative], cost: CostPlan, memory: MemoryPlan) -> RenderableType:
-    """What other settings would cost, beside the run as it is set."""
-    table = _table("with other settings", "a step [s]", "memory, at most [GiB]")
-    table.add_row(Text("as it is set", style="dim"), f"{cost.seconds:,.2f}", _gib(memory.peak))
-    for other in found:
-        table.add_row(Text(other.override), f"{other.cost.seconds:,.2f}", _gib(other.memory.peak))
-    is_engines_word = any(other.override == OLD_LOGPROBS for other in found)
-    return Group(table, Text(f"\n{GAP_NOTE}\n" if is_engines_word else "", style="dim"))
 
 
 def _share(seconds: float, cost: CostPlan) -> tuple[str, str]:
@@ -134,9 +108,9 @@ def _share(seconds: float, cost: CostPlan) -> tuple[str, str]:
 
 
 def findings_text(findings: Sequence[Finding]) -> Text:
-    """Errors first, one line each."""
+    """Each finding on a line, errors first."""
     if not findings:
-        return Text("nothing is in the way", style="green")
+        return Text("no problems found", style="green")
     text = Text()
     for finding in sorted(dict.fromkeys(findings), key=lambda finding: finding.level):
         text.append(f"{finding.level}: ", style="red" if finding.level == "error" else "yellow")
@@ -154,5 +128,5 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _gib(size: int) -> str:
-    """A size in GiB with two decimals; a dot where there is nothing."""
+    """A size in GiB with two decimals; a dot for 0."""
     return f"{size / GIB:,.2f}" if size else "·"

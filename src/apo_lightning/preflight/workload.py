@@ -1,4 +1,4 @@
-"""How much one rank has to do in one step, in completions, tokens and attention pairs, before any of it is known."""
+"""The expected work of one rank in one step, in completions, tokens and attention pairs."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from torch import Tensor
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.metrics.throughput import Work
+from apo_lightning.losses.policy_loss import masks_of
+from apo_lightning.model.flops import Work
 from apo_lightning.types import AdvantageInputs
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
@@ -17,14 +18,14 @@ from apo_lightning.update.subset import subset_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What only a run can tell, and its cost depends on. As they stand, the dearest case.
+    """Assumptions about a run that its cost depends on. The defaults are the most expensive case.
 
     Attributes:
         prompt_tokens: mean length of a prompt; None: the longest allowed.
         completion_tokens: mean length of a completion; None: the longest allowed.
-        signal_share: of the completions, those of groups whose rewards differ; in [0, 1].
-        error_share: of the completions, the wrong ones among those; at most `signal_share`.
-        failed_share: of the completions, those of groups that are wrong throughout; at most 1 − `signal_share`.
+        signal_share: share of completions in groups whose rewards differ; in [0, 1].
+        error_share: share of completions that are wrong and in such a group; at most `signal_share`.
+        failed_share: share of completions in groups without a correct one; at most 1 − `signal_share`.
         rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run; the
             default is that of 8 ranks in the table of `update.balance.balanced`.
 
@@ -51,7 +52,7 @@ class Expected:
             )
         if not 0 <= self.failed_share <= 1 - self.signal_share + 1e-9:
             raise ConfigError(
-                f"expected.failed_share is {self.failed_share} beside a signal_share of {self.signal_share}: give "
+                f"expected.failed_share is {self.failed_share} with a signal_share of {self.signal_share}: give "
                 "0 <= failed_share <= 1 - signal_share"
             )
         if not 0 < self.rank_balance <= 1:
@@ -60,7 +61,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of a rank's prompts and completions, as shares of all."""
+    """Shares of a rank's prompts and completions."""
 
     prompts: float | int
     completions: float | int
@@ -71,7 +72,7 @@ NOTHING = Part(prompts=0.0, completions=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One rank's part of one step."""
+    """One rank's share of one step."""
 
     num_prompts: float | int
     group_size: int
@@ -85,14 +86,14 @@ class Workload:
     """Run by the update."""
     reference: Part
     """Run by the reference."""
-    drawn: Part
-    """Run without a gradient for means over all tokens, though the update skips them."""
-    later: Part = NOTHING
-    """Run without a gradient because the update comes to them after an optimizer step."""
+    subset: Part
+    """Skipped by the update, but run without a gradient to estimate means over all tokens (`scored_fraction`)."""
+    old_logprobs: Part = NOTHING
+    """Run without a gradient because their mini-batch comes after an optimizer step."""
     has_full_kl: bool = False
-    """Whether the reference runs beside every micro-batch of the update."""
+    """Whether the reference runs with every micro-batch of the update."""
     rank_balance: float | int = 1.0
-    """Mean ÷ maximum of the ranks' tokens in what runs after sampling."""
+    """Mean ÷ maximum of the ranks' tokens in everything after sampling."""
 
     @property
     def num_completions(self) -> float | int:
@@ -105,28 +106,28 @@ class Workload:
         return self.num_completions * self.completion_tokens
 
     def describe(self) -> str:
-        """What was supposed, in two lines."""
+        """The assumptions, in two lines."""
         return (
-            f"supposed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
+            f"assumed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
             f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
             f"in the pass of the reference {self.reference.completions:.0%}, "
-            f"scored before {self.later.completions + self.drawn.completions:.0%}"
+            f"scored before {self.old_logprobs.completions + self.subset.completions:.0%}"
             + (f"; ranks {self.rank_balance:.0%} even" if self.rank_balance < 1 else "")
         )
 
     def work(self, part: Part) -> Work:
-        """One forward of some completions, each prompt once for those of its group, on the rank that has most of it.
+        """One forward over some completions on the fullest rank; each prompt runs once for its group.
 
-        The last token of a completion is predicted and not run.
+        The last token of a completion is predicted, not run.
 
-        Departure: lengths are taken to be equal, so pairs of long completions are counted too low.
+        Departure: all lengths are taken as equal, which undercounts the pairs of long completions.
 
         Example:
             2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·9 tokens. Pairs: 2·15 + 8·(45 + 45).
 
-            >>> all_of_it = Part(prompts=1.0, completions=1.0)
+            >>> everything = Part(prompts=1.0, completions=1.0)
             >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
-            ...     num_minibatches=1, updated=all_of_it, reference=NOTHING, drawn=NOTHING).work(all_of_it)
+            ...     num_minibatches=1, updated=everything, reference=NOTHING, subset=NOTHING).work(everything)
             Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
         groups, completions = (
@@ -147,25 +148,28 @@ def expected_workload(
 ) -> Workload:
     """The workload of one rank.
 
-    Which completions the update and the reference run is asked of the estimator and of the loss, as a step asks them:
-    of one group whose rewards differ, of one that is right throughout and of one that is wrong throughout.
+    Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
+    three groups: one whose rewards differ, one without wrong completions and one without correct ones.
 
     Args:
         settings: sizes of a step.
-        loss: says where it can have a gradient, and where it reads the reference.
-        advantage: says which completions are kept, and their advantages.
-        expected: what only a run can tell.
+        loss: its masks say where it has a gradient and where it reads the reference.
+        advantage: gives advantages, and which completions are kept.
+        expected: assumptions about lengths and rewards.
         world_size: ranks that share the prompts.
     """
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(AdvantageInputs(rewards=rewards, is_correct=is_correct, lengths=lengths))
     tokens = given.values.flatten(), is_correct.flatten()
-    updated = loss.gradient_mask(*tokens).view_as(is_correct) & given.keep
-    read = loss.reference_mask(*tokens).view_as(is_correct) & updated & loss.needs.reference_statistics
+    masks = masks_of(loss, *tokens)
+    updated = masks.gradient.view_as(is_correct) & given.keep
+    read = masks.reference.view_as(is_correct) & updated & loss.needs.reference_statistics
     run = _part(updated, shares)
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
-    later = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
+    rescored = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
+    num_completions = settings.prompts_per_step * settings.group_size
+    subset = min(subset_size(num_completions, settings.scored_fraction) / num_completions, 1 - run.completions)
     return Workload(
         num_prompts=num_prompts,
         group_size=settings.group_size,
@@ -175,18 +179,19 @@ def expected_workload(
         num_minibatches=minibatches,
         updated=run,
         reference=_part(read, shares),
-        drawn=_drawn(settings, skipped=1 - run.completions),
-        later=Part(prompts=later * run.prompts, completions=later * run.completions),
+        # So few completions that each has its prompt to itself.
+        subset=Part(prompts=min(1.0, subset * settings.group_size), completions=subset),
+        old_logprobs=Part(prompts=rescored * run.prompts, completions=rescored * run.completions),
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
     )
 
 
 def _groups(expected: Expected, group_size: int) -> tuple[Bool[Tensor, "kinds group"], Float[Tensor, "kinds group"]]:
-    """(which are right, the share of all completions that each stands for) of one group of every kind.
+    """One group of each kind: which completions are correct, and the share of all completions that each stands for.
 
-    The first has both right and wrong completions, as many as expected and at least one of each; the second is right
-    throughout, the third wrong throughout.
+    The first group has correct and wrong completions in the expected ratio, at least one of each; the second is all
+    correct, the third all wrong.
     """
     size = max(2, group_size)
     right = expected.signal_share - expected.error_share
@@ -202,16 +207,9 @@ def _groups(expected: Expected, group_size: int) -> tuple[Bool[Tensor, "kinds gr
 
 
 def _part(runs: Bool[Tensor, "kinds group"], shares: Float[Tensor, "kinds group"]) -> Part:
-    """What is run of the groups; a prompt is run where any completion of its group is."""
+    """The share that runs; a prompt runs where any completion of its group does."""
     is_any = (runs & (shares > 0)).any(dim=1)
     return Part(prompts=float(shares[is_any].sum()), completions=float(shares[runs].sum()))
-
-
-def _drawn(settings: StepSettings, *, skipped: float) -> Part:
-    """The completions that are drawn by lot from what is skipped: few, so each has its prompt to itself."""
-    total = settings.prompts_per_step * settings.group_size
-    share = min(subset_size(total, settings.scored_fraction) / total, skipped)
-    return Part(prompts=min(1.0, share * settings.group_size), completions=share)
 
 
 def _triangle(length: float | int) -> float:

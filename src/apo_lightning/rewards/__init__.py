@@ -1,16 +1,16 @@
 """Verifiable rewards: completion text and gold answer → `Verdict`.
 
-Each name is imported on first use: the verifier's workers import `rewards.math_equivalence` and must not load torch.
+Names are imported on first use, as the verifier's workers import `rewards.math_equivalence` and must not load torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apo_lightning.rewards.base import Reward
     from apo_lightning.rewards.callable import CallableReward
     from apo_lightning.rewards.math_verify import MathVerifyReward
     from apo_lightning.rewards.numeric import NumericReward
+    from apo_lightning.rewards.reward import Reward
     from apo_lightning.rewards.verdicts import check_error_rate
     from apo_lightning.types import Verdict
 
@@ -18,7 +18,7 @@ _MODULES = {
     "CallableReward": "rewards.callable",
     "MathVerifyReward": "rewards.math_verify",
     "NumericReward": "rewards.numeric",
-    "Reward": "rewards.base",
+    "Reward": "rewards.reward",
     "Verdict": "types",
     "check_error_rate": "rewards.verdicts",
 }

@@ -1,4 +1,4 @@
-"""Anyone's reward function, in the signature that TRL made common."""
+"""A user's reward function with TRL's signature."""
 
 import inspect
 import logging
@@ -13,25 +13,25 @@ _logger = logging.getLogger(__name__)
 
 
 class CallableReward:
-    """Wraps `function(completions=[…], **columns) -> list[float | None]`, TRL's reward signature.
+    """A reward from `function(completions=[…], **columns) -> list[float | None]`, TRL's signature.
 
     The function is called once per step with keyword arguments, each a list with one entry per completion:
-    `completions` (strings), and `answer` and `solution` (both the gold answer). It receives those that its
+    `completions` (strings), `answer` and `solution` (both are the gold answer). It gets the arguments that its
     signature names, or all of them if it takes `**kwargs`.
 
     Departure: TRL also passes `prompts`, `completion_ids` and every data-set column, and chat completions as lists
     of messages; here a reward sees text and gold answer only, and a function that needs more is refused.
 
     An entry None means that the function does not apply (`unparsed`). A function that raises makes every verdict of
-    the call an `error`; an entry that is no finite number makes its own verdict one. Both are logged.
+    the call an `error`; an entry that is not a finite number makes its own verdict one. Both are logged.
 
     Args:
         function: a callable as above.
-        correct_threshold: a completion whose reward is at least this counts as `correct`, which pass@k, the
-            advantages of NSR and the error-only terms go by.
+        correct_threshold: a completion with at least this reward is `correct` for pass@k, for NSR's advantages and
+            for the error-only terms.
 
     Raises:
-        ConfigError: `function` is not callable, or requires an argument we do not have.
+        ConfigError: `function` is not callable, or requires an argument that is not available.
 
     Example:
         >>> def brevity(completions, **kwargs):
@@ -53,7 +53,7 @@ class CallableReward:
             rewards = list(self.function(**{name: available[name] for name in self._accepted}))
             if len(rewards) != len(completions):
                 raise ValueError(f"returned {len(rewards)} rewards for {len(completions)} completions")
-        # Whatever a user's function raises must end in verdicts that are counted, not in a lost step.
+        # An exception in a user's function must become verdicts that are counted, not a lost step.
         except Exception:
             _logger.warning("the reward function %r failed", self.function, exc_info=True)
             return [Verdict(reward=0.0, status="error") for _ in completions]
@@ -79,7 +79,7 @@ class CallableReward:
 
 
 def _accepted_arguments(function: Any) -> tuple[str, ...]:
-    """The arguments that the function takes, of those that we can give."""
+    """The available arguments that the function takes."""
     ours = ("completions", "answer", "solution")
     if not callable(function):
         raise ConfigError(f"reward.function is {function!r}, not callable: give it a _target_ and _partial_: true")

@@ -1,4 +1,4 @@
-"""What counts as the same answer, as far as text and exact numbers tell; the rest is asked of someone who can."""
+"""Answer comparison by text and exact numbers; questions that need mathematics go to a callback."""
 
 import itertools
 import re
@@ -12,39 +12,39 @@ from apo_lightning.rewards.wording import words
 from apo_lightning.types import VerdictStatus
 
 Ask = Callable[[str, str], VerdictStatus | None]
-"""Decides whether two expressions are equal; None where that is not known yet."""
+"""Decides whether two expressions are equal; None while that is not known."""
 
 _MAX_UNMATCHED_PARTS = 4
-"""Unordered parts that text does not match are asked about in all pairs, up to 16; of more, the whole is asked once."""
+"""Most unordered parts that text does not match: `ask` is called for all pairs, up to 16; with more, once for all."""
 _MAX_PARTS = 64
-"""Unordered parts that are matched by text; an answer is refused no more time than this squared."""
+"""Most unordered parts that are matched by text, which takes time quadratic in them."""
 _MAX_DEPTH = 4
-"""Brackets within brackets that are taken apart; deeper ones, which no gold has, are asked about whole."""
+"""Most nested brackets that are taken apart; no gold has more, and deeper ones are asked about whole."""
 
 _MAX_CHARS = 512
-"""A longer answer [characters] is asked about whole: taking it apart here would cost time that no deadline bounds."""
+"""A longer answer [characters] is asked about whole: taking it apart here would take time that no deadline bounds."""
 
 _IN_BASE = re.compile(
     r"\(?((?=[A-F]*[0-9])[0-9A-F]+)\)?_\s*(?:\{\s*(?:\\text\{)?\s*([0-9]+|[a-z]+)\s*\}?\s*\}|([0-9]))"
 )
 _MULTIPLE = re.compile(r"(.*[0-9}])\s*[A-Za-df-hj-z]", re.DOTALL)
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])[a-df-hj-z](?![A-Za-z])")
-"""A lone small letter that is no constant."""
+"""A single lower-case letter that is not a constant."""
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 
 
 def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> VerdictStatus | None:
-    r"""The verdict on an answer; None while `ask` still says so of something that decides.
+    r"""The verdict on an answer; None while it depends on a question that `ask` has not answered.
 
     Decided here: identical texts, rational numbers, words, numerals in a base. Taken apart here: points, intervals,
-    sets, lists, unions, matrices and "x =", whose parts are compared one by one. Never raises, and asks no more than a
-    few dozen questions whatever the answer says.
+    sets, lists, unions, matrices and "x =", whose parts are compared one by one. Never raises, and asks at most a few
+    dozen questions for any answer.
 
     Args:
         gold: as `normalise` returns it.
-        answer: likewise.
+        answer: as `normalise` returns it.
         ask: called for each pair of expressions that needs mathematics.
-        depth: of brackets around both.
+        depth: nesting depth in brackets.
 
     Example:
         >>> unknown = lambda gold, answer: None
@@ -67,7 +67,7 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     decided = _same_atoms(gold, answer)
     if decided is not None:
         return "correct" if decided and is_same_name else "incorrect"
-    # A number's commas part thousands.
+    # In a number, commas separate thousands, not parts.
     gold_parts, answer_parts = (None if read_number(side) else take_apart(side) for side in (gold, answer))
     if depth < _MAX_DEPTH and (gold_parts or answer_parts):
         structured = _compare_structures(gold, gold_parts, answer, answer_parts, ask, depth)
@@ -78,7 +78,7 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
 
 
 def num_parts(answer: str) -> int:
-    r"""Parts of a normalised answer that is a list or a set; 1 for any other, a point or an interval too.
+    r"""Number of parts of a normalised answer that is a list or a set; 1 for any other, also a point or an interval.
 
     Example:
         >>> [num_parts(answer) for answer in ("k=45, n=2", r"1 \pm \sqrt{2}", "(2, 3)", "58,500", r"x \in \{1,2,3\}")]
@@ -90,7 +90,7 @@ def num_parts(answer: str) -> int:
 
 
 def expressions(gold: str, depth: int = 0) -> list[str]:
-    r"""What a gold answer consists of and `compare_answers` may ask about.
+    r"""The expressions in a gold answer that `compare_answers` may ask about.
 
     Example:
         >>> expressions(r"\{1 \pm \sqrt{5}, -2\}")
@@ -107,12 +107,12 @@ def expressions(gold: str, depth: int = 0) -> list[str]:
 
 
 def _same_text(gold: str, answer: str) -> bool:
-    # In mathematics mode blanks mean nothing.
+    # In mathematics mode spaces mean nothing.
     return "".join(gold.split()) == "".join(answer.split())
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str, tuple[str, ...], bool]:
-    """Both without "x =" or "x ∈", and the answer's other sides; False where both are named, and not the same."""
+    """(gold, answer, the answer's other sides, same name?), without "x =" or "x ∈"; no name is the same as any."""
     gold_named, named = read_names(gold), read_names(answer)
     if gold_named.is_equation or (named.is_equation and gold_named.names and not named.names):
         return gold, answer, (), True
@@ -131,19 +131,19 @@ def _same_atoms(gold: str, answer: str) -> bool | None:
     if gold_words and answer_words:
         return gold_words == answer_words
     gold_number = read_number(gold)
-    # Where the gold answer is a plain number, a letter behind the other is a unit: it cannot be a variable.
+    # Next to a gold answer that is a plain number, a letter after the number is a unit: it cannot be a variable.
     number = read_number(answer, lone_units=gold_number is not None)
     if gold_number and number:
         return same_number(gold_number, number)
     gold_numeral, numeral = _numeral(gold), _numeral(answer)
     if gold_numeral and numeral:
         return gold_numeral == numeral
-    # A problem that asks for a base is answered by the digits, with or without it, never by the number in base ten.
+    # If a problem asks for a base, the digits are the answer, with or without the base, but not the base-ten value.
     if (gold_numeral and number) or (gold_number and numeral):
         return (gold_numeral or (gold, ""))[0] == (numeral or (answer, ""))[0]
     if (gold_number and _is_multiple_of_a_variable(answer)) or (number and _is_multiple_of_a_variable(gold)):
         return False
-    # A choice may be stated without its wrapping: C for \text{(C)}.
+    # A choice may be given without its wrapping: C for \text{(C)}.
     if gold_words and len(gold_words) == 1 and len(answer) == 1:
         return gold_words == answer.lower()
     if answer_words and len(answer_words) == 1 and len(gold) == 1:
@@ -174,11 +174,11 @@ def _is_in_a_variable(side: str) -> bool:
 def _compare_structures(
     gold: str, gold_parts: Compound | None, answer: str, answer_parts: Compound | None, ask: Ask, depth: int
 ) -> VerdictStatus | None:
-    """The verdict on parts; `unparsed` where they are no help and the whole must be asked about."""
+    """The verdict from comparing parts; `unparsed` where parts do not help and the whole must be asked about."""
     if gold_parts is None or answer_parts is None:
         single, parts = (gold, answer_parts) if gold_parts is None else (answer, gold_parts)
         if parts is not None and parts.kind in ("set", "list"):
-            # {5} and ±0 are one element written as several or in braces.
+            # {5} and ±0 are one element, in braces or written as several.
             gold_parts, answer_parts = (
                 gold_parts or Compound("list", (gold,)),
                 answer_parts or Compound("list", (answer,)),
@@ -195,7 +195,7 @@ def _compare_structures(
 
 def _may_be_the_same(gold: Compound, answer: Compound) -> bool:
     kinds = {gold.kind, answer.kind}
-    # Without brackets a list does not say what it is; with brackets it does.
+    # A list without brackets may be a tuple or a set; with brackets the kind is given.
     if len(kinds) == 2 and not ("list" in kinds and kinds & {"tuple", "set"}):
         return False
     if gold.is_ordered or answer.is_ordered:
@@ -204,38 +204,34 @@ def _may_be_the_same(gold: Compound, answer: Compound) -> bool:
 
 
 def _compare_unordered(gold: tuple[str, ...], answer: tuple[str, ...], ask: Ask, depth: int) -> VerdictStatus | None:
-    """Whether each part has an equal in the other, however often."""
+    """Whether each part equals some part of the other answer; repetitions do not count."""
     if len(gold) > _MAX_PARTS or len(answer) > _MAX_PARTS:
         return "unparsed"
     matched_golds, matched_answers = set[str](), set[str]()
     for one, other in itertools.product(gold, answer):
-        if compare_answers(one, other, _unknown, depth + 1) == "correct":
+        if compare_answers(one, other, lambda *_: None, depth + 1) == "correct":
             matched_golds.add(one)
             matched_answers.add(other)
     open_golds = [one for one in dict.fromkeys(gold) if one not in matched_golds]
     open_answers = [other for other in dict.fromkeys(answer) if other not in matched_answers]
     if len(open_golds) > _MAX_UNMATCHED_PARTS or len(open_answers) > _MAX_UNMATCHED_PARTS:
         return "incorrect" if len(gold) != len(answer) else "unparsed"
-    # A part that repeats another in other words meets only parts that are matched already.
+    # A part may repeat a matched one in another notation: then only matched parts are left to compare it with.
     needed = [[(one, other) for other in open_answers or answer] for one in open_golds]
     needed += [[(one, other) for one in open_golds or gold] for other in open_answers]
     return _all(_any(compare_answers(*pair, ask, depth + 1) for pair in pairs) for pairs in needed)
 
 
-def _unknown(_gold: str, _answer: str) -> None:
-    """An `Ask` that cannot tell: it knows no mathematics."""
-
-
-# What decides comes first. A part that cost a worker ends the questions, because the next may cost another.
+# The deciding status comes first. After a question that cost a worker no more are asked, as each may cost another.
 _ALL: tuple[VerdictStatus | None, ...] = ("incorrect", "timeout", "error", None, "unparsed", "correct")
 _ANY: tuple[VerdictStatus | None, ...] = ("correct", "timeout", "error", None, "incorrect", "unparsed")
 
 
 def _all(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
-    """The verdict on parts that must all be right: `correct` where all are, or where there is none."""
+    """The verdict where all parts must be correct; `correct` for no parts."""
     return min([*statuses, "correct"], key=_ALL.index)
 
 
 def _any(statuses: Iterable[VerdictStatus | None]) -> VerdictStatus | None:
-    """The verdict on alternatives: `correct` where one is."""
+    """The verdict where one correct alternative is enough."""
     return min([*statuses, "unparsed"], key=_ANY.index)

@@ -1,4 +1,4 @@
-"""Rational numbers, read from LaTeX and compared exactly: no floats, no process."""
+"""Rational numbers, read from LaTeX and compared exactly, without floats or another process."""
 
 import re
 from dataclasses import dataclass, replace
@@ -8,15 +8,15 @@ from functools import lru_cache
 from apo_lightning.rewards.normalise import without_unit
 
 MIN_SIGNIFICANT_DIGITS = 6
-"""A decimal of at least so many digits stands for any number it is the rounding of."""
-_MAX_NUMBER_CHARS = 600
-"""Below the smallest limit Python can be given for int(str), 640 digits: a longer number would raise."""
+"""A decimal with at least this many significant digits equals any number that rounds to it."""
+MAX_NUMBER_CHARS = 600
+"""Below 640, the smallest limit that Python allows for int(str), above which int() would raise."""
 
 _DECIMAL = r"((?:[0-9]+\.?[0-9]*+|\.[0-9]+))"
 _SIGNED = rf"([-+]?){_DECIMAL}"
 _FRACTION = rf"\\frac\s*\{{\s*{_SIGNED}\s*\}}\s*\{{\s*{_SIGNED}\s*\}}"
 _INTEGER_FRACTION = r"\\frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}"
-# Three digits, because a larger power of ten would take memory here; it goes to the workers, which can be killed.
+# At most three digits: a larger power of ten would take memory here; it goes to the workers, which can be killed.
 _POWER = r"10\s*\^\s*(?:\{\s*([-+]?[0-9]{1,3})\s*\}|([0-9]))"
 _TIMES = r"\s*(?:\\times|\\cdot|\*)\s*"
 
@@ -32,23 +32,23 @@ _IS_REPEATING = re.compile(r"([0-9]+)\.([0-9]*)\\(?:overline|bar)\s*\{\s*([0-9]+
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A rational number as it was written."""
+    """A rational number and the precision it was written with."""
 
     value: Fraction
     last_place: Fraction | None = None
-    """The value of one unit of a decimal's last digit; None for what was not written as a decimal."""
+    """One unit in the last place of a decimal; None for other notations."""
     significant_digits: int = 0
-    """Digits of a decimal, zeros in front not counted; 0 for what was not written as a decimal."""
+    """Digits of a decimal without leading zeros; 0 for other notations."""
 
     def is_rounding_of(self, other: "Number") -> bool:
-        """True for a decimal of enough digits that is `other`, rounded to its last place."""
+        """True for a decimal with enough digits that equals `other` rounded to its last place."""
         if self.last_place is None or self.significant_digits < MIN_SIGNIFICANT_DIGITS:
             return False
         return abs(self.value - other.value) <= self.last_place / 2
 
 
 def same_number(left: Number, right: Number) -> bool:
-    """True where two numbers are equal, or one is a decimal of at least six digits and the rounding of the other.
+    """True for equal numbers, and for a decimal of at least six digits and a number that rounds to it.
 
     Example:
         >>> third = Number(Fraction(1, 3))
@@ -61,20 +61,20 @@ def same_number(left: Number, right: Number) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_number(text: str, lone_units: bool = False) -> Number | None:
-    r"""The rational number that a normalised text is, its unit dropped; None where it is none or too long to be read.
+    r"""The rational number in a normalised text, without its unit; None for any other text or one that is too long.
 
-    Read are integers with or without thousands commas, decimals, also repeating ones, a/b, \frac, mixed numbers whose
-    fraction is below 1, and products with a power of ten.
+    Understood are integers with or without thousands commas, decimals (also repeating ones), a/b, \frac, mixed numbers
+    with a fraction below 1, and products with a power of ten.
 
     Args:
         text: as `normalise` returns it.
-        lone_units: take a lone letter after the number for a unit, as in "5 m".
+        lone_units: treat a single letter after the number as a unit, as in "5 m".
 
     Example:
         >>> read_number(r"1\frac{4}{5}").value, read_number(r"-6 \times 10^{-5}").value, read_number("1,080 cm").value
         (Fraction(9, 5), Fraction(-3, 50000), Fraction(1080, 1))
     """
-    if len(text) > _MAX_NUMBER_CHARS:
+    if len(text) > MAX_NUMBER_CHARS:
         return None
     text = without_unit(text, lone_units)
     is_negative = text.startswith("-")
@@ -95,7 +95,7 @@ def _read_unsigned(body: str) -> Number | None:
         return _times_power(_decimal(before or after or "1"), power or bare_power or power_first or bare_power_first)
     if match := _IS_MIXED.fullmatch(body):
         whole, *parts = (int(group) for group in match.groups() if group is not None)
-        # Else it is a product: 2 \frac{3}{2}.
+        # 2 \frac{3}{2} is a product, not a mixed number.
         return Number(whole + Fraction(*parts)) if parts[0] < parts[1] else None
     if match := _IS_REPEATING.fullmatch(body):
         whole, start, period = match.groups()
@@ -112,7 +112,7 @@ def _read_unsigned(body: str) -> Number | None:
 
 
 def _padded(decimal: str) -> str:
-    """The decimal as `Fraction` reads it: digits on both sides of the point."""
+    """The decimal in the form that `Fraction` reads: with digits on both sides of the point."""
     return f"0{decimal}0" if "." in decimal else decimal
 
 

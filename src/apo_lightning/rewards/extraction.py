@@ -1,12 +1,12 @@
-"""Finding the answer that a completion states. Linear in the text, whatever the text."""
+"""Extraction of the answer from a completion, in time linear in the text."""
 
 import re
 from dataclasses import dataclass
 
 MAX_ANSWER_CHARS = 4096
-"""A longer answer is treated as none [characters]: no gold is near it, and it would only feed the verifier's parser.
+"""A longer answer [characters] is treated as missing: no gold is that long, and parsing it would take long.
 
-An answer and a gold of this length still fit, at 6 bytes a character, into a 64 KiB pipe (see `worker_pool`).
+An answer and a gold of this length fit into a 64 KiB pipe even at 6 bytes a character (see `worker_pool`).
 """
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -17,17 +17,17 @@ _BLANK = r"(?:\s|\\[,;: ])*+"
 _NAME = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\})|')?(?:\([A-Za-z0-9]\))?"
 _BETWEEN = re.compile(rf"(?:[^\S\n]|\\[,;: ])*+(?:(?:{_SEPARATOR}){_BLANK})++(?:(?P<name>{_NAME})\s*=\s*)?")
 _MAX_BETWEEN = 64
-"""Characters between two boxes of one statement; what is longer is prose."""
+"""Most characters between two boxes of one answer; a longer gap is prose."""
 _PUNCTUATION = re.compile(r"(?<!\\)[.,;]$|。$")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}`, its braces balanced; None where there is none.
+    r"""The content of the last `\boxed{…}`, with balanced braces; None where there is none.
 
-    A box that is never closed (a completion cut at its token limit) states no answer, and an earlier box does not
-    stand in for it: only the last one counts. Without braces LaTeX takes the next token for the argument: `\boxed 25`
-    is a 2 in a box and a 5 behind it.
+    A box that is never closed (a completion cut at its token limit) gives no answer, and an earlier box does not
+    replace it: only the last one counts. Without braces LaTeX takes the next token as the argument: `\boxed 25` is a
+    2 in a box, followed by a 5.
 
     Example:
         >>> last_boxed(r"First \boxed{7}, no: \boxed{\frac{1}{2}}.")
@@ -42,15 +42,15 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_boxes(text: str, most: int) -> list[str]:
-    r"""The contents of the boxes that end a completion together, in order; none where the last one is not closed.
+    r"""The contents of the boxes that end a completion together, in order; empty where the last one is not closed.
 
-    Boxes are together where nothing but separators stands between them: commas, semicolons, dollars, line breaks, wide
-    blanks, "and", "or". A letter and "=" before a box name its content, but before the first one, where they may end a
-    longer expression.
+    Boxes are together if only separators stand between them: commas, semicolons, dollars, line breaks, wide spaces,
+    "and", "or". "x =" before a box names its content, except before the first one, where it may end a longer
+    expression.
 
     Args:
         text: the completion.
-        most: boxes to read, from the last one backwards.
+        most: largest number of boxes to read, counted from the last one.
 
     Example:
         >>> final_boxes(r"Not \boxed{1}. So $\boxed{2}$, $\boxed{3}$ or $k = \boxed{5}$.", most=8)
@@ -77,7 +77,7 @@ class _Box:
 
 
 def _last_box(text: str, end: int) -> _Box | None:
-    """The last box that begins before `end`; None where there is none, or it is not closed there."""
+    """The last box that begins before `end`; None where there is none or it is not closed."""
     at = text.rfind(r"\boxed", 0, end)
     while at >= 0 and not _BOX.match(text, at, end):
         at = text.rfind(r"\boxed", 0, at)
@@ -89,7 +89,7 @@ def _last_box(text: str, end: int) -> _Box | None:
         return _Box(at, token.end(), token.group()) if token else None
     depth, start = 1, box.end() + 1
     for brace in _BRACE.finditer(text, start, end):
-        # An escaped brace is a set's, not a group's: it is matched with its backslash and changes no depth.
+        # `\{` and `\}` are matched with their backslash and do not change the depth: they delimit a set, not a group.
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
             return _Box(at, brace.end(), text[start : brace.start()])
@@ -97,7 +97,7 @@ def _last_box(text: str, end: int) -> _Box | None:
 
 
 def last_line_after(text: str, marker: re.Pattern[str]) -> str | None:
-    """The rest of the line (or the next, if that is empty) after the marker's last occurrence.
+    """The rest of the line (or the next line, if that is empty) after the last occurrence of the marker.
 
     Example:
         >>> last_line_after("Answer: 4? Answer: 5 apples", re.compile("Answer:"))
@@ -110,9 +110,9 @@ def last_line_after(text: str, marker: re.Pattern[str]) -> str | None:
 
 
 def unwrap(answer: str) -> str:
-    r"""The answer without what surrounds it in prose: dollars, `\( \)`, asterisks, a full stop or comma, blanks.
+    r"""The answer without the marks around it in prose: dollars, `\( \)`, asterisks, a full stop or comma, spaces.
 
-    Quadratic in the worst case: call it on no more than `MAX_ANSWER_CHARS`.
+    Quadratic in the worst case: pass at most `MAX_ANSWER_CHARS`.
 
     Example:
         >>> unwrap(r" **$\frac{1}{2}$.** ")
@@ -121,7 +121,7 @@ def unwrap(answer: str) -> str:
     previous = None
     while answer != previous:
         previous = answer = answer.strip()
-        if not answer.endswith(r"\right."):  # there the dot is a delimiter, and LaTeX fails without it
+        if not answer.endswith(r"\right."):  # this full stop is a delimiter, and LaTeX fails without it
             answer = _PUNCTUATION.sub("", answer).rstrip()
         for left, right in _WRAPPERS:
             inner = answer[len(left) : -len(right)]

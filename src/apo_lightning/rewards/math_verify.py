@@ -17,25 +17,27 @@ _INTEGER = re.compile(r"([-+]?)0*([0-9]+)")
 
 
 class MathVerifyReward:
-    r"""1 where the stated answer is mathematically equal to the gold one; else 0.
+    r"""Reward 1 where the answer is mathematically equal to the gold answer; else 0.
 
-    The answer is the content of the last `\boxed{…}`, else the line after the last "Answer:"; where the gold answer is
+    The answer is the content of the last `\boxed{…}`, else the line after the last "Answer:". Where the gold answer is
     a list or set of n parts and exactly n boxes end the completion together (`final_boxes`), each with one part, they
     are one answer. A completion with neither is `unparsed`: prose is never searched for a number, which a policy learns
-    to exploit. Numbers, words and the parts of points, sets and lists are compared here and exactly; an expression that
-    is left is computed, or goes to math-verify, in worker processes that start when first needed. A worker that takes
-    too long, crashes or outgrows its memory is replaced and the answer's verdict is `timeout` or `error`; an answer
-    that cannot be read is `unparsed`.
+    to exploit.
 
-    Departure: math-verify alone refuses right answers and accepts wrong ones; what is decided otherwise here, and why,
-    is in docs/decisions/0011-what-counts-as-the-same-answer.md.
+    Numbers, words and the parts of points, sets and lists are compared here and exactly. Other expressions are
+    evaluated numerically, or compared by math-verify, in worker processes that start on first use. A worker that takes
+    too long, crashes or exceeds its memory is replaced, and the verdict is `timeout` or `error`; an answer that cannot
+    be parsed is `unparsed`.
 
-    Source: math-verify (Hugging Face), `verify` and its reader of LaTeX with their own time-outs off: those use SIGALRM
+    Departure: math-verify alone refuses right answers and accepts wrong ones; docs/decisions/
+    0011-what-counts-as-the-same-answer.md lists what is decided otherwise here, and why.
+
+    Source: math-verify (Hugging Face), `verify` and its LaTeX parser, with their own time-outs off: those use SIGALRM
     handlers, which work in a main thread only and cannot interrupt a long computation in C.
 
     Args:
         num_workers: processes, about 60 MiB each.
-        timeout_s: for one answer, from when a worker receives it [s].
+        timeout_s: for one answer, counted from when a worker receives it [s].
         memory_limit_gib: address space of a worker [GiB].
 
     Raises:
@@ -64,14 +66,14 @@ class MathVerifyReward:
         golds = [_usable(gold) for gold in answers]
         stated = [_stated_answer(completion, gold) for completion, gold in zip(completions, golds, strict=True)]
         pairs = [(gold, _normalise(answer or "")) for gold, answer in zip(golds, stated, strict=True)]
-        # A group often repeats one wrong answer: judge it once.
+        # The completions of a group often repeat a wrong answer: judge it once.
         statuses = self._judge(dict.fromkeys(pairs))
         return [_verdict(statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True)]
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Raise ConfigError for the first gold answer with a part that math-verify does not find equal to itself.
 
-        Takes about ten seconds per thousand distinct golds that are no numbers.
+        Takes about ten seconds per thousand distinct golds that are not numbers.
         """
         normalised = [_usable(gold) for gold in answers]
         parts = {gold: expressions(gold) for gold in dict.fromkeys(normalised)}
@@ -94,7 +96,7 @@ class MathVerifyReward:
         known: dict[tuple[str, str], VerdictStatus] = {}
         waiting = list(pairs)
         while waiting:
-            # One question an answer at a time: the first that hangs is the last it asks, so it costs one worker.
+            # One question per answer at a time: an answer whose question hangs asks no more, so it costs one worker.
             questions: dict[tuple[str, str], tuple[str, str]] = {}
             for pair in waiting:
                 status, question = _decide(*pair, known)
@@ -109,7 +111,7 @@ class MathVerifyReward:
 
 
 def _usable(gold: str) -> str:
-    """The gold answer, normalised; empty where it is too long to be one."""
+    """The normalised gold answer; empty where it is too long."""
     return _normalise(gold) if len(gold) <= MAX_ANSWER_CHARS else ""
 
 
@@ -119,7 +121,7 @@ def _normalise(answer: str) -> str:
 
 
 def _stated_answer(completion: str, gold: str) -> str | None:
-    # An unclosed box is a completion cut short, so that an earlier "Answer:" is not its answer.
+    # An unclosed box means a truncated completion: an earlier "Answer:" does not count.
     is_boxed = r"\boxed" in completion
     answer = last_boxed(completion) if is_boxed else last_line_after(completion, _MARKER)
     if is_boxed and (size := _num_parts(gold)) > 1:
@@ -128,7 +130,7 @@ def _stated_answer(completion: str, gold: str) -> str | None:
 
 
 def _joined(boxes: Sequence[str], size: int) -> str | None:
-    """So many boxes of one part each as one list; None where there are more or fewer, or one is a list itself."""
+    """`size` boxes with one part each as one list; None where the number differs or a box holds a list."""
     if len(boxes) != size or sum(map(len, boxes)) > MAX_ANSWER_CHARS:
         return None
     parts = [unwrap(box) for box in boxes]
@@ -142,7 +144,7 @@ _num_parts = lru_cache(maxsize=4096)(num_parts)
 def _decide(
     gold: str, answer: str, known: Mapping[tuple[str, str], VerdictStatus]
 ) -> tuple[VerdictStatus | None, tuple[str, str] | None]:
-    """The verdict, or else the first question that must be answered for it."""
+    """(verdict, None), or (None, the first question to answer before there is one)."""
     if not gold or not answer:
         return ("unparsed" if not answer else "error"), None
     if (is_equal := _same_integer(gold, answer)) is not None:
@@ -159,11 +161,11 @@ def _decide(
 
 
 def _same_integer(gold: str, answer: str) -> bool | None:
-    """Whether two integers of any length are equal; None where either is none."""
+    """Whether two integers of any length are equal; None where one is not an integer."""
     integers = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
     if not (integers[0] and integers[1]):
         return None
-    # Digits without leading zeros decide, so no length limit of int() is met.
+    # Compared as digits without leading zeros, as int() has a length limit.
     (gold_sign, gold_digits), (sign, digits) = integers[0].groups(), integers[1].groups()
     return gold_digits == digits and (digits == "0" or (gold_sign == "-") == (sign == "-"))
 

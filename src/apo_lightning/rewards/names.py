@@ -1,4 +1,4 @@
-r"""Equals signs in an answer: `x = 5` names a five, `n + 1 = 13` states something of which 13 is a part."""
+r"""Equals signs in an answer: in `x = 5` the answer is 5 and x its name; `n + 1 = 13` is an equation."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _LETTER = rf"(?:[A-Za-z]|\\(?:{_GREEK})(?![A-Za-z]))"
 _INDEX = r"_\s*(?:\{[^{}=]*\}|[A-Za-z0-9]|\\[A-Za-z]+)"
 _MARKS = rf"(?:\s*(?:{_INDEX}|'+|\^\s*\{{\s*(?:\\prime\s*)+\}}|\^\s*(?:\\prime|\*)))*"
 _ANGLE = r"(?:m\s*)?\\angle\s*(?:\{\s*)?[A-Z]{1,3}(?:\s*\})?"
-# A product is no name: neither ab nor n(n + 1). Letters of points are (AB, a segment), and so are words.
+# A product (ab, n(n + 1)) is not a name, but the points of a segment (AB) and words are.
 _WORD = r"[A-Z]{2,4}|[A-Z][a-z]{2,}(?:\s+[A-Za-z]+)*|(?!abcd|wxyz)[a-z]{4,}(?:\s+[a-z]+)*|[\u4e00-\u9fff]+"
 _FUNCTION = rf"[fghFGHPE]{_MARKS}(?:\^\s*\{{\s*-1\s*\}})?\s*\([^()=]*(?:=[^()=]*)?\)"
 _APPLIED = rf"{_LETTER}{_MARKS}\s*\(\s*-?[A-Za-z0-9]+\s*(?:,\s*-?[A-Za-z0-9]+\s*)*\)"
@@ -28,26 +28,26 @@ _MAX_SIDES = 8
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An answer with its equals signs read."""
+    """An answer split at its equals signs."""
 
     names: tuple[str, ...]
-    """Names that the answer gives its value; empty for an expression, or an equation without a lone name."""
+    """Names on one side of an equals sign; empty for an expression or an equation without a lone name."""
     value: str
-    """The first side that is no name; the whole answer where nothing is set equal."""
+    """The first side that is not a name; the whole answer where there is no equals sign."""
     others: tuple[str, ...] = ()
-    """The other sides that are no names."""
+    """The other sides that are not names."""
 
     @property
     def is_equation(self) -> bool:
-        """True where an equals sign is left."""
+        """True where an equals sign is left between sides that are not names."""
         return bool(self.others)
 
 
 def read_names(answer: str) -> Named:
-    r"""The answer without the lone names that it puts before its value, or after it.
+    r"""Separate the names in an answer from its value.
 
-    A lone name is a letter or a word with indices and accents, a function of something, an angle, a segment, or a point
-    of letters. A sum, a multiple or a power is none.
+    A name is a letter or word with indices and accents, a function of something, an angle, a segment, or a point of
+    letters. A sum, a multiple or a power is not.
 
     Example:
         >>> read_names("x = 2 + 3 = 5")
@@ -66,7 +66,7 @@ def read_names(answer: str) -> Named:
 
 
 def is_name(text: str) -> bool:
-    r"""True for what can only be called a name.
+    r"""True for text that can only be a name.
 
     Example:
         >>> [is_name(text) for text in ("I_{max}", "f(x)", "AB", r"\angle ABC", "x^2", "ab", r"\sin x")]

@@ -1,6 +1,6 @@
-r"""One spelling for what LaTeX and prose spell in many ways. Text only: nothing here decides whether answers are equal.
+r"""Normalisation of answers: one spelling for notations with the same meaning. Does not decide whether answers match.
 
-Linear in the text but for `unwrap`; call it on no more than `MAX_ANSWER_CHARS`.
+Linear in the text except for `unwrap`; pass at most `MAX_ANSWER_CHARS`.
 """
 
 import re
@@ -14,7 +14,7 @@ _SYMBOLS = str.maketrans(
         "∪": r"\cup ", "±": r"\pm ", "≤": r"\leq ", "≥": r"\geq ", "°": r"^\circ", "√": r"\sqrt ", "\u00a0": " ",
         "\u2009": " ", "\u202f": " ", "\u3000": " ", "~": " ", "²": "^2", "³": "^3", "、": ",", "。": ".",
     }
-    # The full-width forms of ASCII, in which Chinese is set.
+    # Full-width forms of ASCII, as used in Chinese text.
     | {chr(code + 0xFEE0): chr(code) for code in range(ord("!"), ord("~"))}
 )  # fmt: skip
 _THOUSANDS = "[0-9]{1,3}(?:,[0-9]{3})+"
@@ -24,9 +24,9 @@ _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 _LATEX_RULES: tuple[_Rule, ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # Thousands marks of LaTeX join digits; a plain comma may also part a list and is left to `read_number`.
+        # LaTeX's thousands separators; a plain comma may also separate a list and is left to `read_number`.
         (r"(?<=[0-9])(?:\{,\}|,\\!\s*|\\,)(?=[0-9]{3}(?![0-9]))", ""),
-        # A row of a matrix ends in two backslashes, whose second must not be taken for a space's.
+        # A row of a matrix ends in \\, whose second backslash must not be read as part of a space.
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;: ]|q?quad(?![A-Za-z]))", " "),
         (r"\\(?:left|right)\.", ""),
@@ -40,16 +40,16 @@ _LATEX_RULES: tuple[_Rule, ...] = tuple(
         (r"\\(?:math|text)rm\s*\{\s*([eid])\s*\}", r"\1 "),
         (rf"\\(?:mathrm|operatorname|text)\s*\{{\s*({_FUNCTIONS})\s*\}}", r"\\\1 "),
         (r"\\(?:mathrm|mbox|textrm|textnormal|textbf|textit|textsf|text)\s*\{", r"\\text{"),
-        # An index is a name, however it is set.
+        # An upright index is the same index.
         (r"_\s*\{\s*\\text\{\s*([A-Za-z0-9]+)\s*\}\s*\}", r"_{\1}"),
         (r"_\s*\\text\{\s*([A-Za-z0-9]+)\s*\}", r"_{\1}"),
         (r"_\s*(?:\{\s*\\(max|min)\s*\}|\\(max|min)(?![A-Za-z]))", r"_{\1\2}"),
-        # Upright or bold digits are digits, and what they are followed by is a unit. Not so in a time or a date.
+        # Upright or bold digits are digits, and text after them is a unit, except in a time or a date.
         (rf"\\(?:text|mathbf|boldsymbol)\{{\s*({_NUMBER}(?:\s*/\s*[0-9]+)?)\s*\}}", r" \1 "),
         (rf"\\text\{{\s*({_NUMBER})\s*([A-Za-z%\u4e00-\u9fff][^{{}}0-9:,]*)\}}", r" \1 \\text{ \2}"),
         (r"\\text\{([0-9A-F]+)\}(?=\s*_)", r"\1"),
         (r"\\text\{\s*([\u4e00-\u9fff]+)\s*\}", r"\1"),
-        # Inside a fraction, a root or an exponent no comma parts a list.
+        # Inside a fraction, a root or an exponent a comma never separates a list.
         (
             r"(?:\\frac|\\sqrt|[\]}^])\s*\{[^{}]*(?=\})",
             lambda match: re.sub(
@@ -67,16 +67,16 @@ _PLAIN_RULES: tuple[_Rule, ...] = tuple(
     for pattern, replacement in (
         (rf"(?<![A-Za-z\\.])(?:np\.|math\.)?({_FUNCTIONS})(?=\()", r"\\\1"),
         (r"(?<![A-Za-z\\.])(?:np\.|math\.)?sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
-        # In mathematics mode a dollar is never content.
+        # Inside mathematics a dollar is never content.
         (r"\\?\$", ""),
-        # Else 4.5e33 is read as 4.5·e·33.
+        # Without this rule 4.5e33 would be read as 4.5·e·33.
         (r"(?<![\w.\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]\{?([-+]?[0-9]+)\}?(?![\w.])", r"\1 \\times 10^{\2}"),
     )
 )
 
 
 def normalise(answer: str) -> str:
-    r"""The answer without wrapping, spacing, sizes and currency; its notation in one form.
+    r"""The answer without wrapping, spacing, size commands and currency, in one notation.
 
     Example:
         >>> normalise(r"$4.5e33$."), normalise(r"50\%"), normalise(r"\boxed{\left( \dfrac12,\, -1 \right)}")
@@ -85,7 +85,7 @@ def normalise(answer: str) -> str:
     boxed = last_boxed(answer)
     answer = _without_frame(unwrap((answer if boxed is None else boxed).translate(_SYMBOLS)))
     answer = " ".join(answer.split())
-    # Most answers are plain, and most of the time is the rules'.
+    # Most answers have no LaTeX, and the rules take most of the time.
     for pattern, replacement in (_LATEX_RULES if "\\" in answer or "{" in answer else ()) + _PLAIN_RULES:
         answer = pattern.sub(replacement, answer)
     return answer.strip()
@@ -98,7 +98,7 @@ _MAX_FRAMES = 4
 
 
 def _without_frame(answer: str) -> str:
-    """The answer without bare or formatting braces around the whole of it; bare ones around a list are a set's."""
+    """The answer without braces or formatting around all of it; bare braces around a list become a set's."""
     for _ in range(_MAX_FRAMES):
         frame = _FRAME.match(answer)
         content = last_boxed(rf"\boxed{answer[frame.end() - 1 :]}") if frame else None
@@ -132,13 +132,13 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 _CHINESE_SCALES = {"十万": 5, "百万": 6, "千万": 7, "百": 2, "千": 3, "万": 4, "亿": 8}
 _SCALE = re.compile(
     rf"(?<=[0-9}}])\s*(?:(?:\\text\{{\s*)?\b({'|'.join(_SCALES)})\b\s*\}}?"
-    # 千米 is a kilometre, and 百分 are percent.
+    # 千米 is kilometre, and 百分 is percent.
     rf"|({'|'.join(_CHINESE_SCALES)})(?<!千(?=[米克瓦焦赫帕卡伏升]))(?<!百(?=分)))"
 )
 _NO_UNITS = re.compile(
     r"\b(?:plus|minus|times|over|divided|more|less|than|squared|cubed|half|quarters?|thirds?|negative|factorial|dozen"
     r"|sqrt|sinh|cosh|tanh|choose|modulo|base|and|or|not|to|of|is)\b"
-    # A number within makes two quantities, and five and a half apples are not five.
+    # A text with another number is two quantities, and five and a half apples are not five.
     r"|[a-z.]\s+[0-9]|[半多余不或和与及且至到负]|分之|左右|以[上下]"
 )
 _FUNCTION_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!\s*\^\s*\{\s*-)")
@@ -147,8 +147,8 @@ _FUNCTION_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!
 def without_unit(answer: str, lone_letters: bool = False) -> str:
     r"""A quantity without its unit: upright text, a degree or percent sign, a word or an abbreviation.
 
-    Words may be Chinese. A lone italic letter after a number is a variable, unless `lone_letters` says that none can
-    occur. Words that scale a number become powers of ten, and words that name an operation are no unit.
+    Words may be Chinese. A single italic letter after a number is a variable, unless `lone_letters` is set. Words that
+    scale a number become powers of ten; words that name an operation are not units.
 
     Example:
         >>> [without_unit(quantity) for quantity in (r"864 \text{ inches}^2", "3 million", "4 x", r"30^\circ")]
@@ -157,7 +157,7 @@ def without_unit(answer: str, lone_letters: bool = False) -> str:
     answer = _SCALE.sub(_power_of_ten, answer).strip()
     patterns = (_TEXT_UNIT, _CHINESE_UNIT, _DEGREE_OR_PERCENT, _WORD_UNIT, *((_LONE_UNIT,) if lone_letters else ()))
     for pattern in patterns:
-        # No unit is longer, and a search through all of an endless one would take time squared.
+        # No unit is longer; searching all of a very long text would take quadratic time.
         match = pattern.search(answer, max(0, len(answer) - _MAX_UNIT_CHARS))
         if match is None or _NO_UNITS.search(match.group()):
             continue
@@ -165,7 +165,7 @@ def without_unit(answer: str, lone_letters: bool = False) -> str:
         if pattern is _DEGREE_OR_PERCENT and _FUNCTION_OF_DEGREES.search(answer):
             continue
         rest = answer[: match.start()].rstrip()
-        # A number must be left: after _ or = the text is a name, and a sentence ends in no unit.
+        # A number must remain: after _ or = the text is a name, and a sentence does not end in a unit.
         if re.search(r"[0-9]|\\pi|\\sqrt", rest) and rest[-1] not in "_^=<>+-*/(,\\":
             answer = rest
     return answer

@@ -1,20 +1,18 @@
-"""Exact comparison of numbers: no floats, no eval, no process."""
+"""Exact comparison of numbers, without floats, `eval` or another process."""
 
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.rewards.exact import MAX_NUMBER_CHARS
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
 from apo_lightning.types import Verdict
-
-_MAX_NUMBER_CHARS = 600
-"""Below the smallest limit Python can be given for int(str), 640 digits: a longer number would raise."""
 
 _MARKER = re.compile(r"(?:answer|答案)\s*[:：]|####", re.IGNORECASE)
 _NUMBER = re.compile(
     r"""
-    (?P<sign>(?<![\w)\]}.])[-+−])?            # a minus after a digit or a bracket subtracts, it is no sign
+    (?P<sign>(?<![\w)\]}.])[-+−])?            # after a digit or a bracket a minus subtracts and is not a sign
     (?:\\?\$\s?(?P<sign_after_currency>[-+−])?)?
     (?P<numerator>
         (?>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?+
@@ -28,12 +26,13 @@ _UNIT = re.compile(r"\s*\\?%|\s*\\(?:text|mathrm)\{[^{}]*\}|\s+[A-Za-z][A-Za-z .
 
 
 class NumericReward:
-    r"""1 where the number a completion states equals the gold one, as rationals; else 0.
+    r"""Reward 1 where the completion's number equals the gold number, as rationals; else 0.
 
-    The number is looked for in the last `\boxed{…}`; without a box, on the line after the last "Answer:" or "####";
-    without either, anywhere in the text. A box and an answer line must hold one number and nothing else but a unit
-    (so `\boxed{\sqrt{2}}` is no 2); free text may say more. Read are integers, decimals, a/b, thousands separators,
-    a leading sign or dollar. A completion without a number is `unparsed`, and so is a number of over 600 characters.
+    The number is read from the last `\boxed{…}`; without a box, from the line after the last "Answer:" or "####";
+    without either, from anywhere in the text. A box and an answer line must contain one number and at most a unit
+    (so `\boxed{\sqrt{2}}` is not 2); free text may contain more. Understood are integers, decimals, a/b, thousands
+    separators, a leading sign or dollar. A completion without a number, or with one of over 600 characters, is
+    `unparsed`.
 
     Args:
         take: "first" or "last": which number of a *free* text is the answer. "first" suits a prefilled "13 + 5 =",
@@ -57,11 +56,11 @@ class NumericReward:
         self.take = take
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
-        """One verdict per completion, in order; `error` where the *gold* is no number."""
+        """One verdict per completion, in order; `error` where the *gold* answer is not a number."""
         return [self._judge(completion, gold) for completion, gold in zip(completions, answers, strict=True)]
 
     def check_answers(self, answers: Sequence[str]) -> None:
-        """Raise ConfigError for the first gold answer that is no number."""
+        """Raise ConfigError for the first gold answer that is not a number."""
         for index, gold in enumerate(answers):
             if _value(_lone_number(gold)) is None:
                 raise ConfigError(
@@ -85,7 +84,7 @@ class NumericReward:
         return Verdict(reward=0.0, status="incorrect", extracted=stated.group())
 
     def _stated_number(self, completion: str) -> re.Match[str] | None:
-        # An unclosed box is a completion cut short: a number from its derivation would not be its answer.
+        # An unclosed box means a truncated completion: a number of its derivation is not the answer.
         if r"\boxed" in completion:
             return _lone_number(last_boxed(completion))
         if _MARKER.search(completion):
@@ -97,7 +96,7 @@ class NumericReward:
 
 
 def _lone_number(text: str | None) -> re.Match[str] | None:
-    """The number that makes up the whole text, but for a unit."""
+    """The number, if the text consists of it and at most a unit."""
     if text is None or len(text) > MAX_ANSWER_CHARS:
         return None
     text = unwrap(text).replace("{,}", ",")
@@ -108,8 +107,8 @@ def _lone_number(text: str | None) -> re.Match[str] | None:
 
 
 def _value(number: re.Match[str] | None) -> Fraction | None:
-    """The number's exact value; None where it has none (n/0) or is too long to be read."""
-    if number is None or len(number.group()) > _MAX_NUMBER_CHARS:
+    """The exact value of the number; None for n/0 or a number that is too long."""
+    if number is None or len(number.group()) > MAX_NUMBER_CHARS:
         return None
     denominator = int(number["denominator"] or 1)
     if denominator == 0:

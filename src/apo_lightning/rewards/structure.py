@@ -1,4 +1,4 @@
-r"""Answers of several parts: points, intervals, sets, lists, unions and matrices, taken apart at their top level."""
+r"""Answers with several parts: points, intervals, sets, lists, unions and matrices, split at the top level."""
 
 import re
 from dataclasses import dataclass
@@ -22,32 +22,31 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _MAX_GROUPS = 4
-"""Parentheses around parentheses that are dropped; more of them are no answer, and each costs a pass."""
+"""Most nested parentheses that are removed; no answer has more, and each takes a pass."""
 _MATRIX = re.compile(r"\\begin\{(?P<name>[pb]?)matrix\}(?P<body>(?:(?!\\begin).)*)\\end\{(?P=name)matrix\}", re.DOTALL)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])(?=\s*\S)")
 
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """An answer of several parts."""
+    """An answer with several parts."""
 
     kind: Kind
     parts: tuple[str, ...]
     shape: str = ""
-    """Must agree besides the parts: an interval's brackets, or the number of columns of each row of a matrix."""
+    """Must also agree: the brackets of an interval, or the number of columns in each row of a matrix."""
 
     @property
     def is_ordered(self) -> bool:
-        """True where exchanging two parts makes another answer."""
+        """True where the order of the parts matters."""
         return self.kind in ("tuple", "interval", "matrix")
 
 
 def take_apart(answer: str) -> Compound | None:
     r"""The parts of a normalised answer; None where it is a single expression.
 
-    Two parts in parentheses are a point or an open interval, which are written alike, and count as a tuple; two in
-    other brackets are an interval, more than two a tuple. A comma outside all brackets, "and" and "or" make a list,
-    and so does one ±.
+    Two parts in parentheses may be a point or an open interval, and count as a tuple; two in other brackets are an
+    interval, more than two a tuple. A comma outside all brackets, "and", "or" and a single ± make a list.
 
     Example:
         >>> take_apart("(3,4]")
@@ -62,7 +61,7 @@ def take_apart(answer: str) -> Compound | None:
         rows = [row.split("&") for row in matrix["body"].strip().removesuffix(r"\\").split(r"\\")]
         return Compound("matrix", tuple(part.strip() for row in rows for part in row), str([len(row) for row in rows]))
     if worded := list_in_text(answer):
-        # Names may be asked for in an order; the letters of choices are a set.
+        # The order of names may matter; letters of choices are a set.
         is_set = all(len(part) == 1 for part in worded)
         return Compound("list" if is_set else "tuple", tuple(normalise(rf"\text{{{part}}}") for part in worded))
     kinds: tuple[Kind, Kind] = ("list", "union")
@@ -70,11 +69,14 @@ def take_apart(answer: str) -> Compound | None:
         parts = _split(answer, "separator" if kind == "list" else "union")
         if parts is not None and len(parts) > 1:
             return Compound(kind, tuple(_each_sign(parts))) if all(parts) else None
-    return _bracketed(answer) or _signed(answer)
+    if bracketed := _bracketed(answer):
+        return bracketed
+    signed = _each_sign([answer])
+    return Compound("list", tuple(signed)) if len(signed) == 2 else None
 
 
 def sides_of_equals(answer: str) -> list[str]:
-    r"""What an answer says to be equal, or an element of it; one side where it is a list or says nothing of the kind.
+    r"""The sides of "=" or "∈" in an answer; one side for a list or an answer without them.
 
     Example:
         >>> sides_of_equals("x = 2 + 3 = 5"), sides_of_equals("f(x=1)"), sides_of_equals("x=1, y=2")
@@ -86,7 +88,7 @@ def sides_of_equals(answer: str) -> list[str]:
 
 
 def without_group(answer: str) -> str:
-    """The answer without parentheses around the whole of it.
+    """The answer without parentheses around all of it.
 
     Example:
         >>> without_group("((x+1))"), without_group("(x+1)(x+2)")
@@ -116,13 +118,8 @@ def _bracketed(answer: str) -> Compound | None:
     return Compound("interval", tuple(parts), brackets)
 
 
-def _signed(answer: str) -> Compound | None:
-    parts = _each_sign([answer])
-    return Compound("list", tuple(parts)) if len(parts) == 2 else None
-
-
 def _each_sign(parts: list[str]) -> list[str]:
-    """The parts, those with one ± twice: with a plus and with a minus."""
+    """The parts; one with a single ± becomes two, with plus and with minus."""
     signed: list[str] = []
     for part in parts:
         is_two = len(_PLUS_MINUS.findall(part)) == 1
@@ -131,7 +128,7 @@ def _each_sign(parts: list[str]) -> list[str]:
 
 
 def _split(answer: str, at: str) -> list[str] | None:
-    """The pieces between the tokens of a sort that stand outside all brackets; None where brackets do not match."""
+    """The answer split at tokens of one kind outside all brackets; None where brackets do not match."""
     depth, start, parts = 0, 0, []
     for token in _TOKEN.finditer(answer):
         depth += (token.lastgroup == "opening") - (token.lastgroup == "closing")

@@ -1,4 +1,4 @@
-"""A run stops where its verifier fails too often for the rewards to mean anything."""
+"""The limit on verifier failures that stops a run."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,21 @@ from apo_lightning.types import Verdict, count_statuses
 
 
 def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: str = "a step") -> None:
-    """Stop a run whose rewards, or whose held-out scores, have become meaningless.
+    """Raise where the verifier failed too often for the rewards or the scores to mean anything.
 
-    Only `error` counts, which says that the *verifier* failed: a worker died, a gold answer cannot be read, a reward
-    function raised. `unparsed` and `timeout` are what a policy brings about by itself, and would let it end the run.
+    Only `error` counts, a failure of the *verifier*: a worker died, a gold answer cannot be parsed, a reward function
+    raised. A policy causes `unparsed` and `timeout` by itself, and could end its run if they counted.
 
     Args:
-        verdicts: those of one step, or of one validation pass over one held-out set, on all ranks: a rank that judged
-            its own share alone would leave the others waiting for it.
-        limit: the largest tolerated share of errors, in [0, 1].
-        of: what was judged, for the message.
+        verdicts: of one step, or of one validation pass over one held-out set, on all ranks: a rank that checked its
+            own share alone would leave the others waiting.
+        limit: largest tolerated fraction of errors, in [0, 1].
+        of: what was scored, for the message.
 
     Raises:
         VerifierError: more than `limit` of the verdicts are errors.
 
     Example:
-        One error in a hundred is tolerated, two are not.
-
         >>> right, broken = Verdict(reward=1.0, status="correct"), Verdict(reward=0.0, status="error")
         >>> check_error_rate([right] * 99 + [broken])
         >>> check_error_rate([right] * 98 + [broken] * 2, of="step 3")
@@ -35,5 +33,5 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: st
         examples = [verdict.extracted for verdict in verdicts if verdict.status == "error"][:3]
         raise VerifierError(
             f"{counts['error']} of {len(verdicts)} completions of {of} could not be judged (limit {limit:.0%}): their "
-            f"reward of 0 says nothing; the verifier's warnings in the log say why, the first answers were {examples}"
+            f"reward of 0 means nothing; see the verifier's warnings in the log. The first answers were {examples}"
         )

@@ -1,4 +1,4 @@
-"""Answers that are words, names, choices, dates and times of day, which are compared by their letters and digits."""
+"""Answers in words (names, choices, dates, times of day), compared by their letters and digits."""
 
 import re
 
@@ -10,9 +10,9 @@ _TIME = re.compile(r"([0-9]{1,2})(?:\s*:\s*([0-9]{2}))?\s*([ap])\.?\s?m\.?", re.
 
 
 def words(answer: str) -> str | None:
-    r"""The letters and digits of an answer that is worded; None where it may be mathematics.
+    r"""The letters and digits of an answer in words; None where it may be mathematics.
 
-    Worded are words, names and choices, a word with a number behind it, as in a date, and a time with a.m. or p.m.
+    These are words, names and choices, a word followed by a number, as in a date, and a time with a.m. or p.m.
 
     Example:
         >>> words(r"\text{(B)}"), words(r"\text{Ada  Lovelace}"), words("East"), words("xy")
@@ -34,7 +34,7 @@ def words(answer: str) -> str | None:
 
 
 def list_in_text(answer: str) -> list[str]:
-    r"""The parts of a list that is set as text; empty where it is none.
+    r"""The parts of a list inside `\text{…}`; empty where there is none.
 
     Example:
         >>> list_in_text(r"\text{B, E, and G}"), list_in_text(r"\text{black and white}"), list_in_text(r"\text{B}")

@@ -1,4 +1,4 @@
-"""The parent's side of the workers: hands out one answer at a time, and kills a worker that does not come back."""
+"""Parent side of the verifier's workers: sends one answer at a time and kills a worker that does not reply in time."""
 
 import contextlib
 import json
@@ -17,15 +17,15 @@ from apo_lightning.errors import VerifierError
 from apo_lightning.types import VerdictStatus
 
 _START_TIMEOUT_S = 120.0
-"""Time that a worker may take to start: importing sympy from a cold network file system takes a minute."""
+"""Time for a worker to start: importing sympy from a cold network file system takes a minute."""
 _MAX_FAILED_STARTS = 3
 _START_WORKER = (
     "import sys; sys.path.insert(0, sys.argv[1]); import apo_lightning; del sys.path[0]; "
     "from apo_lightning.rewards.math_equivalence.worker import main; main(float(sys.argv[2]), int(sys.argv[3]))"
 )
-"""This very package, wherever it lies, and no longer than for its import is its folder ahead of everything else."""
+"""Imports the same package as the parent; its folder is first on sys.path for that import only."""
 _SELF_DESTRUCT_S = 2.0
-"""How much later than the parent a worker would end itself [s]."""
+"""A worker ends itself this much after the parent's deadline [s]."""
 _STATUSES: dict[bytes, VerdictStatus] = {
     b"correct\n": "correct",
     b"incorrect\n": "incorrect",
@@ -37,12 +37,12 @@ _logger = logging.getLogger(__name__)
 
 
 class _Worker:
-    """One child process. It is starting, idle, or busy with one answer."""
+    """One child process, which is starting, idle, or busy with one answer."""
 
     def __init__(self, timeout_s: float, memory_limit_bytes: int):
-        # A fresh interpreter, neither forked (vLLM's and torch's threads and CUDA contexts live here) nor
-        # multiprocessing's spawn, which imports the parent's __main__ again. -P keeps the working directory off
-        # sys.path: a sympy.py of the user's would hide the library.
+        # Not forked: this process has the threads and CUDA contexts of torch and vLLM. Not multiprocessing's spawn: it
+        # imports the parent's __main__. -P keeps the working directory off sys.path, where a user's sympy.py would
+        # hide the library.
         package = Path(__file__).resolve().parents[1]
         arguments = [str(package.parent), str(timeout_s + _SELF_DESTRUCT_S), str(memory_limit_bytes)]
         self.process = subprocess.Popen(
@@ -55,12 +55,12 @@ class _Worker:
         self.deadline = time.monotonic() + _START_TIMEOUT_S
 
     def fileno(self) -> int:
-        """The pipe of the replies, for a selector."""
+        """The reply pipe, for a selector."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
     def send(self, task: int, gold: str, answer: str, timeout_s: float) -> None:
-        """Hand over an answer; its deadline starts now. Raises BrokenPipeError if the worker is gone."""
+        """Send an answer and start its deadline. Raises BrokenPipeError if the worker has died."""
         assert self.process.stdin is not None
         line = json.dumps([gold, answer], ensure_ascii=False) + "\n"
         # An idle worker has emptied its pipe, and the line is shorter than the pipe: this cannot block.
@@ -70,11 +70,11 @@ class _Worker:
         self.deadline = time.monotonic() + timeout_s
 
     def receive(self) -> bytes:
-        """One reply, or nothing if the worker is gone."""
+        """One reply; empty if the worker has died."""
         return os.read(self.fileno(), 64)  # a reply is shorter than PIPE_BUF, so it arrives whole
 
     def end(self) -> None:
-        """Kill it, wherever it is, and leave nothing behind."""
+        """Kill the process and close its pipes."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None
@@ -85,10 +85,10 @@ class _Worker:
 
 
 class WorkerPool:
-    """Judges pairs of gold and answer in processes of their own; starts them when first needed.
+    """Judges pairs of gold and answer in child processes, which start on first use.
 
-    A hanging answer costs its own deadline, counted from when a worker received it, and one worker's restart. It
-    never delays the verdict of another by more than that, nor changes it.
+    An answer that hangs costs its own deadline, counted from when a worker received it, and one worker's restart. It
+    delays the verdict of another answer by no more than that, and never changes it.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):
@@ -96,13 +96,13 @@ class WorkerPool:
         self.timeout_s = timeout_s
         self.memory_limit_bytes = memory_limit_bytes
         self.num_started = 0
-        """Workers started so far, replacements included."""
+        """Number of workers started so far, replacements included."""
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers that are up."""
+        """Process ids of the running workers."""
         return [worker.process.pid for worker in self._workers]
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
@@ -115,7 +115,7 @@ class WorkerPool:
             try:
                 return self._judge(pairs)
             except BaseException:
-                # A worker still busy would answer the next call with this call's verdict.
+                # A worker that is still busy would reply to the next call with this call's verdict.
                 self._end_all()
                 raise
 
@@ -148,14 +148,14 @@ class WorkerPool:
         return [statuses[index] for index in range(len(pairs))]
 
     def _hand_out(self, waiting: deque[int], pairs: Sequence[tuple[str, str]]) -> None:
-        """Give every idle worker an answer, and have enough workers for the rest."""
+        """Give every idle worker an answer, and start enough workers for the rest."""
         for worker in [worker for worker in self._workers if worker.is_ready and worker.task is None]:
             if not waiting:
                 return
             try:
                 worker.send(waiting[0], *pairs[waiting[0]], self.timeout_s)
                 waiting.popleft()
-            except BrokenPipeError:  # it died while idle, which is not this answer's fault
+            except BrokenPipeError:  # it died while idle, so this answer is not the cause
                 self._discard(worker)
         num_starting = sum(not worker.is_ready for worker in self._workers)
         for _ in range(min(len(waiting) - num_starting, self.num_workers - len(self._workers))):
@@ -163,7 +163,7 @@ class WorkerPool:
             self.num_started += 1
 
     def _next_events(self) -> list[tuple[_Worker, bytes | None]]:
-        """Wait for the first replies or the first deadline; nothing read means dead, None means out of time."""
+        """Wait for a reply or a deadline. An empty reply means that the worker died, None that its time is up."""
         active = [worker for worker in self._workers if worker.task is not None or not worker.is_ready]
         with selectors.DefaultSelector() as selector:
             for worker in active:

@@ -1,1 +1,1 @@
-"""Sampling completions: engines, weight sync and the collector."""
+"""Sampling completions: the engines, the weight sync and the collector."""

@@ -1,4 +1,4 @@
-"""The best engine that is installed."""
+"""`engine=auto`: the fastest engine that is installed."""
 
 import logging
 
@@ -10,14 +10,10 @@ LOGGER = logging.getLogger(__name__)
 
 
 def auto_engine(vllm: VLLMEngine, transformers: TransformersEngine) -> RolloutEngine:
-    """vLLM where it is installed, else transformers; the log says which.
+    """Return `vllm` if vLLM can be imported, else `transformers`; the log names the choice. Imports nothing.
 
-    A model that vLLM cannot run here is refused (`RolloutEngine.check_model`), and not sampled by the other: a run's
-    speed and its last bits would depend on a choice that nobody made.
-
-    Args:
-        vllm: Taken when vLLM can be imported (nothing is imported here).
-        transformers: Taken otherwise.
+    A model that vLLM cannot run here is refused (`RolloutEngine.check_model`) and does not fall back to transformers:
+    the engine decides a run's speed and the last bits of its results, so it must not change silently.
     """
     if is_vllm_importable():
         LOGGER.info("engine=auto: vllm")

@@ -1,22 +1,22 @@
-"""Work on what arrives, beside the thread that it comes from."""
+"""One background thread that works through items in batches."""
 
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
 
 class BackgroundBatches(Generic[Item]):
-    """A thread that calls `work` with all that has arrived since its last call, never with nothing.
+    """A thread that calls `work` with all items that have arrived since its last call, never with an empty batch.
 
-    Leaving the block ends the thread: after `finish` nothing is left; otherwise, so after an error, what has not been
-    begun is dropped.
+    Leaving the block ends the thread. After `finish` no item is left; after an error, items that no call has started
+    on are dropped.
 
     Args:
-        work: called from the thread, one call at a time. What it raises is raised by the next `put`, or by `finish`.
+        work: called from the thread, one call at a time. The next `put`, or `finish`, raises its exception.
 
     Example:
         >>> squares = []
@@ -30,48 +30,28 @@ class BackgroundBatches(Generic[Item]):
 
     def __init__(self, work: Callable[[Sequence[Item]], None]):
         self._work = work
-        self._arrived: SimpleQueue[Item | None] = SimpleQueue()
-        self._is_dropped = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="background batches", daemon=True)
+        self._arrived: SimpleQueue[Item] = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="background batches")
+        self._calls: deque[Future[None]] = deque()
 
     def put(self, item: Item) -> None:
         """Hand an item to the thread; returns at once."""
-        self._raise_failure()
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()
         self._arrived.put(item)
+        self._calls.append(self._thread.submit(self._work_on_arrived))
 
     def finish(self) -> None:
-        """Wait until everything is done. Nothing may be put any more."""
-        self._arrived.put(None)
-        self._thread.join()
-        self._raise_failure()
+        """Wait until every item has been worked on."""
+        for call in self._calls:
+            call.result()
 
     def __enter__(self) -> "BackgroundBatches[Item]":
-        self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._is_dropped.set()
-        self._arrived.put(None)
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            items = [self._arrived.get()]
-            while not self._arrived.empty():
-                items.append(self._arrived.get())
-            is_last = None in items or self._is_dropped.is_set()
-            batch = [item for item in items if item is not None]
-            if batch and not self._is_dropped.is_set():
-                try:
-                    self._work(batch)
-                except BaseException as failure:  # it belongs to the thread that waits
-                    self._failure = failure
-                    return
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _work_on_arrived(self) -> None:
+        if items := [self._arrived.get() for _ in range(self._arrived.qsize())]:
+            self._work(items)

@@ -1,4 +1,4 @@
-"""Prompts → scored rollouts: asks the engine for G completions a prompt and the verifier for a verdict on each."""
+"""Prompts → scored rollouts: the engine samples G completions per prompt, and the reward scores each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
-from apo_lightning.rewards.base import is_scored_while_generating
+from apo_lightning.rewards.reward import is_scored_while_generating
 from apo_lightning.rollout.background import BackgroundBatches
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
 
 
 def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: int) -> int:
-    """The seed of one sample: a 63-bit hash of what the sample *is*, not of when or where it is drawn.
+    """The seed of one sample: a 63-bit hash of what identifies it.
 
-    So batch order, the number of ranks and a resume leave the completions as they are, and neighbouring samples do
-    not share noise, as they would with a counter.
+    Completions therefore do not depend on batch order, number of ranks or resuming. Consecutive seeds, from a counter,
+    would give neighbouring samples correlated noise.
 
     Example:
         >>> sample_seed(1, "train", 3, "5+7", 0) == sample_seed(1, "train", 3, "5+7", 0)
@@ -33,19 +33,19 @@ def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: i
 
 @dataclass(frozen=True, kw_only=True)
 class Collector:
-    """Samples and scores.
+    """Samples completions and scores them.
 
-    A reward that takes time scores what is finished while the engine still works on the rest.
+    A slow reward scores finished completions while the engine still samples the others.
 
     Attributes:
-        engine: where completions come from.
-        reward: who judges them.
+        engine: samples the completions.
+        reward: scores them.
         tokenizer: decodes them.
         run_seed: the run's `seed`.
-        max_completion_tokens: a completion is cut there, finish reason "length".
-        stop_token_ids: a completion ends with any of these.
-        clock: told of the phases "generate" and "reward", the second being what scoring takes after the last token.
-        on_finished: also told of each completion the moment it is finished; what it raises ends the sampling.
+        max_completion_tokens: the length at which a completion is cut (finish reason "length").
+        stop_token_ids: each of these ends a completion.
+        clock: times the phases "generate" and "reward"; the latter is the time that scoring takes after the last token.
+        on_finished: called as soon as a completion is finished; an exception from it ends the sampling.
     """
 
     engine: RolloutEngine
@@ -60,15 +60,15 @@ class Collector:
     def collect(
         self, prompts: Sequence[Prompt], *, group_size: int, temperature: float, step: int, stream: str
     ) -> Rollouts:
-        """Draw `group_size` completions of each prompt and judge them.
+        """Sample `group_size` completions of each prompt and score them.
 
         Args:
-            prompts: the step's problems.
-            group_size: completions a prompt.
+            prompts: the problems of the step.
+            group_size: completions per prompt.
             temperature: of the sampling.
-            step: enters the seeds, so that a prompt that comes back is sampled anew. A held-out set is sampled with
-                the same step each time: before and after then differ by the policy alone.
-            stream: "train" or the name of a held-out set; enters the seeds.
+            step: part of the seeds, so that a prompt is sampled differently at each step. A held-out set always uses
+                the same step, so that its results differ by the policy alone.
+            stream: "train" or the name of a held-out set; part of the seeds.
         """
         requests = [
             GenerationRequest(
@@ -95,23 +95,23 @@ class Collector:
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text that the reward sees; see `completion_text`."""
+        """The text that the reward scores; see `completion_text`."""
         return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
 
     def _generate_and_score(
         self, requests: Sequence[GenerationRequest], answers: Sequence[str]
     ) -> tuple[list[Completion], list[str], list[Verdict]]:
         """Completions, their texts and verdicts, in the order of the requests."""
-        judged: dict[int, tuple[str, Verdict]] = {}
+        scored: dict[int, tuple[str, Verdict]] = {}
 
-        def judge(finished: Sequence[tuple[int, Completion]]) -> None:
+        def score(finished: Sequence[tuple[int, Completion]]) -> None:
             indices = [index for index, _ in finished]
             texts = [self.text(completion.token_ids) for _, completion in finished]
             verdicts = self.reward.score(texts, [answers[index] for index in indices])
-            judged.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
+            scored.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
 
         if is_scored_while_generating(self.reward):
-            with BackgroundBatches(judge) as scoring:
+            with BackgroundBatches(score) as scoring:
 
                 def put(index: int, completion: Completion) -> None:
                     scoring.put((index, completion))
@@ -126,6 +126,6 @@ class Collector:
             with self.clock.phase("generate"):
                 completions = self.engine.generate(requests, self.on_finished)
             with self.clock.phase("reward"):
-                judge(list(enumerate(completions)))
-        texts, verdicts = zip(*(judged[index] for index in range(len(requests))), strict=True)
+                score(list(enumerate(completions)))
+        texts, verdicts = zip(*(scored[index] for index in range(len(requests))), strict=True)
         return completions, list(texts), list(verdicts)

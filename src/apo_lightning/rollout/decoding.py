@@ -1,4 +1,4 @@
-"""Keys, values and attention of sequences that grow by one token a forward."""
+"""The key-value cache and attention of the transformers engine, for sequences that grow by one token per forward."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 UNREPEATED_KEYS = "unrepeated_keys"
-TOKENS_OF_ROOM = 64
-"""How much longer than now a sequence may grow before its keys and values are moved [tokens]."""
+SPARE_TOKENS = 64
+"""Tokens allocated in advance; the cache is copied only when they are used up."""
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer, `[rows, heads, tokens, head size]`, with room to grow.
+    """Keys and values of one layer, `[rows, heads, tokens, head size]`, over-allocated along the tokens.
 
-    transformers' own layer copies everything at every token, here it is every 64th; and a row that leaves makes way
-    for the last one instead of moving all.
+    transformers' own layer copies everything at every token, this one at every 64th. A finished row is replaced by the
+    last one, so the other rows stay in place.
     """
 
     keys: Tensor
@@ -29,27 +29,27 @@ class GrowingLayer(DynamicLayer):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self._storage: tuple[Tensor, ...] = ()
-        """Allocated tokens of keys and of values; those in use are `keys` and `values`."""
+        """The buffers of keys and values; `keys` and `values` are views of the tokens in use."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values, and return all there are."""
+        """Append keys and values; returns those of all tokens."""
         if not self.is_initialized:
             return super().update(key_states, value_states, *args, **kwargs)
         (rows, _, length, _), end = self.keys.shape, self.keys.shape[2] + key_states.shape[2]
         if not self._storage or end > self._storage[0].shape[2]:
-            self._storage = _with_room(self.keys, end), _with_room(self.values, end)
+            self._storage = _with_spare_tokens(self.keys, end), _with_spare_tokens(self.values, end)
         for storage, new in zip(self._storage, (key_states, value_states), strict=True):
             storage[:rows, :, length:end] = new
         self.keys, self.values = (storage[:rows, :, :end] for storage in self._storage)
         return self.keys, self.values
 
     def spread(self, index: Int[Tensor, "rows"]) -> None:
-        """Copy row `index[i]` to row i."""
+        """Set row i to the row `index[i]`."""
         self._storage = ()
         self.keys, self.values = self.keys[index], self.values[index]
 
     def move(self, sources: Int[Tensor, "moved"], targets: Int[Tensor, "moved"], rows: int) -> None:
-        """Copy rows over others, then keep the first `rows`."""
+        """Copy the rows `sources` to the rows `targets`, then keep the first `rows`."""
         for states in (self.keys, self.values):
             states[targets] = states[sources]
         self.keys, self.values = self.keys[:rows], self.values[:rows]
@@ -60,19 +60,19 @@ def growing_cache() -> Cache:
     return Cache(layer_class_to_replicate=GrowingLayer)
 
 
-def _with_room(states: Tensor, end: int) -> Tensor:
+def _with_spare_tokens(states: Tensor, end: int) -> Tensor:
     rows, heads, length, head_size = states.shape
-    storage = states.new_empty(rows, heads, end + TOKENS_OF_ROOM, head_size)
+    storage = states.new_empty(rows, heads, end + SPARE_TOKENS, head_size)
     storage[:, :, :length] = states
     return storage
 
 
 def attend_with_unrepeated_keys(model: PreTrainedModel) -> None:
-    """Make a float32 model on the CPU leave out the copy of keys and values for each query head of a group.
+    """Stop a float32 model on the CPU from copying keys and values to each query head of a group.
 
-    With a mask, transformers makes that copy for every token; it takes longer than the attention itself. The CPU's
-    kernel reads the same numbers in place and returns the same bits. Other devices and dtypes would be sent to
-    slower kernels, or to one that rounds otherwise: those stay as they are.
+    With a mask, transformers makes this copy for every token, which takes longer than the attention itself. The CPU
+    kernel reads them in place and returns the same bits. Other devices and dtypes are left as they are: they would
+    get slower kernels or one that rounds differently.
     """
     if model.device.type == "cpu" and model.dtype == torch.float32 and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(UNREPEATED_KEYS)

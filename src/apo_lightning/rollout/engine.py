@@ -1,124 +1,240 @@
-"""The interface between the trainer and whatever samples completions."""
+"""The base class of the engines that sample completions, and what an engine must know of the run."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
+from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.rollout.request_checks import check_request
+from apo_lightning.rollout.weight_audit import WeightAudit, first, parameter_shapes
+from apo_lightning.rollout.weight_sample import HeldPart, WeightSample, not_as_sent
 from apo_lightning.types import Completion, GenerationRequest
 
+_logger = logging.getLogger(__name__)
+
 FinishedListener = Callable[[int, Completion], None]
-"""Told of a completion the moment it is finished: the index of its request, and the completion."""
+"""Called with the index of a request and its completion as soon as the completion is finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
-    """The settings of the run that an engine needs before it starts. The same on all ranks but for the ranks."""
+    """What an engine must know of the run before it starts; equal on all ranks except for the rank fields."""
 
     model_dir: Path
-    """A Hugging Face folder with `config.json`, needed during `setup` only. Weights come by `sync_weights`."""
+    """A Hugging Face folder with `config.json`, read during `setup` only. `sync_weights` brings the weights."""
     dtype: torch.dtype
-    """The dtype of the engine's weights and activations; log-probs are float32 in any case."""
+    """The dtype of the engine's weights and activations; log-probs are always float32."""
     max_model_len: int
     """The longest prompt + completion [tokens]."""
     device: torch.device
     seed: int
-    """The run's seed. Samples depend on the seeds of their requests alone."""
+    """The run's seed. Samples depend only on the seeds of their requests."""
     global_rank: int = 0
     local_rank: int = 0
     trainer_bytes: int = 0
-    """Memory of the device that the trainer claims after the engine has started, while it is awake [bytes]."""
+    """Device memory that the trainer allocates later, while the engine is awake [bytes]."""
     world_size: int = 1
-    """Ranks that each run an engine of their own; above 1 torch.distributed must be initialised."""
+    """Number of ranks of the run; above 1, torch.distributed must be initialised."""
 
 
-@runtime_checkable
-class RolloutEngine(Protocol):
-    """Samples completions from a copy of the policy that lives next to the trainer.
+class _State(Enum):
+    """The state of an engine; the values complete the sentence "the engine …"."""
+
+    NEW = "was never set up: call setup first"
+    UNSYNCED = "has no weights: call sync_weights first"
+    DIRTY = "holds a half-finished weight sync: call sync_weights again with every parameter"
+    READY = "is ready"
+    ASLEEP = "is asleep: call wake and sync_weights first"
+    CLOSED = "is closed: make a new one"
+
+
+class RolloutEngine(ABC):
+    """Samples completions from its own copy of the policy, in the trainer's process.
 
         check, check_model → setup → (sync_weights → generate* → [sleep → wake])* → close
 
-    An engine starts without weights, and loses them in `sleep`: it generates only after a complete
-    `sync_weights`. Log-probs are those of softmax(logits / temperature), the distribution sampled from;
-    greedy requests (temperature 0) report softmax(logits). Where `top_p` is below 1 the distribution is cut to the
-    nucleus and normalised again. What `generate` returns depends on the weights and on its requests alone, not on
-    calls before it.
+    An engine starts without weights and loses them in `sleep`; it generates only after a complete `sync_weights`.
+    Log-probs are those of the distribution sampled from, softmax(logits / temperature); a greedy request
+    (temperature 0) reports softmax(logits). With `top_p` < 1 the distribution is cut to the nucleus and renormalised.
+    The result of `generate` depends only on the weights and the requests, not on earlier calls.
 
     `setup`, `sync_weights` and `close` are collective when `world_size` > 1; `generate` is not.
-    None of them changes the process: random states, threads, environment and gradient mode stay as they were.
+    No method changes the process: random states, threads, environment and gradient mode stay as they were.
+
+    A subclass implements `check` and the methods with an underscore, which are called in a valid order only.
     """
 
-    @property
-    def name(self) -> str:
-        """The engine's name for the log and the summary."""
-        ...
+    name: str
+    """The engine's name in the log and the summary."""
+
+    def __init__(self):
+        self._state = _State.NEW
+        self._version = -1
+        self._has_synced = False
+        self._shapes: dict[str, torch.Size] = {}
+        self._vocab_size = 0
+        self._dtype = torch.float32
+        self.num_preempted = 0
+        """How often the last `generate` evicted a sequence's keys and values for lack of memory and recomputed them.
+
+        The completions are the same but take longer. Of ranks that share an engine, only the first counts.
+        """
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which it takes its weights; known after `setup`."""
-        ...
+        """The dtype in which the engine takes weights; known after `setup`."""
+        return self._dtype
 
-    @property
-    def num_preempted(self) -> int:
-        """How often the last `generate` took keys and values from a sequence for want of memory, and recomputed them.
-
-        The completions stay the same, and take longer. Ranks that share an engine count it once.
-        """
-        ...
-
+    @abstractmethod
     def check(self, device: torch.device) -> None:
-        """Raise `ConfigError` when this engine cannot run here; loads nothing."""
-        ...
+        """Raise `ConfigError` if this engine cannot run here; loads nothing."""
 
     def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
-        """Raise `ConfigError` when it can run here, but not this model; loads nothing."""
-        ...
+        """Raise `ConfigError` if this engine cannot run this model on this device; loads nothing."""
+        return
 
     def setup(self, context: EngineContext) -> None:
-        """Start without weights. Call it after torch.distributed was initialised and the policy sharded."""
-        ...
+        """Start without weights, after torch.distributed was initialised and the policy was sharded."""
+        self._require(_State.NEW)
+        self.check(context.device)
+        if not (context.model_dir / "config.json").is_file():
+            raise ConfigError(f"{context.model_dir} has no config.json: the engine needs a Hugging Face model folder")
+        config = AutoConfig.from_pretrained(context.model_dir)
+        self.check_model(config, context.device)
+        self._shapes = parameter_shapes(context.model_dir)
+        self._vocab_size = config.get_text_config().vocab_size
+        self.context = context
+        self._dtype = context.dtype
+        self._start(context)
+        self._state = _State.UNSYNCED
 
     def sync_weights(self, named_weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take over every parameter of the policy, by Hugging Face name, each exactly once.
+        """Copy every parameter of the policy, by Hugging Face name, each exactly once.
 
-        A tied head is given twice, as `model.embed_tokens.weight` and as `lm_head.weight`. The iterator is read to
-        its end even when something is wrong with it, since reading it may be a collective operation.
+        A tied head comes twice, as `model.embed_tokens.weight` and as `lm_head.weight`. The iterator is read to its
+        end even after an error, since reading it may be a collective operation.
 
         Raises:
-            StaleWeightsError: A name is missing, unknown or double, or a shape differs. The engine then refuses to
-                generate until a complete sync.
+            StaleWeightsError: a name is missing, unknown or given twice, a shape differs, or the engine holds other
+                values than it was sent. The engine then refuses to generate until a complete sync.
         """
-        ...
+        self._require(_State.UNSYNCED, _State.DIRTY, _State.READY)
+        self._state = _State.DIRTY
+        audit = WeightAudit(self._shapes, version)
+        left_out = self._load(audit.watch(named_weights))
+        audit.verify()
+        if left_out:
+            raise StaleWeightsError(f"the {self.name} engine did not take all weights: {'; '.join(left_out)}")
+        self._compare(audit.samples, version)
+        self._version = version
+        self._state = _State.READY
+
+    def _compare(self, samples: Mapping[str, WeightSample], version: int) -> None:
+        """Compare the weights that the backend holds with those it was sent."""
+        shown = list(self._held(samples))
+        unseen = samples.keys() - {part.name for part in shown}
+        if unseen and not self._has_synced:
+            counts = self.name, len(unseen), len(samples)
+            _logger.warning("the %s engine does not show %d of %d parameters (%s)", *counts, first(sorted(unseen)))
+        if stale := not_as_sent(samples, shown):
+            raise StaleWeightsError(
+                f"stale weights in the engine: after the sync to policy version {version}, {len(stale)} of "
+                f"{len(samples)} parameters in the {self.name} engine differ from what was sent ({first(stale)})"
+            )
+        self._has_synced = True
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
     ) -> list[Completion]:
-        """One completion a request, in the order of the requests.
+        """Return one completion per request, in the order of the requests.
 
         Args:
             requests: all of a step in one call, so that no sequence waits for another call's slowest one.
-            on_finished: called once a request, in the order in which they finish, from the thread of this call and
-                between two forwards: what it does delays them. What it raises ends the call, and is raised, on all
-                ranks that share the engine; it is then ready for the next one.
+            on_finished: called once per request, in the order in which they finish, in this thread and between two
+                forwards, which wait for it. An exception from it ends the call on all ranks that share the engine;
+                the engine is then ready for the next call.
 
         Raises:
-            ConfigError: A request that can never be served (too long, empty, a temperature out of range).
-            StaleWeightsError: No complete sync since `setup`, `wake` or a failed sync.
+            ConfigError: a request can never be served (too long, empty, a temperature out of range).
+            StaleWeightsError: no complete sync since `setup`, `wake` or a failed sync.
         """
-        ...
+        self._require(_State.READY)
+        for request in requests:
+            check_request(request, self.context.max_model_len, self._vocab_size)
+        self.num_preempted = 0
+        if not requests:
+            return []
+        completions: dict[int, Completion] = {}
+
+        def finished(index: int, completion: Completion) -> None:
+            completions[index] = completion
+            if on_finished is not None:
+                on_finished(index, completion)
+
+        self._sample(requests, finished)
+        if self.num_preempted:
+            _logger.warning(
+                "%d preemptions: sequences lost their keys and values for lack of memory and were recomputed; raise "
+                "kv_cache_gib or lower max_num_seqs",
+                self.num_preempted,
+            )
+        return [completions[index] for index in range(len(requests))]
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back; the weights are lost. Asleep already, it does nothing."""
-        ...
+        """Free the accelerator's memory; the weights are lost. Does nothing if the engine is asleep."""
+        if self._state is _State.ASLEEP:
+            return
+        self._require(_State.UNSYNCED, _State.DIRTY, _State.READY)
+        self._release_memory()
+        self._state = _State.ASLEEP
 
     def wake(self) -> None:
-        """Make room for weights again; `sync_weights` comes next. Awake already, it does nothing."""
-        ...
+        """Allocate memory for the weights; call `sync_weights` next. Does nothing if the engine is awake."""
+        if self._state is not _State.ASLEEP:
+            self._require(_State.UNSYNCED, _State.DIRTY, _State.READY)
+            return
+        self._claim_memory()
+        self._state = _State.UNSYNCED
 
     def close(self) -> None:
-        """Free everything, for good. The trainer's process group survives. A second call does nothing."""
-        ...
+        """Free everything. The trainer's process group survives. A second call does nothing."""
+        if self._state not in (_State.NEW, _State.CLOSED):
+            self._stop()
+        self._state = _State.CLOSED
+
+    def _require(self, *allowed: _State) -> None:
+        if self._state in allowed:
+            return
+        error = StaleWeightsError if self._state in (_State.UNSYNCED, _State.DIRTY) else RuntimeError
+        raise error(f"the {self.name} engine {self._state.value}")
+
+    @abstractmethod
+    def _start(self, context: EngineContext) -> None: ...
+
+    @abstractmethod
+    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
+        """Load the whole stream; returns what the backend reports as not loaded, one message each."""
+
+    def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
+        """The sampled parts of the weights as the backend computes with them; empty if it cannot tell."""
+        return ()
+
+    @abstractmethod
+    def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
+        """Call `finished` once per request; if it raises, leave no request running."""
+
+    @abstractmethod
+    def _release_memory(self) -> None: ...
+
+    @abstractmethod
+    def _claim_memory(self) -> None: ...
+
+    @abstractmethod
+    def _stop(self) -> None: ...

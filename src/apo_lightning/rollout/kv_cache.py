@@ -1,6 +1,6 @@
-"""Sizes of a colocated engine on a GPU, and what is left there for keys and values [bytes].
+"""GPU memory of a colocated engine, and how much of it remains for the key-value cache [bytes].
 
-The engine asks with the memory that it finds free, the memory plan with what it has counted: one formula for both.
+The engine uses these formulas with the memory that it measures as free, the memory plan with its own estimate.
 """
 
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError
 
 FILLED = 0.9
-"""The part of a GPU's memory that is given away. The rest is for what is not counted: CUDA graphs, buffers of NCCL and
-cuBLAS, holes between allocations, and in an evaluation the pass for token statistics. Not measured yet."""
+"""The fraction of a GPU's memory that is used. The rest covers what is not counted: CUDA graphs, buffers of NCCL and
+cuBLAS, fragmentation, and in an evaluation the pass for token statistics. Not measured yet."""
 FLOAT32 = 4
 
 
 def left_for_kv_cache(*, free: int, total: int, engine: int, trainer: int) -> int:
-    """What keys and values may take: the free memory, less what engine and trainer still claim, less the margin.
+    """Memory for keys and values: what is free, minus what engine and trainer will allocate, minus the margin.
 
     Args:
-        free: of the GPU when the engine starts: policy and reference are there.
-        total: of the GPU; 1 − `FILLED` of it stays free.
-        engine: its weights and its workspace.
-        trainer: claimed later, while the engine is awake: the optimizer's moments and the engine check.
+        free: free memory when the engine starts; policy and reference are already loaded.
+        total: memory of the GPU; 1 − `FILLED` of it stays free.
+        engine: weights and workspace of the engine.
+        trainer: allocated later, while the engine is awake: the optimizer's moments and the engine check.
 
     Returns:
-        Below 0 where even the rest does not fit.
+        Negative if even the rest does not fit.
 
     Example:
-        Of 80, 72 may be filled; 10 are taken, and 14 + 6 will be.
+        72 of 80 may be used; 10 are in use, and 14 + 6 will be.
 
         >>> left_for_kv_cache(free=70, total=80, engine=14, trainer=6)
         42
@@ -40,7 +40,7 @@ def left_for_kv_cache(*, free: int, total: int, engine: int, trainer: int) -> in
 
 
 def kv_token_bytes(*, num_layers: int, num_kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
-    """Keys and values of one token: 2·layers·kv_heads·head_dim numbers.
+    """Memory for the keys and values of one token: 2·layers·kv_heads·head_dim numbers.
 
     Example:
         >>> kv_token_bytes(num_layers=28, num_kv_heads=4, head_dim=128, dtype_bytes=2)
@@ -58,10 +58,10 @@ def workspace_bytes(
     num_forward_tokens: int,
     num_sequences: int,
 ) -> int:
-    """One forward of the engine and its sampling.
+    """Peak memory of one forward of the engine and of its sampling.
 
-    A forward has no graph: at its widest it holds the residual twice, the input and output of the MLP's two halves,
-    c·(3·D + 3·F) a token. Sampling holds the logits of every sequence in the compute dtype and in float32.
+    A forward keeps no graph; its peak, in the MLP, is twice the residual and the inputs and output of the MLP's two
+    halves: c·(3·D + 3·F) per token. Sampling holds each sequence's logits in the compute dtype and twice in float32.
 
     Example:
         >>> workspace_bytes(hidden_size=2, intermediate_size=4, vocab_size=10, dtype_bytes=2, num_forward_tokens=1,
@@ -74,12 +74,12 @@ def workspace_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """What one process holds of an engine, or of its slice of it [bytes]."""
+    """Memory of an engine, or of one tensor-parallel slice of it, in one process [bytes]."""
 
     weights: int
     workspace: int
     one_token: int
-    """Keys and values of a token."""
+    """Keys and values of one token."""
 
     @classmethod
     def of(
@@ -92,15 +92,15 @@ class EngineMemory:
         num_sequences: int,
         num_slices: int,
     ) -> "EngineMemory":
-        """From the model's sizes.
+        """Compute the sizes from the model's configuration.
 
         Args:
             config: of the model.
-            shapes: of its parameters by name; a tied head is there under both of its names, and held once.
+            shapes: of its parameters by name; a tied head appears under both names and is counted once.
             dtype: of weights and activations.
-            num_forward_tokens: the most tokens of one forward.
-            num_sequences: the most completions decoded at once.
-            num_slices: processes that hold the engine together.
+            num_forward_tokens: maximal number of tokens in one forward.
+            num_sequences: maximal number of completions decoded at once.
+            num_slices: tensor-parallel size.
         """
         text, size = config.get_text_config(), dtype.itemsize
         num_heads = text.num_attention_heads
@@ -125,7 +125,7 @@ class EngineMemory:
         )
 
     def kv_cache_bytes(self, *, free: int, total: int, trainer: int, max_model_len: int) -> int:
-        """What keys and values get of this GPU; see `left_for_kv_cache`.
+        """Size of the key-value cache on this GPU; see `left_for_kv_cache`.
 
         Raises:
             ConfigError: not even one sequence of `max_model_len` tokens would fit.
@@ -135,9 +135,9 @@ class EngineMemory:
         if left >= needed:
             return left
         raise ConfigError(
-            f"of a GPU of {total / GIB:.1f} GiB {free / GIB:.1f} are free, and the engine's weights "
-            f"({self.weights / GIB:.1f}), its workspace ({self.workspace / GIB:.1f}), what the trainer still claims "
-            f"({trainer / GIB:.1f}) and a margin of {1 - FILLED:.0%} leave {max(0, left) / GIB:.1f} for keys and "
-            f"values, where one sequence of {max_model_len} tokens takes {needed / GIB:.2f}: lower "
-            "tokens_per_microbatch or engine max_num_seqs, or take more GPUs"
+            f"not enough GPU memory for keys and values: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; the "
+            f"engine's weights ({self.weights / GIB:.1f}) and workspace ({self.workspace / GIB:.1f}), the trainer "
+            f"({trainer / GIB:.1f}) and a margin of {1 - FILLED:.0%} leave {max(0, left) / GIB:.1f}, but one sequence "
+            f"of {max_model_len} tokens takes {needed / GIB:.2f}: lower tokens_per_microbatch or engine max_num_seqs, "
+            "or use more GPUs"
         )

@@ -1,4 +1,4 @@
-"""Undoes what starting or running another framework inside this process does to it."""
+"""Context managers that protect this process from the side effects of starting and running vLLM in it."""
 
 import gc
 import logging
@@ -18,9 +18,9 @@ import torch.distributed
 
 @contextmanager
 def process_unchanged() -> Iterator[None]:
-    """Put random states, environment, torch's threads, precision and modes, and log records back on the way out.
+    """Restore random states, environment, torch's threads, precision and modes, and log records on exit.
 
-    Without it a run with vLLM draws other dropout masks and data orders than one without, trains in another matmul
+    Otherwise a run with vLLM gets other dropout masks and data orders than one without and trains in another matmul
     precision, and a leaked LOCAL_RANK makes the next Lightning Trainer wait for ranks that nobody starts.
     """
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
@@ -51,7 +51,7 @@ def process_unchanged() -> Iterator[None]:
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Environment variables for the duration of the block."""
+    """Set environment variables for the duration of the block."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -61,21 +61,21 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 _stderr = 2
-"""The descriptor of standard error as the process was given it; inside `stderr_to_log` 2 is another file."""
+"""The file descriptor of the process's original standard error; inside `stderr_to_log`, 2 is another file."""
 _stderr_lock = threading.Lock()
 
 
 def print_to_stderr(line: str) -> None:
-    """Print a line to standard error as the process was given it, from another thread inside `stderr_to_log` too."""
+    """Print a line to the original standard error, even while another thread is inside `stderr_to_log`."""
     with _stderr_lock:
         os.write(_stderr, f"{line}\n".encode(errors="backslashreplace"))
 
 
 @contextmanager
 def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
-    """Send what the block writes to standard error, C++ libraries included, to a logger, at level DEBUG.
+    """Log at level DEBUG what the block, C++ libraries included, writes to standard error.
 
-    When the block fails it goes to standard error after all.
+    If the block fails, its output goes to standard error.
     """
     global _stderr
     sys.stderr.flush()
@@ -102,7 +102,7 @@ def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
 
 @contextmanager
 def default_process_group_kept() -> Iterator[None]:
-    """Let the block destroy process groups of its own, but not the default one, which is the trainer's."""
+    """Ignore calls in the block that would destroy the default process group, which is the trainer's."""
     destroy = torch.distributed.destroy_process_group
 
     def destroy_subgroup(group: torch.distributed.ProcessGroup | None = None) -> None:

@@ -1,4 +1,4 @@
-"""One token a sequence, drawn by inverting the distribution function: no noise of its own, so seeds mean something."""
+"""Sampling one token per sequence from a given uniform number, so that the seed alone decides the sample."""
 
 import numpy
 import torch
@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 CACHED_PROBABILITIES = 2**18
-"""Probabilities that the CPU samples from at once: in float64, what fits a second-level cache."""
+"""Probabilities that the CPU processes at once: in float64 they fit a second-level cache."""
 
 
 def sample_tokens(
@@ -15,15 +15,15 @@ def sample_tokens(
     uniforms: Float[Tensor, "rows"],
     top_p: Float[Tensor, "rows"] | None = None,
 ) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
-    """One token a row by inverting the distribution function of softmax(logits / temperature).
+    """Sample one token per row by inverting the distribution function of softmax(logits / temperature).
 
         token = min {v : Σ_{w ≤ v} π(w) > u},   u in [0, 1)
 
     Args:
-        logits: Of any floating dtype; the arithmetic is float32, the sum float64.
-        temperatures: 0 takes the most likely token (the first of equals) and reports softmax(logits).
-        uniforms: u, float64: float32 has too few values to reach every token of a large vocabulary.
-        top_p: sample a row from its nucleus only; None: from all tokens.
+        logits: of any floating dtype; softmax is computed in float32, the cumulative sum in float64.
+        temperatures: 0 takes the most likely token (the lowest id of equals) and reports softmax(logits).
+        uniforms: u in float64; float32 has too few values to reach every token of a large vocabulary.
+        top_p: restricts each row to its nucleus; None: all tokens.
 
     Returns:
         Token ids, and log π of each [nats].
@@ -69,9 +69,9 @@ def _sample(
 
 
 def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"]) -> Float[Tensor, "rows vocab"]:
-    """The distribution cut to the fewest most likely tokens that hold at least `top_p`, and normalised again.
+    """Restrict each distribution to the smallest set of most likely tokens with mass ≥ `top_p`, and renormalise.
 
-    Source: Holtzman et al. 2020, Eq. 2–3. Of equally likely tokens the lower ids stay.
+    Source: Holtzman et al. 2020, Eq. 2–3. Among equally likely tokens the lower ids stay.
 
     Args:
         logprobs: log π [nats], normalised.
@@ -89,9 +89,9 @@ def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"])
 
 
 def uniforms(seed: int, count: int) -> Float[Tensor, "count"]:
-    """Uniform numbers of one sample, drawn up front so that they depend on the seed alone; float64, in [0, 1).
+    """The uniform numbers of one sample, one per token, in [0, 1), float64. They depend on the seed alone.
 
-    Torch's CPU generator would drop the seed's upper half.
+    torch's CPU generator would ignore the upper half of the seed.
 
     Example:
         >>> torch.equal(uniforms(7, 3)[:2], uniforms(7, 2)), bool((uniforms(7 + 2**40, 2) == uniforms(7, 2)).any())

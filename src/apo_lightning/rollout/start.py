@@ -1,31 +1,11 @@
-"""An engine beside a policy: started empty, in the policy's architecture and dtype."""
+"""Starting an engine for a policy."""
 
-from typing import Protocol, runtime_checkable
-
+import lightning.pytorch as pl
 import torch
+from lightning.fabric import Fabric
 
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.engine import EngineContext, RolloutEngine
-
-
-@runtime_checkable
-class Process(Protocol):
-    """One process of a run: a Lightning `Trainer` or `Fabric`."""
-
-    @property
-    def global_rank(self) -> int:
-        """The rank among all processes, 0 … world_size − 1."""
-        ...
-
-    @property
-    def local_rank(self) -> int:
-        """The rank among the processes of this node."""
-        ...
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes of the run."""
-        ...
 
 
 def start_engine(
@@ -35,19 +15,19 @@ def start_engine(
     max_model_len: int,
     device: torch.device,
     seed: int,
-    process: Process | None = None,
+    process: pl.Trainer | Fabric | None = None,
     trainer_bytes: int = 0,
 ) -> None:
-    """`engine.setup` for this policy. Its weights come by `weight_sync.publish`.
+    """Call `engine.setup` with the policy's architecture and dtype; `weight_sync.publish` brings the weights.
 
     Args:
         engine: not yet started.
         policy: gives architecture and dtype.
-        max_model_len: the longest prompt and completion [tokens].
+        max_model_len: the longest prompt + completion [tokens].
         device: of this process.
-        seed: the run's.
-        process: this one; None: the only one.
-        trainer_bytes: of the device, claimed later beside an engine that is awake.
+        seed: of the run.
+        process: gives the ranks; None: a single process.
+        trainer_bytes: memory of the device that the trainer allocates later, while the engine is awake [bytes].
 
     Raises:
         ConfigError: see `Policy.architecture_folder` and `RolloutEngine.check`.

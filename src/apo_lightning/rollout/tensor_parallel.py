@@ -1,4 +1,4 @@
-"""Ranks that share one engine ask it the same, together, and each takes its own completions out."""
+"""Ranks that share a tensor-parallel engine: they submit the union of their requests and each takes its own results."""
 
 import pickle
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from apo_lightning.types import Completion, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class SharedRequests:
-    """The requests of all ranks of a tensor-parallel group, each once, in the same order on every rank.
+    """The distinct requests of all ranks of a tensor-parallel group, in the same order on every rank.
 
-    Ranks that ask for the same sample share it: equal requests have equal completions.
+    Equal requests have equal completions, so ranks that make the same request share one.
 
     Attributes:
-        everyone: What the group's engine is asked.
-        mine: Which of `everyone` each of this rank's own requests is.
+        everyone: the requests that the group's engine gets.
+        mine: for each of this rank's requests, its index in `everyone`.
 
     Example:
         >>> one, two, three = (GenerationRequest(prompt_token_ids=(1,), seed=s, max_new_tokens=1) for s in (1, 2, 3))
@@ -33,7 +33,7 @@ class SharedRequests:
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[GenerationRequest]], rank: int) -> "SharedRequests":
-        """Merge every rank's requests, in the order of the group's ranks; `rank` is this one's in the group."""
+        """Merge the ranks' requests, in the order of the group's ranks; `rank` is this process's rank in the group."""
         everyone = tuple(dict.fromkeys(request for part in parts for request in part))
         index = {request: i for i, request in enumerate(everyone)}
         return cls(everyone, tuple(index[request] for request in parts[rank]))
@@ -46,10 +46,10 @@ class SharedRequests:
         return cls.of(parts, torch.distributed.get_rank(group))
 
     def listener(self, on_finished: FinishedListener | None, group: Any) -> FinishedListener:
-        """Tells `on_finished` of this rank's completions alone, by the indices of its own requests; collective.
+        """A listener that calls `on_finished` for this rank's own requests, with their own indices; collective.
 
-        What it raises on one rank is raised on all, at the same completion: they meet in every forward, and one that
-        left alone would let the others wait for it.
+        An exception on one rank is raised on all ranks, at the same completion: a rank that left alone would block the
+        others in their next forward.
         """
         tell = on_finished or (lambda index, completion: None)
         own: dict[int, list[int]] = {}
@@ -73,7 +73,7 @@ class SharedRequests:
 
 
 def raise_together(error: Exception | None, group: Any) -> None:
-    """Raise this rank's error, or else another's; where no rank of the process group has one, go on. Collective."""
+    """Raise this rank's error, or else another rank's; return if no rank of the process group has one. Collective."""
     is_raised = torch.tensor(int(error is not None))
     torch.distributed.all_reduce(is_raised, torch.distributed.ReduceOp.MAX, group=group)
     if not is_raised:
@@ -86,25 +86,22 @@ def raise_together(error: Exception | None, group: Any) -> None:
 def _sendable(error: Exception | None) -> Exception | None:
     try:
         return pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever its class does in being copied: the others must hear of it all the same
+    except Exception:  # some classes cannot be pickled or unpickled, with any exception
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def check_tensor_parallel(tensor_parallel_size: int, world_size: int) -> None:
-    """Whether the run's processes divide into groups of this size.
-
-    Raises:
-        ConfigError: They do not.
+    """Raise `ConfigError` unless the run's processes divide into groups of this size.
 
     Example:
         >>> check_tensor_parallel(3, world_size=8)
         Traceback (most recent call last):
         apo_lightning.errors.ConfigError: engine tensor_parallel_size is 3, which does not divide the 8 processes of \
-the run: give a divisor, 1 for an engine in each
+the run: give a divisor, or 1 for an engine in each process
     """
     if tensor_parallel_size < 1 or world_size % tensor_parallel_size:
         processes = f"the {world_size} processes of the run" if world_size > 1 else "the run's one process"
         raise ConfigError(
             f"engine tensor_parallel_size is {tensor_parallel_size}, which does not divide {processes}: give a "
-            "divisor, 1 for an engine in each"
+            "divisor, or 1 for an engine in each process"
         )

@@ -1,4 +1,4 @@
-"""Sampling with plain transformers: slow, exact and without a further dependency."""
+"""The transformers engine: slow and exact, with no extra dependency."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,22 +8,21 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rollout.base import SyncedEngine
 from apo_lightning.rollout.decoding import GrowingLayer, attend_with_unrepeated_keys, growing_cache
-from apo_lightning.rollout.engine import EngineContext, FinishedListener
+from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.sampling import sample_tokens, uniforms
 from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
 
-class TransformersEngine(SyncedEngine):
+class TransformersEngine(RolloutEngine):
     """Samples with a second copy of the model, synced by name like any other engine.
 
-    Each sample draws its uniforms from a generator of its own, so in float32 its tokens do not depend on what else
-    is in the batch. Long prompts are decoded together, and first.
+    Each sample has its own random generator, so in float32 its tokens do not depend on the rest of the batch. Requests
+    are batched by prompt length, the longest first.
 
     Args:
-        sequences_per_batch: The most completions decoded at once.
+        sequences_per_batch: maximal number of completions decoded at once.
     """
 
     name = "transformers"
@@ -59,7 +58,7 @@ class TransformersEngine(SyncedEngine):
             yield HeldPart(name, 0, slice(None), values)
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
-        # By length alone: the sort is stable, so completions of one prompt stay side by side and share its prefill.
+        # The sort is stable: completions of one prompt stay adjacent and share its prefill.
         order = sorted(range(len(requests)), key=lambda index: -len(requests[index].prompt_token_ids))
         with torch.inference_mode():
             for start in range(0, len(requests), self.sequences_per_batch):
@@ -94,16 +93,15 @@ class TransformersEngine(SyncedEngine):
 
 
 class _Batch:
-    """Left-padded sequences that grow by one token a forward; finished ones leave.
+    """Left-padded sequences that grow by one token per forward; finished ones are removed.
 
-    The first forward reads each prompt once, however many completions it has; `spread` then gives every request a
-    row of its own.
+    The first forward reads each distinct prompt once; `spread` then gives every request its own row.
     """
 
     def __init__(self, requests: Sequence[GenerationRequest], device: torch.device):
         self.requests = requests
         self.rows = list(range(len(requests)))
-        """Requests still running, one a row of the tensors below (after `spread`)."""
+        """The running requests, one per row of the tensors below (after `spread`)."""
         self.cache = growing_cache()
         prompts = list(dict.fromkeys(request.prompt_token_ids for request in requests))
         self._prompt_rows = torch.tensor([prompts.index(request.prompt_token_ids) for request in requests])
@@ -113,7 +111,7 @@ class _Batch:
             [[0] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)], device=device
         )
         self.attention_mask = (torch.arange(width) >= torch.tensor(padding)[:, None]).long().to(device)
-        # Counted from the first real token: the model must not see where the padding ends.
+        # Positions count from the first real token: the padding must not change the result.
         self.position_ids = (self.attention_mask.cumsum(1) - 1).clamp(min=0)
         self.temperatures = torch.tensor([request.temperature for request in requests], device=device)
         self.top_p = torch.tensor([request.top_p for request in requests], device=device)
@@ -122,7 +120,7 @@ class _Batch:
         self._logprobs: list[list[float]] = [[] for _ in requests]
 
     def spread(self, logits: Float[Tensor, "prompts vocab"]) -> Float[Tensor, "rows vocab"]:
-        """Repeat each prompt's row once for each of its requests."""
+        """Repeat each prompt's row for each of its requests."""
         index = self._prompt_rows.to(logits.device)
         for layer in self._layers():
             layer.spread(index)
@@ -130,23 +128,23 @@ class _Batch:
         return logits[index]
 
     def advance(self, logits: Float[Tensor, "rows vocab"]) -> list[int]:
-        """Append one token to every row; the rows that are finished leave, and their requests are returned."""
+        """Append one token to every row, remove the finished rows and return their requests."""
         step = len(self._token_ids[self.rows[0]])
-        drawn = torch.stack([self._uniforms[request][step] for request in self.rows]).to(logits.device)
-        tokens, logprobs = sample_tokens(logits, self.temperatures, drawn, self.top_p)
+        u = torch.stack([self._uniforms[request][step] for request in self.rows]).to(logits.device)
+        tokens, logprobs = sample_tokens(logits, self.temperatures, u, self.top_p)
         for request, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
             self._token_ids[request].append(token)
             self._logprobs[request].append(logprob)
         self.input_ids = tokens[:, None]
         self.position_ids = self.position_ids[:, -1:] + 1
         self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.input_ids)], dim=1)
-        left = [request for request in self.rows if self._is_finished(request)]
-        if left:
-            self._keep([row for row, request in enumerate(self.rows) if request not in left])
-        return left
+        finished = [request for request in self.rows if self._is_finished(request)]
+        if finished:
+            self._keep([row for row, request in enumerate(self.rows) if request not in finished])
+        return finished
 
     def completion(self, request: int, version: int) -> Completion:
-        """The completion of a request that is finished."""
+        """The completion of a finished request."""
         token_ids = self._token_ids[request]
         return Completion(
             token_ids=tuple(token_ids),
@@ -156,21 +154,21 @@ class _Batch:
         )
 
     def _is_finished(self, request: int) -> bool:
-        token_ids, asked = self._token_ids[request], self.requests[request]
-        return len(token_ids) == asked.max_new_tokens or token_ids[-1] in asked.stop_token_ids
+        token_ids, limits = self._token_ids[request], self.requests[request]
+        return len(token_ids) == limits.max_new_tokens or token_ids[-1] in limits.stop_token_ids
 
     def _keep(self, running: list[int]) -> None:
-        """Drop the other rows. The last rows move into the holes, and all others stay where their keys are."""
-        holes = sorted(set(range(len(running))) - set(running))
+        """Drop all rows but the running ones: the last rows move into the gaps, all others stay in place."""
+        gaps = sorted(set(range(len(running))) - set(running))
         moved = [row for row in running if row >= len(running)]
         order = list(range(len(running)))
-        for hole, row in zip(holes, moved, strict=True):
-            order[hole] = row
+        for gap, row in zip(gaps, moved, strict=True):
+            order[gap] = row
         self.rows = [self.rows[row] for row in order]
         if not running:
             return
         device = self.input_ids.device
-        sources, targets = (torch.tensor(rows, dtype=torch.long, device=device) for rows in (moved, holes))
+        sources, targets = (torch.tensor(rows, dtype=torch.long, device=device) for rows in (moved, gaps))
         for layer in self._layers():
             layer.move(sources, targets, len(running))
         index = torch.tensor(order, device=device)

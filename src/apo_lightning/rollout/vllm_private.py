@@ -1,6 +1,6 @@
-"""What of vLLM is replaced for a while, or read from its log and its scheduler: held by `tests/test_private_doors.py`.
+"""Access to vLLM's internals: patches, its log and its scheduler. `tests/test_private_doors.py` checks that they exist.
 
-`vllm_weights` beside it reads the attributes of vLLM's layers.
+`vllm_weights` reads the attributes of vLLM's layers.
 """
 
 import logging
@@ -14,9 +14,9 @@ from torch import Tensor
 
 @contextmanager
 def layers_left_out() -> Iterator[list[str]]:
-    """Collects the layers that got no weights, of which vLLM says nothing but a warning.
+    """Collect vLLM's warnings about layers that received no weights; vLLM raises no error.
 
-    Another wording, or another logger, and such a layer would pass unnoticed unless `held_parts` samples it.
+    If vLLM changes the wording or the logger, such a layer goes unnoticed unless `held_parts` samples it.
     """
     messages: list[str] = []
 
@@ -34,15 +34,15 @@ def layers_left_out() -> Iterator[list[str]]:
 
 
 def queued_requests(llm: Any) -> list[Any]:
-    """The scheduler's records of what waits or runs; each counts its preemptions, and does so until it ends.
+    """The scheduler's records of waiting and running requests; each counts its preemptions until it ends.
 
-    vLLM's statistics have the same count, and would keep a record of every token for it.
+    vLLM's statistics have the same count but would keep a record of every token.
     """
     return list(llm.llm_engine.engine_core.engine_core.scheduler.requests.values())
 
 
 def layers_with_parameters(worker: Any) -> set[str]:
-    """Class names of layers; one of buffers alone (rotary tables) is rightly left out of a sync."""
+    """Class names of layers with parameters. Layers that have only buffers (rotary tables) get nothing in a sync."""
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }
@@ -50,10 +50,10 @@ def layers_with_parameters(worker: Any) -> set[str]:
 
 @contextmanager
 def gloo_between_slices() -> Iterator[None]:
-    """Ranks of a CPU engine reduce over gloo, not over shared memory.
+    """Make the ranks of a CPU engine reduce over gloo, not over shared memory.
 
-    vLLM would name that memory alike in all runs of a machine, so that two of them write into one another's sums. Where
-    ranks differ over the name, it takes gloo. `VLLM_DIST_IDENT`, of which the name is made, it sets itself.
+    vLLM gives that memory the same name in all runs on a machine, so that two runs would corrupt each other's sums.
+    The name comes from `VLLM_DIST_IDENT`, which vLLM sets itself. If ranks disagree on the name, vLLM uses gloo.
     """
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 
@@ -67,10 +67,9 @@ def gloo_between_slices() -> Iterator[None]:
 
 @contextmanager
 def ranks_left_out() -> Iterator[None]:
-    """Does not count how many tokens are likelier than each sampled one, which nobody reads.
+    """Skip counting how many tokens are likelier than each sampled one, a result that nobody reads.
 
-    The count is the one compiled function of the CPU sampler: a C++ build per process, or, run uncompiled, 4 % of the
-    time.
+    The count is the only compiled function of the CPU sampler: a C++ build per process or, uncompiled, 4 % of the time.
     """
     from vllm.v1.sample import sampler
 

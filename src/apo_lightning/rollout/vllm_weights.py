@@ -1,6 +1,6 @@
-"""What a vLLM model holds of sampled weights: fused, sliced and packed layers, read as parameters by their own names.
+"""Reads sampled weights back from a vLLM model, whose layers are fused, sliced and packed, by Hugging Face name.
 
-Knows vLLM's layers by their attributes and imports nothing of it.
+Relies on the attributes of vLLM's layers and does not import vLLM.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 
 
 def held_parts(worker: Any, samples: Mapping[str, WeightSample]) -> Iterator[HeldPart]:
-    """The part of each sample that this tensor-parallel rank holds; nothing of a parameter whose layer is not found.
+    """The part of each sample that this tensor-parallel rank holds; parameters whose layer is not found are left out.
 
-    On the CPU a linear layer multiplies with a packed copy that cannot be read, so it is asked: rows of the identity
-    go in, and columns of its matrix come out, exactly, since all other products are 0.
+    On the CPU a linear layer multiplies with a packed copy of its weight that cannot be read. Multiplying rows of the
+    identity returns its columns, exactly, since all other products are 0.
 
     Args:
-        worker: vLLM's, as `collective_rpc` passes it.
-        samples: Of what was sent, by Hugging Face name.
+        worker: vLLM's worker, as `collective_rpc` passes it.
+        samples: of the weights that were sent, by Hugging Face name.
     """
     model = worker.get_model()
     layers = dict(model.named_modules())
@@ -40,7 +40,7 @@ def held_parts(worker: Any, samples: Mapping[str, WeightSample]) -> Iterator[Hel
             first_column = _first(layer, sample.num_columns, num_columns)
         inside = sample.within(first_column, num_columns)
         key = path, kind, sample.columns
-        if key not in read:  # parts of one layer are read together
+        if key not in read:  # a fused layer is read once for all of its parts
             columns = [column - first_column for column in sample.columns[inside]]
             read = {key: _columns(layer, kind, columns, num_columns)}
         start, count, first_row = _rows(layer, parts.index(own), sample.num_rows)
@@ -48,8 +48,8 @@ def held_parts(worker: Any, samples: Mapping[str, WeightSample]) -> Iterator[Hel
 
 
 def _rows(layer: Any, place: int, num_rows: int) -> tuple[int, int, int]:
-    """(where its rows begin in the layer, how many they are, where they begin in the whole parameter)."""
-    if hasattr(layer, "shard_indices"):  # of a vocabulary, padded at the end
+    """(first row in the layer, number of rows, first row in the whole parameter)."""
+    if hasattr(layer, "shard_indices"):  # a vocabulary, padded at the end
         vocabulary = layer.shard_indices
         return 0, vocabulary.num_org_elements, vocabulary.org_vocab_start_index
     sizes = getattr(layer, "output_partition_sizes", [num_rows])
@@ -57,15 +57,15 @@ def _rows(layer: Any, place: int, num_rows: int) -> tuple[int, int, int]:
 
 
 def _first(layer: Any, whole: int, part: int) -> int:
-    """The start of this rank's slice. Of fewer slices than ranks (keys of few heads), neighbours hold the same."""
+    """The start of this rank's slice. If there are fewer slices than ranks (few key heads), neighbours share one."""
     num_slices = whole // part
     return 0 if num_slices == 1 else layer.tp_rank * num_slices // layer.tp_size * part
 
 
 def _columns(layer: Any, kind: str, columns: list[int], num_columns: int) -> Tensor:
-    """These columns of all rows that the layer holds."""
+    """These columns of all rows of the layer."""
     held: Tensor = getattr(layer, kind)
-    is_lookup = hasattr(layer, "shard_indices") and not hasattr(layer, "bias")  # of the embedding, never multiplied
+    is_lookup = hasattr(layer, "shard_indices") and not hasattr(layer, "bias")  # an embedding, never multiplied
     if kind != "weight" or is_lookup or not hasattr(layer, "cpu_linear"):
         return held.detach().reshape(len(held), -1)[:, columns]
     rows_of_identity = torch.zeros(len(columns), num_columns, dtype=held.dtype)

@@ -1,4 +1,4 @@
-"""A weight sync is complete, or it is an error: a partly synced engine samples from a policy nobody trains."""
+"""Checks that a weight sync is complete: a partly synced engine would sample from a mixture of two policies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,14 +14,14 @@ MAX_NAMES_SHOWN = 5
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
-    """Every parameter of a model by Hugging Face name, a tied head under both of its names. Allocates nothing."""
+    """The shape of every parameter by Hugging Face name, a tied head under both names. Allocates nothing."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
     return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def first(names: Sequence[str]) -> str:
-    """The first few of them.
+    """The first five names, as text.
 
     Example:
         >>> first(["a", "b", "c", "d", "e", "f"])
@@ -31,15 +31,15 @@ def first(names: Sequence[str]) -> str:
 
 
 class WeightAudit:
-    """Watches a stream of weights go by.
+    """Checks a stream of weights on its way to the engine.
 
-    Nothing is raised while the stream runs: the receiving model would be left half rebuilt, and the other ranks
-    waiting in a collective. Bad items are held back, an exception of the source ends the stream, and `verify`
-    reports them all afterwards.
+    It raises nothing while the stream runs, which would leave the receiving model half rebuilt and the other ranks
+    waiting in a collective. Bad items are withheld, an exception of the source ends the stream, and `verify` reports
+    all of them afterwards.
 
     Args:
-        expected: Shape of every parameter.
-        version: Of the policy; says which columns are kept in `samples`.
+        expected: shape of every parameter.
+        version: of the policy; decides which columns `samples` keeps.
 
     Example:
         >>> audit = WeightAudit({"a": torch.Size([2]), "b": torch.Size([1])})
@@ -54,13 +54,13 @@ class WeightAudit:
         self._expected = expected
         self._version = version
         self.samples: dict[str, WeightSample] = {}
-        """Samples of the weights that went by, to be held against what the receiver has made of them."""
+        """Samples of the weights that were passed on, for comparison with what the engine holds."""
         self._seen: set[str] = set()
         self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
         self._source_error: Exception | None = None
 
     def watch(self, named_weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass the stream on without the items that must not be loaded."""
+        """Pass the stream on, without items that must not be loaded."""
         while True:
             try:
                 name, weight = next(named_weights)
@@ -78,7 +78,7 @@ class WeightAudit:
                 yield name, weight
 
     def verify(self) -> None:
-        """Raise an error for what went wrong, if anything did."""
+        """Raise the source's exception, or `StaleWeightsError` if the sync was incomplete."""
         if self._source_error is not None:
             raise self._source_error
         known = self._seen.union(self._problems["of another shape"])

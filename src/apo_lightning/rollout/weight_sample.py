@@ -1,4 +1,4 @@
-"""A few columns of every parameter: enough to see whether an engine holds what it was sent."""
+"""A few columns of every parameter, to check whether an engine holds the weights that it was sent."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 NUM_COLUMNS = 16
-"""Columns sampled of each matrix. A training step at a learning rate of 1e-6 moves some 0.1 to 1 % of a model's
-bfloat16 weights to another value; so many columns hold thousands of them."""
+"""Columns sampled per matrix. A training step at a learning rate of 1e-6 changes some 0.1 to 1 % of a model's bfloat16
+weights; 16 columns per matrix contain thousands of these."""
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
-"""Matrix units take what lies below for 0, bfloat16's included."""
+"""Matrix units flush smaller numbers to 0, in bfloat16 too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSample:
-    """Evenly spread columns of a matrix as it was sent, or all of a vector.
+    """Evenly spaced columns of a matrix as it was sent, or a whole vector.
 
     Attributes:
-        num_rows: Of the whole parameter.
-        num_columns: Of the whole parameter; 1 of a vector.
-        columns: Which of them; other ones at the next version, so that in time each is looked at.
-        values: Of all rows there.
+        num_rows: of the whole parameter.
+        num_columns: of the whole parameter; 1 for a vector.
+        columns: the sampled columns. They change with the version, so that every column is checked over time.
+        values: the values in these columns.
     """
 
     num_rows: int
@@ -32,7 +32,7 @@ class WeightSample:
 
     @classmethod
     def of(cls, weight: Float[Tensor, "..."], version: int) -> "WeightSample":
-        """The sample of a whole parameter at a policy version.
+        """Sample a whole parameter at a policy version.
 
         Example:
             >>> WeightSample.of(torch.zeros(5, 70), version=3).columns
@@ -48,7 +48,7 @@ class WeightSample:
         return cls(num_rows=num_rows, num_columns=num_columns, columns=columns, values=picked)
 
     def within(self, first: int, count: int) -> slice:
-        """The place of the sampled columns that lie among `count` columns of the parameter from `first` on.
+        """The slice of `columns` that lies in [`first`, `first` + `count`).
 
         Example:
             >>> sample = WeightSample.of(torch.zeros(5, 128), version=1)
@@ -64,10 +64,10 @@ class HeldPart:
     """The part of a sample that an engine holds: all of it, or the slice of one tensor-parallel rank.
 
     Attributes:
-        name: Of the parameter.
-        first_row: Of the slice, in the whole parameter.
-        columns: Of the sample.
-        values: There.
+        name: of the parameter.
+        first_row: of the slice, in the whole parameter.
+        columns: the held part of the sample's columns.
+        values: in the engine.
     """
 
     name: str
@@ -76,23 +76,23 @@ class HeldPart:
     values: Float[Tensor, "rows picked"]
 
     def is_as_sent(self, sample: WeightSample) -> bool:
-        """True where it equals the sample to the last bit, but for numbers too small for matrix units."""
+        """True if it equals the sample to the last bit, except for numbers that matrix units flush to 0."""
         sent = sample.values[self.first_row : self.first_row + len(self.values), self.columns]
         if sent.shape != self.values.shape:
             return False
         values = self.values.to(sent.dtype)
         if torch.equal(values, sent):
             return True
-        # A NaN that arrived is a NaN that was sent: a broken policy is not a stale engine.
+        # equal_nan: a NaN that was sent comes from a broken policy, not from a stale engine.
         return bool(torch.isclose(values, sent, rtol=0, atol=SMALLEST_NORMAL, equal_nan=True).all())
 
 
 def not_as_sent(samples: Mapping[str, WeightSample], held: Iterable[HeldPart]) -> list[str]:
-    """Names of the parameters of which an engine holds something else.
+    """Names of the parameters that differ in the engine from what was sent.
 
     Args:
-        samples: Of what was sent.
-        held: What the engine shows; a parameter that it does not show is not judged.
+        samples: of the weights that were sent.
+        held: the parts that the engine shows; parameters that it does not show are not checked.
 
     Example:
         >>> samples = {"norm": WeightSample.of(torch.ones(2), version=1)}

@@ -1,4 +1,4 @@
-"""From the policy being trained to the engine that samples from it."""
+"""Copying the policy's weights to the engine, and checking that the engine samples from them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,22 +15,22 @@ from apo_lightning.types import Completion
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 KERNEL_NOISE = 1e-3
-"""[nats a token] Float32 kernels that sum in another order stay below it by far."""
+"""[nats per token] Far above the difference between float32 kernels that sum in different orders."""
 NOISE_MULTIPLE = 3
 
 
 def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the policy, whole, one at a time, by its Hugging Face name; adapters are merged.
+    """Yield every parameter of the policy, unsharded, by Hugging Face name; adapters are merged.
 
-    Shards are cast before they are gathered, which halves the traffic of a float32 policy with a bfloat16 engine.
-    Gathering is collective: with a sharded policy all ranks read to the end, at the same time.
+    Shards are cast before they are gathered, which halves the traffic from a float32 policy to a bfloat16 engine.
+    Gathering is collective: with a sharded policy all ranks must read to the end, at the same time.
 
-    A tied head comes twice, once for each name. Engines keep a packed copy of the head, which the embedding's name
-    alone would leave at the weights of the step before.
+    A tied head is yielded twice, once under each name: engines keep a packed copy of the head, which the embedding's
+    name alone would leave at the weights of the previous step.
 
     Args:
-        model: A Hugging Face causal language model, possibly sharded or wrapped.
-        dtype: The engine's.
+        model: a Hugging Face causal language model, possibly sharded or wrapped.
+        dtype: of the engine.
 
     Example:
         >>> [(name, weight.dtype) for name, weight in named_weights(nn.Linear(2, 1, bias=False), torch.bfloat16)]
@@ -41,7 +41,7 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
 
 
 def unwrapped_name(name: str) -> str:
-    """A parameter's name without what FSDP, activation checkpointing, torch.compile and DDP put into it.
+    """A parameter's name without the prefixes of FSDP, activation checkpointing, torch.compile and DDP.
 
     Example:
         >>> unwrapped_name("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight")
@@ -53,19 +53,19 @@ def unwrapped_name(name: str) -> str:
 
 
 def publish(model: nn.Module, engine: RolloutEngine, version: int) -> None:
-    """Make the engine sample from the policy as it is now; its completions carry `version` from here on."""
+    """Copy the policy's current weights to the engine; its completions carry `version` from now on."""
     engine.sync_weights(named_weights(model, engine.dtype), version)
 
 
 def logprob_gap(rollout_logprobs: Float[Tensor, "tokens"], logprobs: Float[Tensor, "tokens"]) -> float:
-    """How far the engine's policy is from the trainer's: mean |log π_rollout − log π| over sampled tokens [nats].
+    """Mean |log π_rollout − log π| over sampled tokens: the distance of the engine's policy from the trainer's [nats].
 
     Args:
-        rollout_logprobs: As the engine reported them.
-        logprobs: The trainer's, of the same tokens at the same weights and temperature.
+        rollout_logprobs: as reported by the engine.
+        logprobs: the trainer's, for the same tokens, weights and temperature.
 
     Returns:
-        At least 0; NaN without tokens.
+        A value ≥ 0; NaN without tokens.
 
     Example:
         >>> logprob_gap(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0]))
@@ -75,14 +75,14 @@ def logprob_gap(rollout_logprobs: Float[Tensor, "tokens"], logprobs: Float[Tenso
 
 
 def gap_tolerance(noise: float, num_tokens: int) -> float:
-    """How large a gap rounding explains: 0.001 + 3 · noise · (1 + 3/√n) [nats a token].
+    """The largest gap that rounding can explain: 0.001 + 3 · noise · (1 + 3/√n) [nats per token].
 
-    The noise explains the gap of engines to within a third, so that three times as much is another policy. Single
-    tokens scatter: a mean over n of them is off by some 1.5/√n of itself, and so is the noise that it is held against.
+    The noise predicts an engine's gap to within a third, so a gap of three times the noise means another policy. Means
+    over n tokens, of the gap and of the noise, have a relative error of about 1.5/√n each.
 
     Args:
-        noise: How far rounding takes the policy's log-probs [mean nats a token]; 0 in float32.
-        num_tokens: n > 0, of the gap or of the noise, whichever has fewer.
+        noise: mean change of the policy's log-probs by rounding [nats per token]; 0 in float32.
+        num_tokens: n > 0, the smaller of the token counts behind the gap and the noise.
 
     Example:
         >>> round(gap_tolerance(0.04, 900), 3), gap_tolerance(0.0, 4)
@@ -92,15 +92,15 @@ def gap_tolerance(noise: float, num_tokens: int) -> float:
 
 
 def check_logprob_gap(gap: float, tolerance: float, version: int) -> None:
-    """Stop a run whose completions come from another policy than the trainer's.
+    """Stop a run whose completions were sampled from another policy than the trainer's.
 
     Args:
-        gap: From `logprob_gap` [nats].
-        tolerance: From `gap_tolerance` [nats].
-        version: The policy version that the completions carry.
+        gap: from `logprob_gap` [nats].
+        tolerance: from `gap_tolerance` [nats].
+        version: the policy version of the completions.
 
     Raises:
-        StaleWeightsError: The gap is above the tolerance, or not finite.
+        StaleWeightsError: the gap is above the tolerance, or not finite.
 
     Example:
         >>> check_logprob_gap(0.2, 0.001, version=3)
@@ -119,18 +119,18 @@ the tied head too), the prefix cache, the temperature and the tokenisation
 
 
 def check_policy_version(completions: Sequence[Completion], version: int) -> None:
-    """Stop a run whose engine has missed a sync, however little the policy has moved since.
+    """Stop a run whose engine has missed a sync, even if the policy has hardly changed since.
 
     Args:
-        completions: As the engine gave them.
-        version: Of the policy.
+        completions: from the engine.
+        version: of the policy.
 
     Raises:
-        StaleWeightsError: One of them was sampled at another version.
+        StaleWeightsError: a completion was sampled at another version.
     """
     others = sorted({completion.policy_version for completion in completions} - {version})
     if others:
         raise StaleWeightsError(
             f"stale weights in the engine: its completions are of policy version {', '.join(map(str, others))}, and "
-            f"the policy is at version {version}: a weight sync was left out, or went to another engine"
+            f"the policy is at version {version}: a weight sync was skipped, or went to another engine"
         )

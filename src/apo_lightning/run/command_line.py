@@ -6,6 +6,7 @@ What does the work is imported once there is something to do: what Hydra refuses
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
@@ -15,9 +16,21 @@ from omegaconf.errors import OmegaConfBaseException
 from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.run.choices import CONFIG_DIR, expand_glob, missing_choice, refuse_null
-from apo_lightning.run.commands import Command, find_command
+from apo_lightning.run.commands import Command, commands, find_command
+from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_launch_time, use_expandable_segments
 from apo_lightning.run.user_message import user_message
+
+MOVED = {
+    "evaluate": {
+        "mode=exact": "it is a command of its own, apo exact run=…",
+        "mode=coverage": "it is a command of its own, apo coverage model=…",
+        "mode=samples": "leave it out, apo evaluate does nothing else",
+        "coverage=": "it belongs to apo coverage",
+        "coverage.": "it belongs to apo coverage",
+    },
+}
+"""Command → how an argument begins that it no longer takes, and what to type instead."""
 
 # On import: a process of submitit reads its configuration without `main`.
 register_launch_time()
@@ -29,9 +42,19 @@ def main(words: Sequence[str] | None = None) -> None:
     Args:
         words: the command and its overrides; None: those of the command line.
     """
-    name, *arguments = sys.argv[1:] if words is None else [*words]
+    words = sys.argv[1:] if words is None else words
+    # As `python -m` does: rewards, losses and callbacks of one's own are found in the current directory.
+    if not sys.flags.safe_path and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     try:
+        if not words or words[0] in FLAGS:
+            print(index_page(commands()))
+            return
+        name, *arguments = words
         command = find_command(name)
+        if any(argument in FLAGS for argument in arguments):
+            print(command_page(command))
+            return
         if command.config is None:
             sys.exit(command.load()(arguments))
         _run(command, arguments)
@@ -72,12 +95,26 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
     for argument in arguments:
+        refuse_moved(command.name, argument)
         refuse_null(argument)
     sys.argv = [prefix[0], *map(expand_glob, arguments)]
     try:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
     finally:
         sys.argv = typed
+
+
+def refuse_moved(command: str, argument: str) -> None:
+    """Raise `ConfigError` for an argument that earlier versions took.
+
+    Example:
+        >>> refuse_moved("evaluate", "mode=exact")
+        Traceback (most recent call last):
+        apo_lightning.errors.ConfigError: mode=exact: it is a command of its own, apo exact run=…
+    """
+    for start, remedy in MOVED.get(command, {}).items():
+        if argument.lstrip("+").startswith(start):
+            raise ConfigError(f"{argument}: {remedy}")
 
 
 def one_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -19,20 +19,20 @@ class Command:
 
     name: str
     summary: str
-    """One line."""
+    """One line of at most 67 characters."""
     work: str
     """`module:function`, imported when the command runs. It gets the composed configuration; without a `config` the
     command line's words."""
     config: str | None
     """The primary configuration, such as `train`; None: the command reads its own arguments."""
-    details: str = ""
+    details: str
     """A paragraph on what the command does and leaves behind."""
-    axes: tuple[str, ...] = ()
-    """Groups of options that the command reads."""
+    axes: Mapping[str, str] = field(default_factory=dict)
+    """Groups of options that the command reads, each with what it sets."""
     settings: tuple[str, ...] = ()
     """The keys that matter most; their defaults and comments are read from the configuration."""
     examples: tuple[str, ...] = ()
-    """Command lines."""
+    """Command lines, of at most 78 characters."""
 
     def load(self) -> Callable[[Any], Any]:
         """Import the function that does the work."""
@@ -40,25 +40,122 @@ class Command:
         return getattr(importlib.import_module(module), function)
 
 
+TRAIN_AXES = {
+    "algo": "advantage, loss and aggregation",
+    "model": "weights, prompt template, dtype",
+    "policy": "train all weights, or low-rank adapters",
+    "data": "problems, instruction, length limits",
+    "reward": "the verdict on a completion",
+    "engine": "samples the completions",
+    "trainer": "devices and sharding; on GPUs the sizes of the update too",
+    "callbacks": "what a run shows, measures and writes",
+    "logger": "loggers besides metrics.csv",
+    "experiment": "all settings of a run, by name",
+}
 TRAIN = Command(
     name="train",
     summary="Train a policy.",
     work="apo_lightning.run.jobs:train_or_preflight",
     config="train",
+    details="Samples completions, judges them and updates the policy, step by step. The run's folder, "
+    "outputs/<date>/<time>_<algo>_<model>, holds metrics.csv, rollouts/, summary.json, curves.png, checkpoints/ and "
+    "the configuration. -m runs one job for every combination of comma-separated values.",
+    axes=TRAIN_AXES,
+    settings=(
+        "trainer.max_steps",
+        "prompts_per_step",
+        "group_size",
+        "prompts_per_minibatch",
+        "tokens_per_microbatch",
+        "optimizer.lr",
+        "temperature",
+        "seed",
+        "checkpoint.save_every",
+        "resume",
+    ),
+    examples=(
+        "apo train model=tiny algo=grpo trainer.max_steps=3",
+        "apo train algo=apo model=llama3b data=gsm8k trainer=gpu",
+        "apo train -m algo=apo algo.loss.pull_coef=0,0.05,0.1",
+        "apo train experiment=paper/qwen_math7b_apo",
+        "apo train hydra.run.dir=outputs/mine resume=auto",
+    ),
 )
 EVALUATE = Command(
     name="evaluate",
     summary="Measure a policy on benchmarks.",
     work="apo_lightning.run.jobs:evaluate_policy",
     config="evaluate",
+    details="Samples every problem of each benchmark and judges the samples: pass@k with confidence intervals, maj@n, "
+    "entropy, diversity. Writes samples.jsonl, results.json and card.md, one folder a benchmark. A command that was "
+    "interrupted continues when it is given again.",
+    axes={
+        "benchmark": "problems and their number of samples; several: benchmark=[a,b]",
+        "model": "the policy, where it is not that of run=",
+        "engine": TRAIN_AXES["engine"],
+        "trainer": "the devices: each process samples a share of the problems",
+    },
+    settings=(
+        "run",
+        "checkpoint",
+        "output_dir",
+        "num_samples",
+        "limit",
+        "temperature",
+        "top_p",
+        "max_completion_tokens",
+        "support_anchor_size",
+        "data_dir",
+    ),
+    examples=(
+        "apo evaluate run=outputs/2026-01-31/12-00-00_apo_llama3b",
+        "apo evaluate benchmark=[aime2024,math500] model=qwen_math7b trainer=gpu",
+        "apo evaluate run=outputs/mine checkpoint=all num_samples=4 limit=64",
+    ),
 )
 EXPORT = Command(
     name="export",
     summary="Write a checkpoint as a Hugging Face folder.",
     work="apo_lightning.run.exporting:export",
     config="export",
+    details="Gathers a training checkpoint, whatever number of processes wrote it, into one folder that transformers, "
+    "vLLM and model.path= load. Adapters are merged into the weights.",
+    settings=("run", "checkpoint", "to", "dtype"),
+    examples=("apo export run=outputs/mine checkpoint=step_000120 dtype=bfloat16",),
 )
-BUILT_IN = (TRAIN, EVALUATE, EXPORT)
+PREFLIGHT = Command(
+    name="preflight",
+    summary="Plan a training run: memory, time, all errors at once.",
+    work="apo_lightning.run.jobs:plan",
+    config="train",
+    details="Takes every argument of apo train and loads no weights. Prints memory by part and phase, the time of a "
+    "step and of the run, cheaper settings, and all errors at once. The exit status is 1 if there is an error. "
+    "apo train … preflight=true does the same.",
+    axes=TRAIN_AXES | {"rates": "how fast the devices are"},
+    settings=(
+        "expected.prompt_tokens",
+        "expected.completion_tokens",
+        "expected.signal_share",
+        "expected.error_share",
+        "expected.failed_share",
+        "expected.rank_balance",
+    ),
+    examples=(
+        "apo preflight model=tiny",
+        "apo preflight experiment=paper/qwen_math7b_apo rates=h100",
+    ),
+)
+DOCTOR = Command(
+    name="doctor",
+    summary="Check what this machine can run, with a remedy for the rest.",
+    work="apo_lightning.run.doctor:doctor",
+    config=None,
+    details="Checks versions, builds of torch and vLLM, GPUs, memory against every model=, disk, threads and "
+    "configurations. Takes no arguments, loads no weights and uses no network. The exit status is 1 if "
+    "apo train model=tiny could not run.",
+    examples=("apo doctor",),
+)
+BUILT_IN = (TRAIN, EVALUATE, EXPORT, PREFLIGHT, DOCTOR)
 
 
 @cache
@@ -86,5 +183,5 @@ def find_command(name: str) -> Command:
         return commands()[name]
     near = difflib.get_close_matches(name, commands())
     raise ConfigError(
-        f"there is no command '{name}'; {f'near it: {near[0]}' if near else 'there are: ' + ', '.join(commands())}"
+        f"there is no command '{name}'; {f'the nearest is {near[0]}' if near else 'there are ' + ', '.join(commands())}"
     )

@@ -154,7 +154,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
             file,
             task.benchmark.reward,
             max_completion_tokens=settings.max_completion_tokens,
-            progress=Progress(name, speaks=sampler.rank == 0),
+            progress=Progress(name, is_shown=sampler.rank == 0),
         )
     finally:
         file.close()

@@ -9,15 +9,19 @@ from omegaconf import DictConfig
 
 def train_or_preflight(cfg: DictConfig) -> None:
     """Train; with `preflight=true` print the plan instead."""
-    output_dir = Path(HydraConfig.get().runtime.output_dir)
-    if not cfg.preflight:
-        from apo_lightning.run.training import train
-
-        train(cfg, output_dir)
+    if cfg.preflight:
+        plan(cfg)
         return
+    from apo_lightning.run.training import train
+
+    train(cfg, Path(HydraConfig.get().runtime.output_dir))
+
+
+def plan(cfg: DictConfig) -> None:
+    """Print the plan of a training run, and exit with status 1 if it cannot work."""
     from apo_lightning.run.preflight import preflight
 
-    if status := preflight(cfg, output_dir):
+    if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(status)
 
 

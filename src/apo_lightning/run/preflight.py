@@ -12,11 +12,10 @@ from rich.console import Group, RenderableType
 from apo_lightning.common.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
 from apo_lightning.preflight import environment
-from apo_lightning.preflight.alternatives import alternatives
 from apo_lightning.preflight.checks import check_devices, check_launch, check_share
 from apo_lightning.preflight.environment import Finding, this_machine
 from apo_lightning.preflight.memory_shapes import FLOAT32
-from apo_lightning.preflight.tables import alternatives_table, cost_table, findings_text, plan_table, run_table
+from apo_lightning.preflight.tables import cost_table, findings_text, plan_table, run_table
 from apo_lightning.run.sizes import Plan, RankLayout, plan_run, plan_time, rank_layout, step_settings
 from apo_lightning.run.training import prepare
 
@@ -41,9 +40,10 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     with _errors_to(findings):
         plan = plan_run(cfg)
         parts.append(plan_table(plan.name, f"{ranks.strategy}, {ranks.describe()}", plan.model, plan.run, plan.memory))
-        findings += _room_findings(cfg, plan, ranks, output_dir)
+        findings += room_findings(cfg, plan, ranks, output_dir)
         with _errors_to(findings):
-            parts += _cost_of(cfg, plan, ranks)
+            settings, cost = step_settings(cfg, instantiate(cfg.data)), plan_time(cfg, plan, ranks)
+            parts.append(cost_table(cost, settings, ranks.world_size, cfg.trainer.max_steps))
     with _errors_to(findings):
         parts.append(
             run_table(
@@ -75,24 +75,14 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
         findings.append(Finding("error", str(error)))
 
 
-def _cost_of(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> Iterator[RenderableType]:
-    """The time of a step, and that of a step with other settings."""
-    settings, cost = step_settings(cfg, instantiate(cfg.data)), plan_time(cfg, plan, ranks)
-    yield cost_table(cost, settings, ranks.world_size, cfg.trainer.max_steps)
-    engine_key = "engine.vllm" if "vllm" in cfg.engine else "engine"
-    found = alternatives(plan.model, plan.run, cost.work, cost.rates, engine_key=engine_key)
-    if found:
-        yield alternatives_table(found, cost, plan.memory)
-
-
-def _room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
+def room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
     """Memory and disk too small for the plan."""
     memory, others = plan.memory, ranks.num_local - 1
     loading = (memory.loading, *[memory.loading_others] * others)
     running = (memory.peak, *[memory.peak_others] * others)
     remedy = "a smaller tokens_per_microbatch"
     if plan.run.is_cuda:
-        running, remedy = (memory.beside_gpu,) * ranks.num_local, "a larger machine"
+        running, remedy = (memory.host,) * ranks.num_local, "a larger machine"
     what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
     findings = environment.memory_findings(
         this_machine(), sizes, what=what, remedy=remedy if what == "the run" else "a larger machine"

@@ -182,8 +182,8 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
     if not isinstance(rates, Rates):
         if ranks.device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
-                "no GPU is here whose rates could be measured, so the time of a step is left out: choose rates=a800, "
-                "rates=h100 or rates=h200, or give rates of your own"
+                "no GPU is here whose rates could be measured, so the time of a step is left out: choose rates=a800 "
+                "or rates=h100, or give rates of your own"
             )
         length = round(work.prompt_tokens + work.completion_tokens)
         rates = rates(

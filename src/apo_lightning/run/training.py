@@ -104,13 +104,13 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     )
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
-        module.held_out.last_step = resumed.header.validated_step
+        module.validation.last_step = resumed.header.validated_step
     with fail_fast, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
-        if (resumed is None and parts.data.validation_names) or module.held_out.is_due(trainer, steps_done):
+        if (resumed is None and parts.data.validation_names) or module.validation.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=parts.data)
-        if module.held_out.is_due(trainer, trainer.global_step):
+        if module.validation.is_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=parts.data, verbose=False)
     return module
 

@@ -1,4 +1,4 @@
-"""The completions that this rank runs in a step: those it has sampled, or those that balance the ranks."""
+"""The completions that this rank runs in a step: those it sampled, or those that balance the ranks."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from apo_lightning.distributed.exchange import Exchange
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.types import Advantages, Rollouts
 from apo_lightning.update.balance import RankCosts, balanced
 from apo_lightning.update.settings import StepSettings
@@ -20,7 +21,7 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Which completions run here, and how their rows come from the ranks that sampled them and return.
+    """Which completions run here, and how their rows are sent here and back to the ranks that sampled them.
 
     They are ordered by the rank that sampled them, then by their place there.
     """
@@ -42,7 +43,7 @@ class Assignment:
 
 
 def assign_at_home(rollouts: Rollouts, device: torch.device) -> Assignment:
-    """Each rank runs what it has sampled."""
+    """Each rank runs the completions that it sampled."""
     lengths = rollouts.lengths.flatten().tolist()
     at_home = [[0] * len(lengths)]
     return Assignment(
@@ -64,12 +65,12 @@ def assign(
     ranks: Ranks,
     device: torch.device,
 ) -> Assignment:
-    """Let the ranks take equally long for every mini-batch; collective.
+    """Assign completions so that all ranks take equally long for every mini-batch; collective.
 
     Args:
         rollouts: sampled by this rank.
-        advantages: of them; decide with the loss what the update runs.
-        loss: says which completions can have a gradient, and on which it reads the reference.
+        advantages: of the rollouts; with the loss they decide what the update runs.
+        loss: its masks say which completions can have a gradient, and on which it reads the reference.
         settings: sizes of a step.
         ranks: all of them call this.
         device: of the policy.
@@ -79,7 +80,7 @@ def assign(
     costs = _costs(rollouts, advantages, loss)
     shares = from_all_ranks((costs, [prompt.token_ids for prompt in rollouts.prompts]))
     balance = balanced([costs for costs, _ in shares], settings.minibatches_per_step)
-    # A prompt stands here once for each rank that sampled it: it runs once for the completions of a micro-batch.
+    # A prompt occurs once for each rank that sampled it, and runs once for its completions of a micro-batch.
     prompts = tuple(prompt for _, prompts in shares for prompt in prompts)
     first_prompts = [0]
     for _, theirs in shares:
@@ -103,12 +104,13 @@ def assign(
 
 
 def _costs(rollouts: Rollouts, advantages: Advantages, loss: PolicyLoss) -> RankCosts:
-    """The masks of a loss, asked with one value a completion: all of its tokens have the same."""
+    """The loss's masks with one value a completion: all of its tokens have the same advantage."""
     values, is_correct = advantages.values.flatten().float(), rollouts.is_correct.flatten()
-    runs = loss.gradient_mask(values, is_correct) & advantages.keep.flatten()
+    masks = masks_of(loss, values, is_correct)
+    runs = masks.gradient & advantages.keep.flatten()
     return RankCosts(
         prompt_lengths=[len(prompt.token_ids) for prompt in rollouts.prompts],
         lengths=rollouts.lengths.flatten().tolist(),
         runs=runs.tolist(),
-        reads_reference=(runs & loss.reference_mask(values, is_correct) & loss.needs.reference_statistics).tolist(),
+        reads_reference=(runs & masks.reference & loss.needs.reference_statistics).tolist(),
     )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from apo_lightning.model.packing import pack_evenly
 
 PARTS_PER_RANK = 3
-"""Groups are divided where fewer than this run on each rank. The table in `balanced` says what it gives."""
+"""Groups are divided where fewer than this run on each rank. The table in `balanced` shows the effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """The completions that one rank has sampled, in prompt-major order: their costs in tokens."""
+    """The costs in tokens of the completions that one rank sampled, in prompt-major order."""
 
     prompt_lengths: Sequence[int]
     """[P]"""
@@ -26,7 +26,7 @@ class RankCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Running completions of one prompt that stay together, and their cost with that prompt [tokens]."""
+    """Completions of one prompt that run together, and their cost with that prompt [tokens]."""
 
     rank: int
     """The rank that sampled them."""
@@ -34,7 +34,7 @@ class Part:
     tokens: int
     """Of a forward of the policy."""
     reference_tokens: int
-    """Of a forward of the reference, which runs those completions alone on which the loss reads it."""
+    """Of a forward of the reference, which runs only the completions on which the loss reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,13 @@ class Balance:
 
 
 def balanced(ranks: Sequence[RankCosts], num_minibatches: int) -> Balance:
-    """Assign the running groups of every mini-batch to ranks; what does not run stays on its rank.
+    """Assign the running groups of every mini-batch to ranks; other completions stay on their rank.
 
     The groups of a mini-batch, largest first, go to the rank with the fewest tokens so far. Where fewer than
     `PARTS_PER_RANK` groups run per rank, they are divided, into at most as many parts as give each rank that number, if
-    it lowers the maximum; each part runs the prompt again. Ranks meet at the end of every mini-batch, so each is
-    balanced by itself. The reference runs once for the whole step: of the equal loads that a mini-batch gives, the one
-    with the most reference tokens goes to the rank that has the fewest of them.
+    it lowers the maximum; each part runs the prompt again. Ranks wait for each other at the end of every mini-batch, so
+    each mini-batch is balanced by itself. The reference runs once for the whole step: among equal loads of a
+    mini-batch, the one with the most reference tokens goes to the rank that has the fewest of them.
 
     Share of the ranks' time that is work, simulated for 8 ranks, G = 8, 60 % of groups running, lognormal lengths:
 
@@ -63,8 +63,8 @@ def balanced(ranks: Sequence[RankCosts], num_minibatches: int) -> Balance:
         whole groups               0.40   0.69   0.92   0.96
         as here                    0.94   0.95   0.96   0.96
 
-    One sum of the update's and the reference's tokens would balance neither phase, and the two follow one another: of
-    16 mini-batches' update, old log-probs and reference together 0.94 is work, where this gives 0.97.
+    Balancing the sum of the update's and the reference's tokens would balance neither phase: over the update, old
+    log-probs and reference of 16 mini-batches the share is then 0.94, and 0.97 as here.
 
     Args:
         ranks: in rank order.

@@ -1,4 +1,4 @@
-"""Whether the engine samples from the policy: their log-probs of the same tokens, judged by what rounding explains."""
+"""Whether the engine samples from the policy: the gap of their log-probs, compared with what rounding explains."""
 
 import math
 from collections.abc import Mapping
@@ -10,23 +10,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
 from apo_lightning.update import scoring
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.table import StepTable
 
 NOISE_POSITIONS = 1024
-"""Budget of the micro-batch that the noise is measured on: room for a hundred response tokens or more."""
+"""Budget of the micro-batch that the noise is measured on; it holds a hundred response tokens or more."""
 ENOUGH_TOKENS, NUM_VERSIONS = 100, 50
-"""A noise measured on `ENOUGH_TOKENS` or more holds for `NUM_VERSIONS` policy versions, on fewer for its own alone."""
+"""A noise measured on at least `ENOUGH_TOKENS` holds for `NUM_VERSIONS` policy versions, else for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingNoise:
-    """How far rounding takes the policy's log-probs, measured on its own samples."""
+    """How far rounding moves the policy's log-probs, measured on its own samples."""
 
     nats: float
     """Mean over tokens of |log π − log π with a rounded residual stream|; 0 in float32."""
@@ -40,12 +40,12 @@ class RoundingNoise:
 
 
 class EngineCheck:
-    """Holds the engine's log-probs against the trainer's, once for every policy version.
+    """Compares the engine's log-probs with the trainer's, once for every policy version.
 
-    In float32 the two differ by 1e-5 nats a token. In bfloat16 they differ by what rounding does to this very policy,
-    which depends on the model, on how sure the policy has become and on the kernels of the machine. So it is measured:
-    the trainer scores tokens with its residual stream in float32, as ever, and once more in bfloat16, as engines have
-    it. That is done at the first check, after 50 versions, and on the tokens in question before a run would be stopped.
+    In float32 the two differ by 1e-5 nats a token. In bfloat16 they differ by the rounding error of this policy, which
+    depends on the model, on the policy's entropy and on the kernels of the machine. So it is measured: the trainer
+    scores tokens with its residual stream in float32, as always, and once more in bfloat16, as engines do. That happens
+    at the first check, after 50 versions, and on the tokens in question before a run would be stopped.
     """
 
     def __init__(self) -> None:
@@ -53,28 +53,37 @@ class EngineCheck:
         self.noise: RoundingNoise | None = None
 
     def run(
-        self, table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
+        self,
+        table: StepTable,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        memory: MemoryBudget,
+        temperature: float,
+        version: int,
     ) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 
         Args:
-            table: of completions that the policy of now sampled; where this rank knows no log-prob, it runs some.
+            table: of completions that the current policy sampled; where this rank knows no log-prob, it runs some.
             policy: not moved since.
-            settings: sizes of a step; a micro-batch a rank is run, at most twice.
             ranks: of the run.
+            memory: budget of a micro-batch; at most two are run on each rank.
+            temperature: of the sampling.
             version: of the policy.
 
         Returns:
-            Mean |engine − trainer| of the engine where it is largest [nats], and what was allowed [nats].
+            Mean |engine − trainer| of the engine where it is largest [nats], and the tolerance [nats].
 
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
-        with whole_root(policy):
-            scoring.score_for_check(table, policy, settings, ranks)
+        tokens = memory.tokens_per_microbatch
+        with unsharded_root(policy):
+            scoring.score_for_check(table, policy, ranks, tokens, temperature)
             gap, num_tokens = _largest_gap(table, ranks)
             if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
-                self.noise = _measured_noise(table, policy, settings, ranks, version)
+                self.noise = _measured_noise(table, policy, ranks, tokens, temperature, version)
         tolerance = self._tolerance(num_tokens)
         check_logprob_gap(gap, tolerance, version)
         self.checked_version = version
@@ -85,11 +94,11 @@ class EngineCheck:
         return gap_tolerance(self.noise.nats, min(num_tokens, self.noise.num_tokens))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to measure the noise at the versions at which an unbroken one would."""
+        """What a resumed run needs to measure the noise at the same versions as an uninterrupted run."""
         return {"checked_version": self.checked_version, "noise": None if self.noise is None else asdict(self.noise)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.checked_version = state["checked_version"]
         self.noise = None if state["noise"] is None else RoundingNoise(**state["noise"])
 
@@ -97,7 +106,7 @@ class EngineCheck:
 def _largest_gap(table: StepTable, ranks: Ranks) -> tuple[float, int]:
     """The mean gap of the engine where it is largest [nats], and the fewest tokens of one engine that are known.
 
-    Each rank has an engine, and its samples may run on any: a stale one is not to be averaged with the others.
+    Each rank has an engine, and its samples may run on any rank: a stale engine must not be averaged with the others.
     """
     gaps = (table.rollout_logprobs.double() - table.old_logprobs.double()).abs()
     by_engine = table.by_sampler(~table.old_logprobs.isnan())
@@ -108,12 +117,12 @@ def _largest_gap(table: StepTable, ranks: Ranks) -> tuple[float, int]:
 
 
 def _measured_noise(
-    table: StepTable, policy: Policy, settings: StepSettings, ranks: Ranks, version: int
+    table: StepTable, policy: Policy, ranks: Ranks, tokens_per_microbatch: int, temperature: float, version: int
 ) -> RoundingNoise:
     """The noise of one micro-batch a rank, over all ranks: under sharding a forward is a collective."""
     completions = table.completions_with(~table.old_logprobs.isnan()) or range(len(table.lengths))
-    microbatch = table.some_microbatch(completions, min(settings.tokens_per_microbatch, NOISE_POSITIONS))
-    moved = rounding_noise(policy, microbatch, table.old_logprobs[microbatch.token_index], settings.temperature)
+    microbatch = table.some_microbatch(completions, min(tokens_per_microbatch, NOISE_POSITIONS))
+    moved = rounding_noise(policy, microbatch, table.old_logprobs[microbatch.token_index], temperature)
     num_tokens = int(ranks.sum(len(moved)))
     return RoundingNoise(nats=ranks.sum(float(moved.sum())) / num_tokens, num_tokens=num_tokens, version=version)
 
@@ -124,8 +133,8 @@ def rounding_noise(
 ) -> Float[Tensor, "tokens"]:
     """How far rounding the residual stream to the compute dtype moves each log-prob [nats], ≥ 0.
 
-    For the mean gap between engine and trainer this is a measure and no bound: 128 completions of 8 and of 48 tokens of
-    SmolLM2-135M gave 0.047 and 0.036 where the gap to vLLM was 0.044 and 0.036.
+    It measures the mean gap between engine and trainer, and does not bound it: 128 completions of 8 and of 48 tokens
+    of SmolLM2-135M gave 0.047 and 0.036 where the gap to vLLM was 0.044 and 0.036.
 
     Args:
         policy: computes in its own dtype; in float32 nothing is rounded and nothing is run.

@@ -1,8 +1,7 @@
-"""The mini-batches of a step before any is run: their completions in micro-batches, and every token's weight."""
+"""The mini-batches of a step: their completions in micro-batches, and the weight of every token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,25 +10,10 @@ from torch import Tensor
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.aggregation import token_weights
-from apo_lightning.model.packing import Microbatch, padding_microbatch
+from apo_lightning.losses.policy_loss import masks_of
+from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """Completions that can be divided into micro-batches, such as a step's table."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where micro-batches lie."""
-        ...
-
-    def microbatches(
-        self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
-    ) -> list[Microbatch]:
-        """The given completions under a token budget, in so many micro-batches or more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,83 +23,101 @@ class Minibatch:
     number: int
     """0 for the first of the step."""
     completions: Sequence[int]
-    """Those in this rank's table, whether the update runs them or not."""
+    """The completions in this rank's table, whether the update runs them or not."""
     microbatches: Sequence[Microbatch]
-    """The completions that the update runs, and then empty forwards so that all ranks run equally many."""
+    """The completions that the update runs, and then padding so that all ranks run equally many; its loss is 0."""
     weights: Float[Tensor, "tokens"]
     """[T] over the whole step, with kept tokens that are not run in the denominator; 0 outside this mini-batch and on
     dropped completions."""
     num_padding: int
-    """How many of the last micro-batches are there for the other ranks' sake and weigh nothing."""
+    """How many of the last micro-batches are padding: other ranks have more."""
     num_tokens: int
     """Kept tokens, over all ranks, run or not; 0: no optimizer step."""
 
     @property
-    def real_microbatches(self) -> Sequence[Microbatch]:
-        """The micro-batches that hold completions to learn from."""
-        return self.microbatches[: len(self.microbatches) - self.num_padding]
+    def is_first(self) -> bool:
+        """True before the first optimizer step since the policy sampled: π_old is π itself."""
+        return self.number == 0
 
     @property
-    def empty_microbatches(self) -> Sequence[Microbatch]:
-        """Run because other ranks have more; their loss is 0."""
-        return self.microbatches[len(self.microbatches) - self.num_padding :]
+    def active_microbatches(self) -> Sequence[Microbatch]:
+        """The micro-batches that hold completions to learn from; the others are padding."""
+        return self.microbatches[: len(self.microbatches) - self.num_padding]
 
 
-def even_microbatches(
-    table: Divisible, completions: Sequence[int], settings: StepSettings, ranks: Ranks
+def equalize_microbatches(
+    sequences: PackedSequences,
+    completions: Sequence[int],
+    tokens_per_microbatch: int,
+    ranks: Ranks,
+    device: torch.device,
 ) -> tuple[list[Microbatch], int]:
-    """Micro-batches of these completions, and how many were added at the end so that all ranks run equally many.
+    """Micro-batches of these completions, and how many of the last are padding, so that all ranks run equally many.
 
-    Under sharding every forward is a collective: a rank with fewer micro-batches than the others would leave them
-    waiting for ever. Such a rank cuts its completions into as many, smaller ones; where it has too few completions,
-    the added ones have no token to read.
+    Under sharding every forward is a collective: the other ranks would wait for ever for a rank with fewer
+    micro-batches. Such a rank cuts its completions into as many, smaller ones; where it has too few completions, it
+    adds padding, which has no token to read.
     """
-    budget = settings.tokens_per_microbatch
-    microbatches = table.microbatches(completions, budget)
+    microbatches = sequences.microbatches(completions, tokens_per_microbatch, device)
     wanted = int(ranks.max(len(microbatches)))
     if len(microbatches) < wanted:
-        microbatches = table.microbatches(completions, budget, at_least=wanted)
+        microbatches = sequences.microbatches(completions, tokens_per_microbatch, device, at_least=wanted)
     num_padding = wanted - len(microbatches)
-    return microbatches + [padding_microbatch(table.device)] * num_padding, num_padding
+    return microbatches + [padding_microbatch(device)] * num_padding, num_padding
 
 
 def updated_tokens(table: StepTable, loss: PolicyLoss) -> Bool[Tensor, "tokens"]:
     """Tokens of the completions that the update runs: kept, and with a token whose loss can have a gradient."""
-    moving = loss.gradient_mask(table.advantages, table.is_correct) & table.kept_tokens
+    moving = masks_of(loss, table.advantages, table.is_correct).gradient & table.kept_tokens
     return torch.isin(table.sequence_ids, table.sequence_ids[moving])
 
 
 def plan_minibatches(
-    table: StepTable, updated: Bool[Tensor, "tokens"], settings: StepSettings, ranks: Ranks
+    table: StepTable, updated: Bool[Tensor, "tokens"], settings: StepSettings, tokens_per_microbatch: int, ranks: Ranks
 ) -> list[Minibatch]:
     """Mini-batches by prompt in sampling order, over kept completions, with one weight a token.
 
-    Counts are taken over all ranks and over all that is kept, so neither the split into micro-batches nor the number
-    of ranks nor what is spared enters a weight.
+    Counts are taken over all ranks and over all kept completions, so a weight depends neither on the split into
+    micro-batches nor on the number of ranks nor on which completions are run.
 
     Args:
         table: of the step.
         updated: tokens of the completions that are run, from `updated_tokens`.
         settings: sizes of a step.
+        tokens_per_microbatch: the budget now.
         ranks: all of them run equally many micro-batches.
     """
     prompts_per_rank = settings.prompts_per_minibatch // ranks.world_size
     running = set(table.completions_with(updated))
-    return [
-        _plan_one(table, number, table.of_minibatch(number, prompts_per_rank), running, settings, ranks)
-        for number in range(settings.minibatches_per_step)
-    ]
+    result = []
+    for number in range(settings.minibatches_per_step):
+        completions = table.of_minibatch(number, prompts_per_rank)
+        running_here = [b for b in completions if b in running]
+        weights, num_tokens = _weights(table, completions, settings, ranks)
+        microbatches, num_padding = equalize_microbatches(
+            table.sequences, running_here, tokens_per_microbatch, ranks, table.device
+        )
+        result.append(
+            Minibatch(
+                number=number,
+                completions=completions,
+                microbatches=microbatches,
+                weights=weights,
+                num_padding=num_padding,
+                num_tokens=num_tokens,
+            )
+        )
+    return result
 
 
-def _plan_one(
-    table: StepTable, number: int, completions: list[int], running: set[int], settings: StepSettings, ranks: Ranks
-) -> Minibatch:
+def _weights(
+    table: StepTable, completions: list[int], settings: StepSettings, ranks: Ranks
+) -> tuple[Float[Tensor, "tokens"], int]:
+    """The weights of a mini-batch, and its kept tokens over all ranks."""
     kept = torch.zeros_like(table.keep)
     kept[completions] = table.keep[completions]
     num_tokens = int(ranks.sum(int(table.lengths[kept].sum())))
     num_sequences = int(ranks.sum(int(kept.sum())))
-    running_here = [b for b in completions if b in running]
-    microbatches, num_padding = even_microbatches(table, running_here, settings, ranks)
     weights = token_weights(
         table.lengths,
         kept,
@@ -124,11 +126,4 @@ def _plan_one(
         num_tokens=num_tokens,
         num_sequences=num_sequences,
     )
-    return Minibatch(
-        number=number,
-        completions=completions,
-        microbatches=microbatches,
-        weights=weights.to(table.device),
-        num_padding=num_padding,
-        num_tokens=num_tokens,
-    )
+    return weights.to(table.device), num_tokens

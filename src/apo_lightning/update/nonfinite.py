@@ -1,8 +1,9 @@
-"""Optimizer steps whose loss or gradient is not finite: skipped, counted, and in the end a batch to look at."""
+"""Optimizer steps whose loss or gradient is not finite: skipped, counted, and in the end saved for inspection."""
 
 import io
 import logging
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +15,63 @@ from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import NonfiniteError
-from apo_lightning.update.minibatch_update import MinibatchUpdate
+from apo_lightning.update.minibatch_plan import Minibatch
+from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.table import StepTable
+from apo_lightning.update.update_record import TokenLosses
 
 _logger = logging.getLogger(__name__)
 
 
 class NonfiniteSteps:
-    """Ends a run whose steps are not finite several times in a row; a single one is skipped.
+    """Ends a run after `max_nonfinite_steps` non-finite optimizer steps in a row; fewer are skipped.
 
     Args:
-        max_in_a_row: optimizer steps; at that many the run ends.
+        settings: sizes of a step.
     """
 
-    def __init__(self, max_in_a_row: int) -> None:
-        self.max_in_a_row = max_in_a_row
+    def __init__(self, settings: StepSettings) -> None:
+        self.settings = settings
         self.num_in_a_row = 0
         """Optimizer steps skipped since the last that was finite; state of the run."""
 
-    def judge(self, grad_norm: float, update: MinibatchUpdate, ranks: Ranks, folder: Path) -> float:
+    def check_step(
+        self,
+        grad_norm: float,
+        losses: Sequence[TokenLosses],
+        minibatch: Minibatch,
+        table: StepTable,
+        ranks: Ranks,
+        folder: str,
+    ) -> float:
         """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show.
 
         Args:
             grad_norm: over all ranks.
-            update: this rank's part of a mini-batch.
+            losses: of the tokens of the mini-batch that this rank ran.
+            minibatch: this rank's part.
+            table: of the step.
             ranks: all call this, and all decide alike.
-            folder: where `nonfinite/` goes.
+            folder: of the run, where `nonfinite/` goes.
 
         Raises:
-            NonfiniteError: it was the last that is put up with. Its batch is saved.
+            NonfiniteError: `max_nonfinite_steps` is reached. The batch is saved.
         """
-        step = update.table.rollouts.step
-        is_finite = math.isfinite(grad_norm) and update.is_finite and update.table.has_any_logprob
+        step = table.rollouts.step
+        is_finite = math.isfinite(grad_norm) and all(math.isfinite(part.weighted_sum) for part in losses)
+        is_finite = is_finite and table.has_any_logprob
         if not ranks.max(not is_finite):
             # Without a kept token there was no step to be finite.
-            self.num_in_a_row = 0 if update.minibatch.num_tokens else self.num_in_a_row
+            self.num_in_a_row = 0 if minibatch.num_tokens else self.num_in_a_row
             return grad_norm
         self.num_in_a_row += 1
         _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
-        if self.num_in_a_row >= self.max_in_a_row:
-            path = folder / "nonfinite" / f"step_{step:06d}.pt"
-            _save(path, update, step, grad_norm)
+        if self.num_in_a_row >= self.settings.max_nonfinite_steps:
+            path = Path(folder) / "nonfinite" / f"step_{step:06d}.pt"
+            size = len(table.rollouts.completions) // self.settings.minibatches_per_step
+            first = minibatch.number * size
+            rows = completion_rows(table, losses, range(first, first + size))
+            _save(path, {"step": step, "minibatch": minibatch.number, "grad_norm": grad_norm}, rows)
             raise NonfiniteError(
                 f"step {step}: loss or gradient not finite, {self.num_in_a_row} optimizer steps in a row "
                 f"(max_nonfinite_steps): look for NaN and inf in the rewards, advantages and log-probs of {path}"
@@ -61,16 +79,11 @@ class NonfiniteSteps:
         return math.nan
 
 
-def _save(path: Path, update: MinibatchUpdate, step: int, grad_norm: float) -> None:
-    """One file of what all ranks had, for `torch.load(path, weights_only=True)`."""
-    parts = from_all_ranks(completion_rows(update))
+def _save(path: Path, header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows of all ranks into one file for `torch.load(path, weights_only=True)`; collective."""
+    parts = from_all_ranks(rows)
     if process_rank() == 0:
-        content = {
-            "step": step,
-            "minibatch": update.minibatch.number,
-            "grad_norm": grad_norm,
-            "completions": [{"rank": rank, **row} for rank, part in enumerate(parts) for row in part],
-        }
+        content = header | {"completions": [{"rank": rank, **row} for rank, part in enumerate(parts) for row in part]}
         file = io.BytesIO()
         torch.save(content, file)
         write_atomically(path, file.getvalue())
@@ -78,34 +91,28 @@ def _save(path: Path, update: MinibatchUpdate, step: int, grad_norm: float) -> N
     from_all_ranks(None)
 
 
-def completion_rows(update: MinibatchUpdate) -> list[dict[str, Any]]:
-    """What this rank has sampled of a mini-batch, one dict a completion; collective.
+def completion_rows(
+    table: StepTable, losses: Sequence[TokenLosses], completions: Iterable[int]
+) -> list[dict[str, Any]]:
+    """One dict for each of these completions, which this rank sampled; collective.
 
-    Log-probs and losses are NaN too where `was_run` is False.
+    Log-probs and losses are also NaN where `was_run` is False.
     """
-    table = update.table
     rollouts = table.rollouts
-    columns = {name: table.assignment.tokens.send_back(column).cpu() for name, column in _columns(update).items()}
+    columns = {name: table.assignment.tokens.send_back(c).cpu() for name, c in _columns(table, losses).items()}
     keep = table.assignment.completions.send_back(table.keep)
     starts = [0, *rollouts.lengths.flatten().cumsum(0).tolist()]
-    size = len(rollouts.completions) // update.settings.minibatches_per_step
     rows = []
-    for b in range(update.minibatch.number * size, (update.minibatch.number + 1) * size):
-        prompt, completion, verdict = (
-            rollouts.prompts[b // rollouts.group_size],
-            rollouts.completions[b],
-            rollouts.verdicts[b],
-        )
-        tensors: dict[str, Tensor] = {
-            name: column[starts[b] : starts[b + 1]].clone() for name, column in columns.items()
-        }
+    for b in completions:
+        prompt, verdict = rollouts.prompts[b // rollouts.group_size], rollouts.verdicts[b]
+        tensors = {name: column[starts[b] : starts[b + 1]].clone() for name, column in columns.items()}
         rows.append(
             {
                 "prompt_id": prompt.id,
                 "prompt": prompt.text,
                 "completion": rollouts.texts[b],
                 "prompt_token_ids": torch.tensor(prompt.token_ids),
-                "token_ids": torch.tensor(completion.token_ids),
+                "token_ids": torch.tensor(rollouts.completions[b].token_ids),
                 "reward": float(verdict.reward),
                 "status": verdict.status,
                 "kept": bool(keep[b]),
@@ -115,20 +122,16 @@ def completion_rows(update: MinibatchUpdate) -> list[dict[str, Any]]:
     return rows
 
 
-def _columns(update: MinibatchUpdate) -> dict[str, Tensor]:
-    """What the update has found of each token that it ran here."""
-    table = update.table
+def _columns(table: StepTable, losses: Sequence[TokenLosses]) -> dict[str, Tensor]:
+    """The numbers of each token of the table; log-probs and losses of those that the update ran."""
     unknown = torch.full_like(table.rollout_logprobs, math.nan)
     columns = {"logprobs": unknown, "old_logprobs": unknown.clone(), "loss": unknown.clone()}
     was_run = torch.zeros_like(unknown, dtype=torch.bool)
-    for losses in update.losses:
-        was_run[losses.token_index] = True
-        for name, values in (
-            ("logprobs", losses.logprobs),
-            ("old_logprobs", losses.old_logprobs),
-            ("loss", losses.output.per_token),
-        ):
-            columns[name][losses.token_index] = values.to(unknown.dtype)
+    for part in losses:
+        was_run[part.token_index] = True
+        found = {"logprobs": part.logprobs, "old_logprobs": part.old_logprobs, "loss": part.per_token}
+        for name, values in found.items():
+            columns[name][part.token_index] = values.to(unknown.dtype)
     return columns | {
         "was_run": was_run,
         "advantages": table.advantages,

@@ -1,21 +1,16 @@
-"""Tokens of diagnostics' own choice, scored without a gradient by the policy as the update finds and leaves it."""
+"""Token sequences that diagnostics choose, scored without a gradient by the policy before and after the update."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.distributed.units import whole_root
+from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.packing import Microbatch, PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
 from apo_lightning.types import Advantages, Probe, ProbeStatistics, ReferenceStatistics, Rollouts, TokenStatistics
-from apo_lightning.update.minibatch_plan import even_microbatches
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.update.minibatch_plan import equalize_microbatches
+from apo_lightning.update.run import Run
 
 
 class Probing:
@@ -29,44 +24,31 @@ class Probing:
     def __init__(self, probes: Mapping[str, Probe], device: torch.device) -> None:
         self.probes = probes
         self.device = device
-        self.sequences = {name: ProbeSequences(probe, device) for name, probe in probes.items()}
+        self.sequences = {name: _packed(probe) for name, probe in probes.items()}
         self.references: dict[str, ReferenceStatistics] = {}
         self.policies_before: dict[str, TokenStatistics] = {}
 
-    def ask_before(self, policy: Policy, reference: Reference | None, *, settings: StepSettings, ranks: Ranks) -> None:
-        """Everything that is to be had before the update: the reference's anchors, and the sampling policy's word.
-
-        Args:
-            policy: not moved since it sampled.
-            reference: None where nothing needs it.
-            settings: with the budget of a micro-batch as it is now.
-            ranks: all of them run equally many micro-batches.
-        """
+    def score_before(self, run: Run) -> None:
+        """Reference anchors and pre-update policy statistics; the policy has not moved since it sampled."""
         for name, sequences in self.sequences.items():
             probe = self.probes[name]
             if isinstance(probe.anchors, int) and probe.anchors > 0:
-                assert reference is not None
-                with whole_root(reference.policy):
-                    self.references[name] = _score_reference(sequences, probe.anchors, reference, settings, ranks)
+                assert run.reference is not None
+                with unsharded_root(run.reference.policy):
+                    self.references[name] = _score_reference(run, sequences, probe.anchors)
             if probe.before:
-                with whole_root(policy):
-                    self.policies_before[name] = _score(sequences, self._anchor_ids(name), policy, settings, ranks)
+                with unsharded_root(run.policy):
+                    self.policies_before[name] = _score(run, sequences, self._anchor_ids(name))
 
-    def ask_after(self, policy: Policy, *, settings: StepSettings, ranks: Ranks) -> dict[str, ProbeStatistics]:
-        """What the policy says after the update, with all that was found before it.
-
-        Args:
-            policy: as the step leaves it.
-            settings: as in `ask_before`.
-            ranks: as in `ask_before`.
-        """
-        with whole_root(policy):
+    def score_after(self, run: Run) -> dict[str, ProbeStatistics]:
+        """Post-update policy statistics, together with those from before the update."""
+        with unsharded_root(run.policy):
             return {
                 name: ProbeStatistics(
                     probe=self.probes[name],
                     reference=self.references.get(name),
                     before=self.policies_before.get(name),
-                    after=_score(sequences, self._anchor_ids(name), policy, settings, ranks),
+                    after=_score(run, sequences, self._anchor_ids(name)),
                 )
                 for name, sequences in self.sequences.items()
             }
@@ -78,98 +60,62 @@ class Probing:
         return self.references[name].anchor_ids if name in self.references else None
 
 
-def probing_of(callbacks: Iterable[Any], rollouts: Rollouts, advantages: Advantages, device: torch.device) -> Probing:
+def probing_of(run: Run, rollouts: Rollouts, advantages: Advantages) -> Probing:
     """The probes of the diagnostics that are due at this step."""
     probes = {
         callback.state_key: callback.probe(rollouts, advantages)
-        for callback in callbacks
+        for callback in run.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         if hasattr(callback, "probe") and callback.is_due(rollouts.step)
     }
-    return Probing({name: probe for name, probe in probes.items() if probe is not None}, device)
+    return Probing({name: probe for name, probe in probes.items() if probe is not None}, run.device)
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSequences:
-    """A probe's completions as they are run; number 0 is a stand-in of one token, run where a rank has none left."""
-
-    probe: Probe
-    device: torch.device
-
-    @property
-    def completions(self) -> range:
-        """The numbers of the probe's own completions."""
-        return range(1, len(self.probe.completions) + 1)
-
-    @property
-    def num_tokens(self) -> int:
-        """T of the probe."""
-        return sum(map(len, self.probe.completions))
-
-    def microbatches(
-        self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
-    ) -> list[Microbatch]:
-        """The given completions under a token budget, in so many micro-batches or more; token 0 is the stand-in's."""
-        prompts = list(dict.fromkeys([(0,), *self.probe.prompts]))
-        place = {prompt: i for i, prompt in enumerate(prompts)}
-        packed = PackedSequences(
-            prompts=prompts,
-            completions=[(0,), *self.probe.completions],
-            owners=[0, *(place[prompt] for prompt in self.probe.prompts)],
-        )
-        return packed.microbatches(completions, tokens_per_microbatch, self.device, at_least=at_least)
+def _packed(probe: Probe) -> PackedSequences:
+    """The probe's completions; a prompt that several of them continue stands there once."""
+    places = {prompt: i for i, prompt in enumerate(dict.fromkeys(probe.prompts))}
+    owners = [places[prompt] for prompt in probe.prompts]
+    return PackedSequences(prompts=list(places), completions=list(probe.completions), owners=owners)
 
 
 @torch.no_grad()
-def _score(
-    sequences: ProbeSequences,
-    anchor_ids: Int[Tensor, "tokens anchors"] | None,
-    policy: Policy,
-    settings: StepSettings,
-    ranks: Ranks,
-) -> TokenStatistics:
-    """The policy's word on every token of a probe."""
-    # The stand-in's row comes first, and is left out at the end.
-    ids = None if anchor_ids is None else torch.cat([anchor_ids.new_full((1, anchor_ids.shape[1]), -1), anchor_ids])
-    columns = [_unknown(sequences) for _ in range(3)]
-    anchors = None if ids is None else torch.full(ids.shape, -torch.inf, device=sequences.device)
-    for microbatch in _microbatches(sequences, settings, ranks):
+def _score(run: Run, sequences: PackedSequences, anchor_ids: Int[Tensor, "tokens anchors"] | None) -> TokenStatistics:
+    """The policy's statistics of every token of a probe."""
+    columns = [_unknown(run, sequences) for _ in range(3)]
+    anchors = None if anchor_ids is None else torch.full(anchor_ids.shape, -torch.inf, device=run.device)
+    for microbatch in _microbatches(run, sequences):
         index = microbatch.token_index
-        statistics = policy(microbatch, None if ids is None else ids[index], temperature=settings.temperature)
+        ids = None if anchor_ids is None else anchor_ids[index]
+        statistics = run.policy(microbatch, ids, temperature=run.settings.temperature)
         values = (statistics.logprobs, statistics.entropy, statistics.max_prob)
         for column, value in zip(columns, values, strict=True):
             column[index] = value
         if anchors is not None:
             assert statistics.anchor_logprobs is not None
             anchors[index] = statistics.anchor_logprobs
-    logprobs, entropy, max_prob = (column[1:] for column in columns)
-    return TokenStatistics(
-        logprobs=logprobs,
-        entropy=entropy,
-        max_prob=max_prob,
-        anchor_logprobs=None if anchors is None else anchors[1:],
-    )
+    logprobs, entropy, max_prob = columns
+    return TokenStatistics(logprobs=logprobs, entropy=entropy, max_prob=max_prob, anchor_logprobs=anchors)
 
 
-def _score_reference(
-    sequences: ProbeSequences, anchor_size: int, reference: Reference, settings: StepSettings, ranks: Ranks
-) -> ReferenceStatistics:
-    """The reference's word on every token of a probe, and its K likeliest there."""
-    logprobs = _unknown(sequences)
-    ids = torch.full((len(logprobs), anchor_size), -1, device=sequences.device)
-    anchors = torch.full(ids.shape, -torch.inf, device=sequences.device)
-    for microbatch in _microbatches(sequences, settings, ranks):
+def _score_reference(run: Run, sequences: PackedSequences, anchor_size: int) -> ReferenceStatistics:
+    """The reference's log-prob of every token of a probe, and its K most likely tokens there."""
+    assert run.reference is not None
+    logprobs = _unknown(run, sequences)
+    ids = torch.full((len(logprobs), anchor_size), -1, device=run.device)
+    anchors = torch.full(ids.shape, -torch.inf, device=run.device)
+    for microbatch in _microbatches(run, sequences):
         index = microbatch.token_index
-        statistics = reference.score(microbatch, anchor_size, temperature=settings.temperature)
+        statistics = run.reference.score(microbatch, anchor_size, temperature=run.settings.temperature)
         assert statistics.anchor_ids is not None
         assert statistics.anchor_logprobs is not None
         logprobs[index] = statistics.logprobs
         ids[index], anchors[index] = statistics.anchor_ids.long(), statistics.anchor_logprobs
-    return ReferenceStatistics(logprobs=logprobs[1:], anchor_ids=ids[1:], anchor_logprobs=anchors[1:])
+    return ReferenceStatistics(logprobs=logprobs, anchor_ids=ids, anchor_logprobs=anchors)
 
 
-def _microbatches(sequences: ProbeSequences, settings: StepSettings, ranks: Ranks) -> list[Microbatch]:
-    return even_microbatches(sequences, sequences.completions, settings, ranks)[0]
+def _microbatches(run: Run, sequences: PackedSequences) -> list[Microbatch]:
+    everything, budget = range(len(sequences.completions)), run.memory.tokens_per_microbatch
+    return equalize_microbatches(sequences, everything, budget, run.ranks, run.device)[0]
 
 
-def _unknown(sequences: ProbeSequences) -> Float[Tensor, "tokens"]:
-    return torch.full((1 + sequences.num_tokens,), torch.nan, device=sequences.device)
+def _unknown(run: Run, sequences: PackedSequences) -> Float[Tensor, "tokens"]:
+    return torch.full((sum(map(len, sequences.completions)),), torch.nan, device=run.device)

@@ -13,14 +13,14 @@ def begin_schedule(make: Callable[..., LRScheduler], optimizer: Optimizer, num_s
 
         rate(i) = λ(i)·lr, i = 0, 1, …, num_steps − 1;   λ(i + 1)·lr, of a schedule for num_steps + 1, where λ(0) = 0
 
-    The warm-ups of transformers begin at λ(0) = 0, so that nothing is learnt from what was sampled for that step. Such
-    a schedule is begun at its second rate and told of one step more: n warm-up steps have the rates 1/n, 2/n, …, 1,
-    and the last step still has a rate above 0.
+    The warm-ups of transformers begin at λ(0) = 0: the rollouts of that step would be wasted. Such a schedule starts at
+    its second rate and is made for one more step: n warm-up steps have the rates 1/n, 2/n, …, 1, and the last step
+    still has a rate above 0.
 
     Args:
-        make: (optimizer=…) → schedule, of transformers, torch or anyone's; told `num_training_steps` where it takes it.
+        make: (optimizer=…) → schedule, of any library; called with `num_training_steps` if it accepts it.
         optimizer: its rates are set.
-        num_steps: that the run plans, those included that will be skipped: a decay ends with the run.
+        num_steps: planned optimizer steps, skipped ones included, so that a decay ends with the run.
 
     Example:
         >>> import functools, torch, transformers
@@ -30,7 +30,7 @@ def begin_schedule(make: Callable[..., LRScheduler], optimizer: Optimizer, num_s
         >>> schedule.get_last_lr()
         [0.5]
     """
-    # A step that is skipped moves the schedule and not the optimizer, which torch takes for a mistake.
+    # A skipped step advances the schedule and not the optimizer, for which torch warns.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
     schedule = _made(make, optimizer, num_steps)
     if any(group["lr"] for group in optimizer.param_groups):

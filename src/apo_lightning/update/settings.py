@@ -1,4 +1,4 @@
-"""The sizes of a training step: what `configs/train.yaml` says once for every run."""
+"""The sizes of a training step, from the keys of `configs/train.yaml` of the same names."""
 
 from dataclasses import dataclass
 
@@ -17,16 +17,16 @@ class StepSettings:
         tokens_per_microbatch: budget of one forward and backward, prompts included; memory only.
         max_prompt_tokens: longer prompts were dropped when the data was loaded.
         max_completion_tokens: completions are cut there.
-        temperature: of sampling, and of every probability the loss reads.
+        temperature: of sampling, and of every probability that the loss reads.
         aggregation: `token_mean`, `sequence_mean_token_mean` or `sequence_mean_token_sum_norm`.
-        old_logprobs: with several optimizer steps a rollout, `trainer` recomputes log π_old, `rollout` takes the
-            engine's.
+        old_logprobs: with several optimizer steps a rollout, `trainer` recomputes log π_old, and `rollout` uses
+            the engine's log-probs.
         importance_cap: truncated importance sampling: weigh tokens by min(π_old/π_rollout, cap); None: off. Not with
             `old_logprobs: rollout`, where that is 1.
-        scored_fraction: in [0, 1], of a step's completions: so many of those that the update skips are scored all the
-            same, for means over all tokens (at least `subset.SMALLEST`; 1: all; 0: none, and those means are NaN).
+        scored_fraction: in [0, 1], of a step's completions: this many of those that the update skips are scored too,
+            for means over all tokens (at least `subset.SMALLEST`; 1: all; 0: none, and those means are NaN).
         gradient_clip_norm: None: off.
-        max_nonfinite_steps: optimizer steps in a row whose loss or gradient is not finite, at which the run ends.
+        max_nonfinite_steps: the run ends after this many optimizer steps in a row whose loss or gradient is not finite.
         validation_samples: completions a held-out problem.
     """
 

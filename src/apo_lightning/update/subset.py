@@ -1,4 +1,4 @@
-"""Which completions are scored though the update skips them, so that a step's means are over all of its tokens."""
+"""A random sample of the completions that the update skips: scored, so that means are over all tokens of a step."""
 
 import math
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Rollouts
 
 SMALLEST = 4
-"""Completions: of one there is no standard error, and one from two or three says little."""
+"""Completions: from one there is no standard error, and from two or three a poor one."""
 
 
 def draw_subset(
     rollouts: Rollouts, required: Bool[Tensor, "sequences"], fraction: float | int, seed: int
 ) -> Bool[Tensor, "sequences"]:
-    """A simple random sample, over all ranks, of the completions that nothing requires to be scored.
+    """A simple random sample, over all ranks, of the completions that need not be scored.
 
-    Each completion has a priority that depends on the run's seed and on what the completion is, so the same ones come
-    first whatever the algorithm, the number of ranks, or a resume.
+    A completion's priority is a hash of the run's seed, step, prompt and sample index, so the order depends neither on
+    the algorithm nor on the number of ranks nor on a resume.
 
     Args:
         rollouts: sampled by this rank.
-        required: those of them that are scored anyway.
+        required: the completions that are scored in any case.
         fraction: of all completions of the step; see `subset_size`.
         seed: the run's.
 
     Returns:
-        True for those of this rank that are drawn.
+        True for this rank's completions that are drawn.
     """
     candidates = (~required).nonzero().flatten().tolist()
     priorities = [
@@ -60,7 +60,7 @@ def smallest(parts: Sequence[Sequence[int]], size: int) -> list[tuple[int, int]]
 
 
 def subset_size(num_completions: int, fraction: float | int) -> int:
-    """How many are drawn, where so many are left out: ⌈fraction·B⌉, but at least `SMALLEST`; 0 for a fraction of 0.
+    """The number of completions that are drawn: ⌈fraction·B⌉, but at least `SMALLEST`; 0 for a fraction of 0.
 
     Example:
         >>> [subset_size(4096, fraction) for fraction in (0.0, 1 / 64, 1.0)], subset_size(16, 1 / 64)

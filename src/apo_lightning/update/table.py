@@ -1,9 +1,4 @@
-"""The table of one training step: a row per response token, filled in stage by stage, read by the loss.
-
-Rows stand in packed order, completion after completion: those of `Rollouts.completions`, or with several ranks those
-that the `Assignment` gives to this rank. A stage that looks at some of the tokens writes the rows it computed; the rest
-stay NaN (log-probs) or absent (anchors).
-"""
+"""The table of one training step: one row for each response token, filled in stage by stage, read by the loss."""
 
 from collections.abc import Sequence
 
@@ -28,7 +23,19 @@ from apo_lightning.update.assignment import Assignment, assign_at_home
 
 
 class StepTable:
-    """Per-token facts of one step while they are gathered; `freeze` hands them to the callbacks.
+    """The one mutable record of a step; `freeze` makes the callbacks' copy.
+
+    Rows stand in packed order, completion after completion: those of `Rollouts.completions`, or with several ranks
+    those that the `Assignment` gives to this rank. Each stage writes the rows that it computed, the others stay NaN
+    (log-probs) or absent (anchors):
+
+        column                              written by
+        required, drawn                     plan_step
+        ref_logprobs, anchor (but π)        score_reference, through record_reference
+        old_logprobs, entropy, max_prob,    score_policy, the first mini-batch of the update and the engine's check,
+        anchor.logprobs                     through record_policy
+
+    All other columns are made here and never change.
 
     Args:
         rollouts: sampled by this rank.
@@ -60,7 +67,7 @@ class StepTable:
             completions=[tuple(ids.tolist()) for ids in token_ids.split(self.lengths.tolist())],
             owners=assignment.owners,
         )
-        # Completions that are scored before the policy moves: for the update or a diagnostic, and of the others by lot.
+        # Scored before the policy moves: completions of the update or a diagnostic, and a sample of the others.
         self.required: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
         self.drawn: Bool[Tensor, "sequences"] = torch.zeros_like(self.keep)
         self.old_logprobs = self._unknown()
@@ -72,11 +79,18 @@ class StepTable:
     def _unknown(self) -> Float[Tensor, "tokens"]:
         return torch.full_like(self.rollout_logprobs, torch.nan)
 
-    def microbatches(
-        self, completions: Sequence[int], tokens_per_microbatch: int, *, at_least: int = 1
-    ) -> list[Microbatch]:
-        """The given completions under a token budget, in so many micro-batches or more."""
-        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device, at_least=at_least)
+    def microbatches(self, completions: Sequence[int], tokens_per_microbatch: int) -> list[Microbatch]:
+        """The given completions under a token budget."""
+        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)
+
+    def within_budget(self, microbatches: Sequence[Microbatch], tokens_per_microbatch: int) -> list[Microbatch]:
+        """Micro-batches that were cut for a larger budget, cut again; the others as they are."""
+        result = []
+        for microbatch in microbatches:
+            completions = self.sequence_ids[microbatch.token_index].unique().tolist()
+            fits = len(microbatch.input_ids) <= tokens_per_microbatch or len(completions) <= 1
+            result += [microbatch] if fits else self.microbatches(completions, tokens_per_microbatch)
+        return result
 
     def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
         """The first micro-batch of the given completions; one without a token to read where there are none.
@@ -92,7 +106,7 @@ class StepTable:
         return self.sequence_ids[wanted].unique().tolist()
 
     def prepare_reference(self, anchor_size: int) -> None:
-        """Make room for what the reference will say; every row is absent until it is recorded."""
+        """Allocate the reference's columns; every row is absent until it is recorded."""
         num_tokens = len(self.token_ids)
         self.ref_logprobs = self._unknown()
         if anchor_size > 0:
@@ -101,7 +115,7 @@ class StepTable:
             self.anchor = Anchor(token_ids=ids, ref_logprobs=absent, logprobs=absent.clone())
 
     def record_reference(self, microbatch: Microbatch, statistics: ReferenceStatistics) -> None:
-        """Write what the reference says of these tokens."""
+        """Write the reference's statistics of these tokens."""
         assert self.ref_logprobs is not None
         index = microbatch.token_index
         self.ref_logprobs[index] = statistics.logprobs
@@ -112,7 +126,7 @@ class StepTable:
             self.anchor.ref_logprobs[index, :slots] = statistics.anchor_logprobs
 
     def record_policy(self, microbatch: Microbatch, statistics: TokenStatistics) -> None:
-        """Write what the policy that sampled these tokens says of them."""
+        """Write the statistics of the policy that sampled these tokens."""
         index = microbatch.token_index
         self.old_logprobs[index] = statistics.logprobs.detach()
         self.entropy[index] = statistics.entropy.detach()
@@ -120,7 +134,7 @@ class StepTable:
         if self.anchor is not None and statistics.anchor_logprobs is not None:
             slots = statistics.anchor_logprobs.shape[1]
             found = statistics.anchor_logprobs.detach()
-            # The update asks at the loss's own tokens only; what a diagnostic had asked of the others stays.
+            # The update asks at the loss's own tokens only; what a diagnostic read at the others stays.
             known = self.anchor.logprobs[index, :slots]
             self.anchor.logprobs[index, :slots] = torch.where(found == -torch.inf, known, found)
 
@@ -148,14 +162,14 @@ class StepTable:
         reference_mask: Bool[Tensor, "tokens"],
         importance_cap: float | None,
     ) -> LossInputs:
-        """What the loss may read of this micro-batch: what it declared, on the tokens it declared, and no more.
+        """The inputs of the loss: what it declared, on the tokens it declared, and no more.
 
-        A callback may have asked for more of the reference than the loss did; handing that on would let a
-        diagnostic steer the training.
+        A callback may read more of the reference than the loss does; if the loss saw that too, a diagnostic would steer
+        the training.
 
         Args:
             microbatch: which tokens.
-            statistics: what the policy says of them now; carries the gradient.
+            statistics: the current policy's, with the gradient.
             old_logprobs: log π_old [T]; None: the policy has not moved since it sampled, π_old = π.
             needs: the loss's own.
             reference_mask: [T] tokens whose reference rows the loss can use.
@@ -199,29 +213,24 @@ class StepTable:
 
         Args:
             minibatch: its number in the step.
-            prompts_per_minibatch: those that each rank has sampled.
+            prompts_per_minibatch: prompts that each rank sampled for it.
         """
         places = self.assignment.places // (prompts_per_minibatch * self.rollouts.group_size)
         return (places == minibatch).nonzero().flatten().tolist()
 
     def by_sampler(self, tokens: Bool[Tensor, "tokens"]) -> list[Bool[Tensor, "tokens"]]:
-        """Those of the tokens that each rank's engine has sampled."""
+        """For each rank, the given tokens that its engine sampled."""
         samplers = self.assignment.sampled_by.to(self.device)[self.sequence_ids]
         return [tokens & (samplers == rank) for rank in range(num_processes())]
 
     @property
-    def scored_tokens(self) -> Bool[Tensor, "tokens"]:
-        """Tokens of which the sampling policy is asked."""
-        return (self.required | self.drawn).to(self.device)[self.sequence_ids]
-
-    @property
     def has_any_logprob(self) -> bool:
-        """False where the sampling policy was asked and not one of its answers is a number."""
-        scored = self.scored_tokens
+        """False where tokens were scored by the sampling policy and none of their log-probs is finite."""
+        scored = (self.required | self.drawn).to(self.device)[self.sequence_ids]
         return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
 
     def freeze(self) -> StepTokens:
-        """What was found of the tokens that this rank has sampled, wherever they ran; collective."""
+        """The rows of the tokens that this rank sampled, on whichever rank they ran; collective."""
         home, lengths = self.assignment.tokens.send_back, self.rollouts.lengths.flatten()
         anchor = self.anchor
         if anchor is not None:

@@ -1,11 +1,11 @@
-"""The configurations of `apo_lab`, behind those of the framework."""
+"""Hydra's search path gets the configurations of `apo_lab`, after those of the framework."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class LabConfigs(SearchPathPlugin):
-    """Found by Hydra by its place in `hydra_plugins`."""
+    """Hydra finds the class because the package lies in `hydra_plugins`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append `apo_lab/configs`."""

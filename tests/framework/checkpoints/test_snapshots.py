@@ -15,6 +15,7 @@ from running import RUN, SIGNAL, train_tiny, weights
 from safetensors.torch import load_file
 
 import apo_lightning.checkpoints.checkpointer
+import apo_lightning.module
 import apo_lightning.run.evaluating
 from apo_lightning.checkpoints import snapshots_of
 from apo_lightning.errors import ConfigError, Preempted
@@ -77,16 +78,16 @@ def test_snapshots_hold_the_weights_alone_and_the_last_step_has_one(run):
 
 
 def test_stopped_and_gone_on_a_run_leaves_the_same_snapshots(run, tmp_path, monkeypatch):
-    update, calls = RLVRModule._update, []
+    plan_step, calls = apo_lightning.module.plan_step, []
 
-    def stopped(self, *args):
+    def stopped(*args):
         calls.append(None)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, *args)
+        return plan_step(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RLVRModule, "_update", stopped)
+        patch.setattr(apo_lightning.module, "plan_step", stopped)
         with pytest.raises(Preempted):
             train(tmp_path)
     train(tmp_path, "resume=auto")
@@ -96,10 +97,10 @@ def test_stopped_and_gone_on_a_run_leaves_the_same_snapshots(run, tmp_path, monk
 
 
 def test_a_snapshot_that_cannot_be_written_is_said_and_the_run_goes_on(run, tmp_path, monkeypatch, capsys):
-    def full(run, partial):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "write_weights", full)
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_tensors", full)
     final = weights(train(tmp_path))
     assert "snapshot step_000002 could not be written ([Errno 28] No space left on device)" in capsys.readouterr().out
     assert list((tmp_path / "checkpoints" / "snapshots").iterdir()) == []

@@ -117,7 +117,7 @@ def between_ranks(rank, folder):
     require_seen_by_all(folder / "checkpoints", rank)
     dist.barrier()  # the first rank takes its mark away last
     assert not list((folder / "checkpoints").iterdir())
-    with pytest.raises(ConfigError, match=r"rank 1 does not find .*checkpoints_0.*hydra.run.dir|checkpoints_1"):
+    with pytest.raises(ConfigError, match=r"rank 1 does not see .*checkpoints_0.*hydra.run.dir|checkpoints_1"):
         require_seen_by_all(folder / f"checkpoints_{rank}", rank)
     dist.barrier()
     dist.destroy_process_group()

@@ -16,7 +16,7 @@ from apo_lightning.checkpoints.folder import (
     read_header,
     write_header,
 )
-from apo_lightning.checkpoints.plain import load_plain, save_plain
+from apo_lightning.checkpoints.small_files import load_plain, save_plain
 from apo_lightning.checkpoints.writing import SequentialFile, Written
 
 

@@ -142,7 +142,9 @@ def test_long_training_prompts_are_dropped_and_counted(tmp_path):
     assert [prompt.problem for prompt in data.train_prompts] == ["x" * 5, "x" * 6]
     assert data.describe() == ("s: 2 of 3 problems to train on, 0 held out; dropped: 1 too long; validation on nothing")
     source = DatasetSource(name="s", path=str(path), max_prompt_tokens=10)
-    with pytest.raises(ConfigError, match=r"nothing is left of s .*max_prompt_tokens=10.*dropped: 3 too long"):
+    with pytest.raises(
+        ConfigError, match=r"s has no prompt left to train on .*max_prompt_tokens=10.*dropped: 3 too long"
+    ):
         data_module(source).prepare()
 
 

@@ -9,7 +9,7 @@ from factories import make_rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.data.validation import HeldOut, in_turn
+from apo_lightning.data.validation import ValidationPass, restore_prompt_order
 from apo_lightning.errors import VerifierError
 
 
@@ -36,17 +36,17 @@ def test_shares_put_together_are_the_batch_whatever_the_number_of_ranks(num_prom
     whole = make_rollouts(
         [("correct", "incorrect", "unparsed")[b % 3] for b in range(num)], group_size, lengths=list(range(1, num + 1))
     )
-    held_out = HeldOut(["sums"])
+    held_out = ValidationPass(["sums"])
     shares = [held_out.share(whole.prompts, rank, world_size) for rank in range(world_size)]
     assert all(shares), "a rank without a problem would not check its engine"
-    assert in_turn([part(whole, share) for share in shares], num_prompts) == whole
+    assert restore_prompt_order([part(whole, share) for share in shares], num_prompts) == whole
     sampled = sum(len(share) for share in shares)
     assert sampled == max(num_prompts, world_size), "work is divided, not done over"
 
 
 @pytest.mark.parametrize(("last", "steps", "due"), [(None, 4, False), (4, 4, False), (0, 4, True), (0, 3, False)])
 def test_a_validation_pass_is_due_at_its_interval_if_there_was_one_before(last, steps, due):
-    held_out = HeldOut(["sums"])
+    held_out = ValidationPass(["sums"])
     held_out.last_step = last
     assert held_out.is_due(trainer(max_steps=9, val_check_interval=2), steps) is due
     # Without an interval, after the last step alone.
@@ -56,7 +56,7 @@ def test_a_validation_pass_is_due_at_its_interval_if_there_was_one_before(last, 
 
 def looked_at(statuses):
     """A set of which each problem was sampled once, in two batches."""
-    held_out = HeldOut(["sums"])
+    held_out = ValidationPass(["sums"])
     for part in (statuses[:60], statuses[60:]):
         rollouts = make_rollouts(part, 1)
         held_out.add("sums", rollouts.prompts, rollouts)

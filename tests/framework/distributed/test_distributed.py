@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.ranks import zero_gradient
-from apo_lightning.distributed.units import reduced, whole_root
+from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.rollout.process_guard import environment
 
 
@@ -31,7 +31,7 @@ def test_a_forward_alone_does_not_keep_the_next_one_at_the_weights_before_the_st
     nn.init.ones_(model.weight)
     fully_shard(model, mesh=one_process, reshard_after_forward=False)
     optimizer = adamw(model)
-    with torch.no_grad(), whole_root(model):
+    with torch.no_grad(), unsharded_root(model):
         model(torch.ones(1, 1))
         assert not isinstance(model.weight, DTensor)
     zero_gradient(model)
@@ -57,7 +57,7 @@ class Accumulating(pl.LightningModule):
 
     def training_step(self, batch, batch_idx):
         for value, is_last in ((1.0, False), (10.0, True)):
-            with reduced(self, self.trainer.strategy, now=is_last):
+            with grad_sync(self, self.trainer.strategy, enabled=is_last):
                 self.manual_backward(self.linear(torch.full((1, 1), value)).sum())
             assert self.num_reduced == int(is_last)
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
+from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.distributed.sharding import load_model, shard
-from apo_lightning.distributed.units import reduced, whole_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -39,7 +39,7 @@ def make_policy(spec, model) -> Policy:
 def gradient_of(policy, completions, scale=1.0) -> None:
     """Of Σ log π over the completions: what backward leaves in `.grad`."""
     (microbatch,) = SEQUENCES.microbatches(completions, 100, CPU)
-    with whole_root(policy):
+    with unsharded_root(policy):
         (scale * logprob_sum(policy, microbatch)).backward()
 
 
@@ -144,7 +144,7 @@ def looks_like_autocast(trainer):
     layer.register_forward_hook(lambda module, inputs, output: dtypes.update(stream=output.dtype))
     casts = CountedCasts(alone.model.base_model.layers[1])
     with torch.no_grad():
-        with casts, whole_root(policy):
+        with casts, unsharded_root(policy):
             found = policy(microbatch).logprobs
         assert casts.count == 0  # as `memory_plan` counts on: FSDP2 has gathered them in their dtype
         with casts:
@@ -171,7 +171,7 @@ def the_reference_lies_as_it_is_gathered(trainer):
         assert parameter.to_local().dtype == (torch.bfloat16 if ".layers." in name else torch.float32), name
     assert all(parameter.to_local().dtype == torch.float32 for parameter in policy.parameters())
     (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
-    with torch.no_grad(), whole_root(policy), whole_root(reference.policy):
+    with torch.no_grad(), unsharded_root(policy), unsharded_root(reference.policy):
         expected = policy(microbatch).logprobs
         assert torch.equal(reference.score(microbatch, 0, temperature=1.0).logprobs, expected)
 
@@ -197,7 +197,7 @@ def gathers_each_unit_once(policy, reference, strategy):
         (policy, lambda microbatch, _: policy(microbatch), n, 0),
         (policy, lambda microbatch, is_last: update(policy, strategy, microbatch, is_last), 2 * n, n),
     ):
-        with CountedCollectives() as counted, torch.set_grad_enabled(num_reduced > 0), whole_root(root):
+        with CountedCollectives() as counted, torch.set_grad_enabled(num_reduced > 0), unsharded_root(root):
             for i, microbatch in enumerate(microbatches):
                 run(microbatch, i == len(microbatches) - 1)
                 assert not isinstance(root.head_weight, DTensor)
@@ -218,7 +218,7 @@ def micro_batches_add_up_to_one_gradient(policy, strategy):
             with pytest.raises(MemoryError):
                 update_and_fail(policy, strategy, fails)
             policy.zero_grad()
-        with whole_root(policy):
+        with unsharded_root(policy):
             update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
             update(policy, strategy, *SEQUENCES.microbatches([2, 3], 100, CPU), is_last=True)
         for parameter, gradient in zip(policy.parameters(), expected, strict=True):
@@ -227,7 +227,7 @@ def micro_batches_add_up_to_one_gradient(policy, strategy):
 
 
 def update_and_fail(policy, strategy, register_hook):
-    with whole_root(policy):
+    with unsharded_root(policy):
         update(policy, strategy, *SEQUENCES.microbatches([1, 2], 100, CPU), is_last=False)
         with register_hook(out_of_memory):
             update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
@@ -241,20 +241,20 @@ def a_pass_reads_the_weights_of_now(policy):
     """What a pass has gathered is gone when the next begins: an optimizer may have stepped on the shards."""
     (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
     with torch.no_grad():
-        with whole_root(policy):
+        with unsharded_root(policy):
             before = policy(microbatch).logprobs
         policy.head_weight.mul_(2.0)
-        with whole_root(policy):
+        with unsharded_root(policy):
             assert not torch.allclose(policy(microbatch).logprobs, before)
         policy.head_weight.mul_(0.5)
-        with whole_root(policy):
+        with unsharded_root(policy):
             assert torch.equal(policy(microbatch).logprobs, before)
 
 
 def a_pass_that_would_leave_the_root_whole_is_refused(policy, reference):
     (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
     for run in (policy, policy.hidden_states):
-        with pytest.raises(RuntimeError, match=r"outside of .*whole_root\(policy\)"), whole_root(reference):
+        with pytest.raises(RuntimeError, match=r"outside of .*unsharded_root\(policy\)"), unsharded_root(reference):
             run(microbatch)
     assert isinstance(policy.head_weight, DTensor)
 
@@ -264,8 +264,8 @@ def update(policy, strategy, microbatch, is_last):
     head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
     for tokens in head.chunks():
         head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())
-    with reduced(policy, strategy, now=is_last):
-        head.joined().backward()
+    with grad_sync(policy, strategy, enabled=is_last):
+        head.total_loss().backward()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 
 from apo_lightning.callbacks.distribution_monitor import support_facts
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.support import support_statistics
+from apo_lightning.evaluation.scoring import support_statistics
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Anchor, Prompt
 

@@ -30,7 +30,7 @@ def summed(hidden, weight, token_ids, anchor_ids, function, temperature=1.0):
     head = DetachedHead(hidden, weight, temperature=temperature)
     for rows in head.chunks():
         head.add(function(head.statistics(rows, token_ids[rows], anchor_ids[rows]), rows).sum())
-    return head.joined()
+    return head.total_loss()
 
 
 def both(inputs, function, temperature=1.0):
@@ -138,7 +138,7 @@ def test_what_made_the_hidden_states_is_gone_back_through_once():
     for rows in head.chunks():
         head.add(anchored(head.statistics(rows, token_ids[rows], anchor_ids[rows]), rows).sum())
     assert not calls
-    head.joined().backward()
+    head.total_loss().backward()
     assert len(calls) == 2
 
 
@@ -163,12 +163,12 @@ def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
     places, picked = torch.randint(-20, 60, (8, 3)), torch.randn(8, 3)
     state, columns = (largest, total, dot, picked), [x.unsqueeze(1) for x in (largest, total, dot, distance)]
     cases = [
-        (softmax._absorb_anew, (logits, *state, places, True), {}),
-        (softmax._absorb_anew, (logits, *state, places, False), {}),
-        (softmax._from_weights_anew, (weights, largest[:, None], constant, slope, places, picked.bfloat16()), {}),
-        (softmax._from_weights_anew, (weights, largest[:, None], constant, None, places, picked), {}),
-        (divergence._absorb_distance, (weights, logits, largest, largest + 1, distance), {}),
-        (divergence._kl_gradient_anew, (logits, ref_logits, *columns), {"dtype": torch.bfloat16}),
+        (softmax._update, (logits, *state, places, True), {}),
+        (softmax._update, (logits, *state, places, False), {}),
+        (softmax._from_exp_logits, (weights, largest[:, None], constant, slope, places, picked.bfloat16()), {}),
+        (softmax._from_exp_logits, (weights, largest[:, None], constant, None, places, picked), {}),
+        (divergence._update_kl_sum, (weights, logits, largest, largest + 1, distance), {}),
+        (divergence._kl_gradient, (logits, ref_logits, *columns), {"dtype": torch.bfloat16}),
     ]
     for kernel, arguments, options in cases:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]

@@ -286,7 +286,7 @@ def test_no_tensor_is_as_large_as_a_sixteenth_of_the_logits(autocast):
         for rows in detached.chunks():
             statistics = detached.statistics(rows, token_ids[rows], anchor_ids[rows])
             detached.add((statistics.logprobs + statistics.entropy + statistics.anchor_logprobs[:, 0]).sum())
-        torch.autograd.grad(scalar(values, anchor_ids) + kl.sum() + detached.joined(), (hidden, weight))
+        torch.autograd.grad(scalar(values, anchor_ids) + kl.sum() + detached.total_loss(), (hidden, weight))
         reference_statistics(hidden.detach(), weight.detach(), token_ids, 8)
     assert 0 < largest.elements < num_tokens * vocab / 16
 

@@ -14,7 +14,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.metrics import intervals
 from apo_lightning.metrics.intervals import bootstrap_interval, mean_intervals, paired_interval, paired_intervals
 
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "intervals.py"))
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "accuracy" / "intervals.py"))
 NUM_SETS = 300
 MONTE_CARLO_ERROR = 4 * math.sqrt(0.025 * 0.975 / intervals.NUM_RESAMPLES)
 

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.metrics.throughput import Work, model_size, training_flops
 from apo_lightning.model.fingerprint import weights_sha256
+from apo_lightning.model.flops import Work, model_size, training_flops
 from apo_lightning.model.lora import LoRA, adapters_off, merged_parameters
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy

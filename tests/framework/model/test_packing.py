@@ -74,7 +74,7 @@ def test_token_index_is_the_place_among_all_tokens_of_the_step_whatever_the_grou
 def test_reading_off_fewer_tokens_keeps_the_forward():
     packed = PackedSequences(prompts=[(7, 8)], completions=[(1, 2, 3)], owners=[0])
     (microbatch,) = packed.microbatches([0], 9, CPU)
-    part = microbatch.only(torch.tensor([False, True, True]))
+    part = microbatch.part(torch.tensor([False, True, True]))
     assert part.targets.tolist() == [2, 3]
     assert part.token_index.tolist() == [1, 2]
     assert part.input_ids is microbatch.input_ids

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from paper_sizes import PAPER, qwen_math7b
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.preflight.alternatives import TOGETHER, alternatives
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
 from apo_lightning.preflight.memory_shapes import AdapterShape
 from apo_lightning.preflight.rates import Rates, measured_rates, seconds_of
@@ -32,8 +31,8 @@ WORK = Workload(
     num_minibatches=16,
     updated=Part(prompts=0.6, completions=0.6),
     reference=Part(prompts=0.6, completions=0.35),
-    drawn=Part(prompts=0.05, completions=0.0125),
-    later=Part(prompts=0.55, completions=0.55),
+    subset=Part(prompts=0.05, completions=0.0125),
+    old_logprobs=Part(prompts=0.55, completions=0.55),
 )
 RATES = Rates(
     name="round numbers",
@@ -58,7 +57,7 @@ def test_the_papers_update_by_hand():
     head = 2 * 152064 * 3584 * rows
     plan = plan_cost(MODEL, RUN, WORK, RATES)
     assert seconds(plan, "update", "products") == pytest.approx(3 * (layers + head) / 2e14)
-    assert seconds(plan, "update", "products of layers again (checkpointing)") == pytest.approx(layers / 2e14)
+    assert seconds(plan, "update", "products of recomputed layers") == pytest.approx(layers / 2e14)
     # two forwards, for checkpointing, and a backward of five products where a forward has two
     assert seconds(plan, "update", "attention") == pytest.approx(4.5 * 4 * 28 * 28 * 128 * pairs / 1e14)
     # 16 optimizer steps over an eighth of the parameters
@@ -125,36 +124,36 @@ def test_a_gpus_sync_by_hand():
     assert seconds(plan, "sync", "gathered weights") == pytest.approx(2 * 7_615_616_512 * 0.875 / 1e11)
     graphs = replace(RUN, engine=replace(RUN.engine, has_graphs=True))
     assert seconds(plan_cost(MODEL, graphs, WORK, RATES), "sync", "visits of layers") == pytest.approx(4 * 0.01)
-    assert seconds(plan, "sync", "packed weights, asked for columns") == 0
-    assert seconds(plan, "sync", "layers made anew, and packed") == 0
-    assert seconds(plan, "sync", "weights, packed") == 0
+    assert seconds(plan, "sync", "columns of packed weights") == 0
+    assert seconds(plan, "sync", "layers, allocated and repacked") == 0
+    assert seconds(plan, "sync", "weights, repacked") == 0
 
 
 def test_a_cpu_packs_the_weights_is_asked_for_them_and_takes_new_memory():
     cpu = replace(RUN, is_cuda=False, compute_bytes=4, strategy="single", world_size=1)
-    rates = replace(RATES, fresh_bytes_per_second=1e9, pack_bytes_per_second=1e11)
+    rates = replace(RATES, alloc_bandwidth=1e9, repack_bandwidth=1e11)
     head = 152064 * 3584
     plan = plan_cost(MODEL, cpu, WORK, rates)
     # into the layer, 8 bytes a weight; embedding and head are kept beside it, 8 bytes each
     copied = 8 * 7_615_616_512 + 2 * 8 * head
     assert seconds(plan, "sync", "weights to the engine") == pytest.approx(copied / 1e12)
     # and packed, 8 bytes a weight, no faster than a copy
-    assert seconds(plan, "sync", "weights, packed") == pytest.approx(8 * 7_615_616_512 / 1e11)
-    copying = plan_cost(MODEL, cpu, WORK, replace(rates, pack_bytes_per_second=float("inf")))
-    assert seconds(copying, "sync", "weights, packed") == pytest.approx(8 * 7_615_616_512 / 1e12)
+    assert seconds(plan, "sync", "weights, repacked") == pytest.approx(8 * 7_615_616_512 / 1e11)
+    copying = plan_cost(MODEL, cpu, WORK, replace(rates, repack_bandwidth=None))
+    assert seconds(copying, "sync", "weights, repacked") == pytest.approx(8 * 7_615_616_512 / 1e12)
     # all but the embedding is read, which takes longer than 16 products with it
     asked = 4 * (7_615_616_512 - head)
-    assert seconds(plan, "sync", "packed weights, asked for columns") == pytest.approx(asked / 1e12)
+    assert seconds(plan, "sync", "columns of packed weights") == pytest.approx(asked / 1e12)
     slow = plan_cost(MODEL, cpu, WORK, replace(rates, matmul_flops_per_second=1e12))
-    assert seconds(slow, "sync", "packed weights, asked for columns") == pytest.approx(8 * asked / 1e12)
+    assert seconds(slow, "sync", "columns of packed weights") == pytest.approx(8 * asked / 1e12)
     # every matrix is larger than 32 MiB
     matrices = 2 * head + 28 * ((3584 + 1024) * 3584 + 3584 * 3584 + 3 * 18_944 * 3584)
-    assert seconds(plan, "sync", "layers made anew, and packed") == pytest.approx(2 * 4 * matrices / 1e9)
-    assert seconds(plan, "update", "gradients, taken anew") == pytest.approx(16 * 4 * 7_615_616_512 / 1e9)
+    assert seconds(plan, "sync", "layers, allocated and repacked") == pytest.approx(2 * 4 * matrices / 1e9)
+    assert seconds(plan, "update", "gradients, allocated") == pytest.approx(16 * 4 * 7_615_616_512 / 1e9)
     # embedding and head, which are not tied, are among them, but for the last norm
-    assert seconds(plan, "update", "gradients of embedding and head, taken anew") == 0
+    assert seconds(plan, "update", "gradients of embedding and head, allocated") == 0
     tied = plan_cost(replace(MODEL, num_parameters=7_615_616_512 - head), cpu, WORK, rates)
-    assert seconds(tied, "update", "gradients of embedding and head, taken anew") == pytest.approx(
+    assert seconds(tied, "update", "gradients of embedding and head, allocated") == pytest.approx(
         16 * 4 * (head - 3584) / 1e9
     )
     # chunks of 2^23 / 152,064 = 55 tokens; one matrix is cleared, and added: two are read and one is written
@@ -163,7 +162,7 @@ def test_a_cpu_packs_the_weights_is_asked_for_them_and_takes_new_memory():
     )
     small = replace(MODEL, intermediate_size=1024)  # 2·1,024 rows are 28 MiB, and stay
     fewer = 2 * head + 28 * ((3584 + 1024) * 3584 + 3584 * 3584)
-    assert seconds(plan_cost(small, cpu, WORK, rates), "sync", "layers made anew, and packed") == pytest.approx(
+    assert seconds(plan_cost(small, cpu, WORK, rates), "sync", "layers, allocated and repacked") == pytest.approx(
         2 * 4 * fewer / 1e9
     )
 
@@ -189,11 +188,11 @@ def test_phases_and_items_add_up_and_the_largest_come_first():
 
 
 def test_what_does_not_run_costs_nothing():
-    plan = plan_cost(MODEL, RUN, replace(WORK, reference=NOTHING, drawn=NOTHING, later=NOTHING), RATES)
+    plan = plan_cost(MODEL, RUN, replace(WORK, reference=NOTHING, subset=NOTHING, old_logprobs=NOTHING), RATES)
     assert list(plan.phases()) == ["generate", "update", "sync"]
     assert list(
         plan_cost(
-            MODEL, RUN, replace(WORK, updated=NOTHING, reference=NOTHING, drawn=NOTHING, later=NOTHING), RATES
+            MODEL, RUN, replace(WORK, updated=NOTHING, reference=NOTHING, subset=NOTHING, old_logprobs=NOTHING), RATES
         ).phases()
     ) == [
         "generate",
@@ -218,7 +217,7 @@ def test_a_faster_device_is_never_slower(factor, field):
 
 
 def test_slow_collectives_show_where_products_no_longer_hide_them():
-    name = "collectives beyond what products hide"
+    name = "collectives not hidden by products"
     plan = plan_cost(MODEL, RUN, WORK, RATES)
     assert seconds(plan, "update", name) == 0
     slow = plan_cost(MODEL, RUN, WORK, replace(RATES, gather_bytes_per_second=1e9))
@@ -231,7 +230,7 @@ def test_slow_collectives_show_where_products_no_longer_hide_them():
     for tokens, num_hidden in ((16384, 16), (8192, 8)):
         ddp = replace(RUN, strategy="ddp", microbatch_tokens=tokens)
         beside = seconds(plan_cost(MODEL, ddp, WORK, RATES), "update", "products") + seconds(
-            plan_cost(MODEL, ddp, WORK, RATES), "update", "products of layers again (checkpointing)"
+            plan_cost(MODEL, ddp, WORK, RATES), "update", "products of recomputed layers"
         )
         moved = 16 * 2 * 4 * 7_615_616_512 * 0.875 / 1e9
         found = seconds(plan_cost(MODEL, ddp, WORK, replace(RATES, gather_bytes_per_second=1e9)), "update", name)
@@ -261,8 +260,8 @@ def test_loss_and_advantage_say_who_runs_what(algo, updated, prompts, reference)
     # a group whose rewards differ has something to run, right or wrong
     assert (work.updated.prompts, work.reference.prompts) == pytest.approx((prompts, prompts * (reference > 0)))
     # three of four mini-batches come after an optimizer step, and 13 of 128 are scored, where so many are skipped
-    assert work.later.completions == pytest.approx(0.75 * updated)
-    assert (work.drawn.completions, work.drawn.prompts) == pytest.approx(
+    assert work.old_logprobs.completions == pytest.approx(0.75 * updated)
+    assert (work.subset.completions, work.subset.prompts) == pytest.approx(
         (13 / 128, 104 / 128) if updated < 1 else (0, 0)
     )
     assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
@@ -308,7 +307,7 @@ def test_a_rate_of_zero_is_named():
 
 
 @pytest.mark.parametrize("option", [name for name in names("rates") if name != "measured"])
-def test_every_card_of_the_table_has_rates(option):
+def test_every_gpu_of_the_table_has_rates(option):
     rates = instantiate(composed(f"rates={option}").rates)
     assert 1e14 < rates.matmul_flops_per_second < 1e15 < 1e15 * rates.engine_step_seconds * 1e3
 
@@ -334,43 +333,5 @@ def test_rates_are_measured_here():
     assert 1e9 < rates.matmul_flops_per_second < 1e14
     assert 1e7 < rates.attention_flops_per_second < 1e14
     assert 1e8 < rates.memory_bytes_per_second < 1e13
-    assert 1e7 < rates.fresh_bytes_per_second < rates.memory_bytes_per_second
-    assert 1e8 < rates.pack_bytes_per_second < 1e13
-
-
-def test_what_other_settings_would_cost_alone_and_together():
-    work, run = WORK, replace(RUN, gpu_bytes=2**40)
-    plan = plan_cost(MODEL, run, work, RATES)
-    found = {other.override: other for other in alternatives(MODEL, run, work, RATES, engine_key="engine")}
-    spared = {name: plan.seconds - other.cost.seconds for name, other in found.items()}
-    assert list(found) == [
-        "engine.enforce_eager=false",
-        "engine.max_num_seqs=512",
-        "old_logprobs=rollout",
-        "model.compile_layers=true",
-        "model.gradient_checkpointing=false",
-        "trainer.strategy.reshard_after_forward=false",
-        TOGETHER,
-    ]
-    assert spared["engine.enforce_eager=false"] == pytest.approx(2336 * 0.008)
-    scored = plan.phases()["old_logprobs"]
-    assert 0.9 * scored < spared["old_logprobs=rollout"] < scored
-    assert spared[TOGETHER] > max(value for name, value in spared.items() if name != TOGETHER)
-    assert found["model.gradient_checkpointing=false"].memory.update > found["old_logprobs=rollout"].memory.update
-    # nothing is left to change
-    engine = replace(run.engine, num_sequences=512, has_graphs=True)
-    changed = replace(
-        run, gradient_checkpointing=False, compiles_layers=True, keeps_layers_gathered=True, engine=engine
-    )
-    rest = replace(work, later=NOTHING)
-    assert alternatives(MODEL, changed, rest, RATES, engine_key="engine") == []
-    assert found[TOGETHER].cost.seconds == pytest.approx(plan_cost(MODEL, changed, rest, RATES).seconds)
-
-
-def test_proposals_together_fit_the_card():
-    run = replace(RUN, gpu_bytes=80 * 10**9)
-    found = {other.override: other for other in alternatives(MODEL, run, WORK, RATES, engine_key="engine")}
-    assert max(found[TOGETHER].memory.generate, found[TOGETHER].memory.update) <= 0.9 * run.gpu_bytes
-    # 28 layers of 16,384 positions are more than the card, and so are 5,120 at a time
-    assert "model.gradient_checkpointing=false tokens_per_microbatch=4096" in found
-    assert alternatives(MODEL, replace(run, gpu_bytes=10**9), WORK, RATES, engine_key="engine")[-1].override != TOGETHER
+    assert 1e7 < rates.alloc_bandwidth < rates.memory_bytes_per_second
+    assert 1e8 < rates.repack_bandwidth < 1e13

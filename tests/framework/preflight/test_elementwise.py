@@ -3,11 +3,11 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-import gpu_models
 import pytest
 import torch
+from benchmarks.shared.models import LLAMA3B, config_of
+from composing import ROOT
 from paper_sizes import PAPER, qwen_math7b
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,7 +17,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from apo_lightning.preflight.elementwise import COMPILED, EAGER, NORMS_APART, between_bytes
 from apo_lightning.preflight.memory_shapes import shape_of
 
-BENCHMARKS = Path(gpu_models.__file__).parent
 # Width, inner width and heads of a layer.
 SIZES = {"small": (512, 512, 8), "wide": (1024, 512, 8), "inner": (512, 2048, 8), "heads": (512, 512, 32)}
 NOTHING_MOVED = ("empty", "empty_like", "empty_strided", "detach")
@@ -111,9 +110,9 @@ def test_compiled_layers_are_those_of_the_device_and_few_positions_have_norms_ap
 
 
 FOR_A_GPU = """
-import cardless
+from benchmarks.emulated import cardless
 cardless.pretend()
-from compiled_traffic import per_position
+from benchmarks.preflight.compiled_traffic import per_position
 print(per_position((3072, 8192, 24, 8, 128), (512, 1024), "bfloat16", "cuda", with_gradient=True))
 """
 
@@ -121,8 +120,8 @@ print(per_position((3072, 8192, 24, 8, 128), (512, 1024), "bfloat16", "cuda", wi
 @pytest.mark.slow
 def test_the_kernels_that_are_written_for_a_gpu_move_what_is_counted():
     command = [sys.executable, "-c", FOR_A_GPU]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    model = shape_of(gpu_models.config_of(gpu_models.LLAMA3B))
+    model = shape_of(config_of(LLAMA3B))
     counted = sum(traffic.of(model) for traffic in COMPILED[True][2]) + NORMS_APART[2] * model.hidden_size
     assert float(done.stdout) == pytest.approx(counted, rel=0.02)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.shared.models import QWEN7B
 from factories import logprob_sum
-from gpu_models import QWEN7B
 from paper_sizes import PAPER, qwen_math7b
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -60,25 +60,27 @@ def test_the_papers_run_on_eight_gpus_by_hand():
     # Gathered in bfloat16, they leave autocast nothing to cast.
     assert "weights cast by autocast" not in parts
     # The gradient of one layer, as it comes and as it is summed: (2 + 4)·233,057,792
-    assert parts["a layer's gradient on its way"].update == 1_398_346_752
+    assert parts["one layer's gradient, unreduced"].update == 1_398_346_752
     # What earlier micro-batches left at embedding and head: 4·1,089,998,336
-    assert parts["gradient of embedding and head, whole"].update == 4_359_993_344
+    assert parts["embedding and head: unsharded gradient"].update == 4_359_993_344
     # Twice a tile of 2^23 logits and 5·2^27 that are held, the head in bfloat16, and 4 bytes for each weight of the
     # head and each number of ∂L/∂h: 4·(2·2^23 + 5·2^27) + 2·152064·3584 + 4·(152064·3584 + 16384·3584)
     # = 2,751,463,424 + 1,089,994,752 + 2,414,870,528
-    head = parts["head: some logits, its gradient"].update
+    head = parts["head: logits, its gradient"].update
     assert head == 6_256_328_704
     # No more are held than a micro-batch of 1,024 tokens has: 1024·152064 in place of 5·2^27
     few = plan_memory(qwen_math7b(), replace(PAPER, microbatch_tokens=1024))
-    of_few = {part.name: part for part in few.allocations}["head: some logits, its gradient"].update
+    of_few = {part.name: part for part in few.allocations}["head: logits, its gradient"].update
     assert head - of_few == 4 * (5 * 2**27 - 1024 * 152064) + 4 * (16384 - 1024) * 3584
     # Embedding or head in bfloat16, once as gathered and once as handed on: 2·2·152064·3584
-    assert parts["whole tensors on their way"].sync == 2_179_989_504
-    assert plan.update == 1 * GIB + (4 * 3_807_808_256 + 2_176_403_712 + 5_292_224_512) + (
+    assert parts["tensors sent to the engine"].sync == 2_179_989_504
+    assert plan.total("update") == 1 * GIB + (4 * 3_807_808_256 + 2_176_403_712 + 5_292_224_512) + (
         11_561_336_832 + 1_398_346_752 + 4_359_993_344 + head
     )
     # 80 GB hold it, and would not without the sleeping engine.
-    assert plan.peak < 80e9 < plan.update + parts["engine weights"].generate + parts["keys and values"].generate
+    assert (
+        plan.peak < 80e9 < plan.total("update") + parts["engine weights"].generate + parts["keys and values"].generate
+    )
 
 
 def test_sharding_divides_what_fsdp2_shards_and_ddp_holds_everything_twice_over():
@@ -120,10 +122,14 @@ def test_what_the_strategy_is_told_moves_the_plan_by_hand():
     names = {part.name for part in offloaded.allocations}
     assert not names & {"weights", "reference weights", "gradients", "optimizer moments"}
     # Weights, gradients and two moments, 4·4·N/8 bytes, and the reference leave the GPU for the machine's memory.
-    assert plan.update - offloaded.update == offloaded.beside_gpu - plan.beside_gpu == 4 * 3_807_808_256 + 2_176_403_712
+    assert (
+        plan.total("update") - offloaded.total("update")
+        == offloaded.host - plan.host
+        == 4 * 3_807_808_256 + 2_176_403_712
+    )
     # All 28 layers stay gathered, and not two: 2·26·233,057,792
     kept = plan_memory(model, replace(PAPER, keeps_layers_gathered=True))
-    assert kept.update - plan.update == 12_119_005_184
+    assert kept.total("update") - plan.total("update") == 12_119_005_184
 
 
 def test_without_a_reference_in_float32_nothing_is_kept_for_either():
@@ -222,7 +228,7 @@ def test_a_cache_without_a_size_is_what_is_left_of_the_gpu_by_hand():
     trainer = 7_615_616_512 + 5_292_224_512 + parts["engine check: one micro-batch"].check
     assert parts["keys and values"].generate == 72 * GIB - there - engine - trainer
     # So that a validation pass fills nine tenths of the GPU, and no other phase more.
-    assert plan.check == plan.peak == 72 * GIB
+    assert plan.total("check") == plan.peak == 72 * GIB
 
 
 def test_the_engine_check_is_a_phase_without_gradients_beside_an_engine_that_is_awake():
@@ -235,7 +241,7 @@ def test_the_engine_check_is_a_phase_without_gradients_beside_an_engine_that_is_
         assert parts[name].check == parts[name].generate > 0
     assert parts["gathered by FSDP2"].check == parts["gathered by FSDP2"].update
     assert parts["gradients"].check == parts["activations"].check == 0
-    assert plan.check == plan.generate + 304_240 * 16384 + 1_089_994_752 + 2**26 + 5_292_224_512
+    assert plan.total("check") == plan.total("generate") + 304_240 * 16384 + 1_089_994_752 + 2**26 + 5_292_224_512
 
 
 def test_the_trainers_part_beside_the_engine_is_small_where_nothing_or_little_has_moments():
@@ -254,4 +260,4 @@ def test_a_gpu_without_room_for_one_sequence_shows_in_the_plan():
     plan = plan_memory(qwen_math7b(), replace(FILLING, gpu_bytes=40 * GIB))
     parts = {part.name: part for part in plan.allocations}
     assert parts["keys and values"].generate == 2048 * 57_344  # 2·28·4·128·2 bytes a token
-    assert plan.check > 0.9 * 40 * GIB
+    assert plan.total("check") > 0.9 * 40 * GIB

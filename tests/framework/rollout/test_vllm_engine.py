@@ -178,7 +178,7 @@ def test_without_a_size_the_cache_takes_what_is_left_of_a_gpu(monkeypatch, tmp_p
 
 def test_a_gpu_without_room_for_one_sequence_is_refused_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
-    words = r"80\.0 GiB 70\.0 are free.*still claims \(62\.0\).*one sequence of 64 tokens.*tokens_per_microbatch"
+    words = r"70\.0 of 80\.0 GiB are free.*trainer \(62\.0\).*one sequence of 64 tokens.*tokens_per_microbatch"
     with pytest.raises(ConfigError, match=words):
         cache_bytes(engine_with(None), CUDA, tmp_path, 62 * GIB)
 

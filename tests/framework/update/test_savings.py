@@ -12,14 +12,16 @@ from running import weights as final_weights
 
 import apo_lightning.module
 import apo_lightning.run.training
+import apo_lightning.update.minibatch_update
 import apo_lightning.update.scoring
 import apo_lightning.update.step_plan
+import apo_lightning.update.update_record
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
-from apo_lightning.metrics.step_metrics import StepMetrics
 from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
 from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.step_metrics import StepMetrics
 
 # Groups of two, so that every other one is all right or all wrong; eps=1, so that Adam does not blow up the last bits;
 # decay and momentum, so that an optimizer step with a gradient of zero is not the same as none.
@@ -266,23 +268,16 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, taking_a_second)
 
-    for name in (
-        "StepTable",
-        "needs_of_diagnostics",
-        "score_reference",
-        "score_policy",
-        "clip_grad_norm",
-        "publish",
-        "check_error_rate",
-        "work_of",
-    ):
+    for name in ("score_reference", "score_policy", "publish", "check_error_rate"):
         slow(apo_lightning.module, name)
-    for name in ("updated_tokens", "plan_minibatches", "draw_subset"):
+    slow(apo_lightning.update.minibatch_update, "clip_grad_norm")
+    slow(apo_lightning.update.update_record, "work_of")
+    for name in ("StepTable", "needs_of_diagnostics", "updated_tokens", "plan_minibatches", "draw_subset"):
         slow(apo_lightning.update.step_plan, name)
     slow(apo_lightning.update.scoring, "score_for_check")
     slow(EngineCheck, "run")
-    for name in ("compute", "speed"):
-        slow(StepMetrics, name)
+    slow(StepMetrics, "compute")
+    slow(apo_lightning.module, "total_work")
     for name in ("hidden_states", "as_reference"):
         slow(Policy, name)
     for name in ("on_train_batch_start", "on_train_batch_end"):

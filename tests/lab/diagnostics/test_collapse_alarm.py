@@ -52,7 +52,7 @@ def test_the_level_is_divided_over_looks_and_sets():
         assert alarm.on_validated(solved(True, name=name)) is None
     metrics = alarm.on_validated(solved(True, step=5))
     assert metrics["alarm/sums/level"] == pytest.approx(0.05 / (3 * 2))
-    assert begun(max_steps=11, interval=1.0).max_looks == 1
+    assert begun(max_steps=11, interval=1.0).max_points == 1
 
 
 def test_a_look_beyond_those_planned_is_not_tested():
@@ -84,8 +84,8 @@ def test_entropy_that_leaves_its_beginning_is_a_notice(capsys):
     assert metrics["alarm/entropy_cusum"] > 5
     assert metrics["alarm/entropy_num_left_out"] == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("notice: by step 6 entropy had left where it was in the first 4 steps") == 1
-    assert "not that it is worse" in said
+    assert said.count("notice: at step 6 entropy is below its level of the first 4 steps") == 1
+    assert "not necessarily a failure" in said
 
 
 def test_answers_are_counted_a_prompt():

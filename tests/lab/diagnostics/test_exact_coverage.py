@@ -53,7 +53,7 @@ def prompts_of(puzzle, policy, count):
 def test_log_probs_are_those_of_a_plain_forward(tmp_path, puzzle):
     policy = tiny_policy()
     prompts = prompts_of(puzzle, policy, 6)
-    ExactCoverage(puzzle, tokens_per_microbatch=64).look(policy, prompts, 3, tmp_path, temperature=1.0)
+    ExactCoverage(puzzle, tokens_per_microbatch=64).score(policy, prompts, 3, tmp_path, temperature=1.0)
     found = np.load(tmp_path / "step_000003.npz")["logprobs"]
     pairs = [(prompt.problem, answer.text) for prompt in prompts for answer in puzzle.answers(prompt.problem)]
     input_ids, labels = encode(pairs, policy.tokenizer)
@@ -68,8 +68,8 @@ def test_log_probs_are_those_of_a_plain_forward(tmp_path, puzzle):
 def test_a_look_at_the_base_has_all_its_support(tmp_path):
     policy = tiny_policy()
     prompts = prompts_of(Locks(), policy, 4)
-    look = ExactCoverage(Locks(), support_size=len(policy.tokenizer))
-    metrics = look.look(policy, prompts, 0, tmp_path, temperature=1.0)
+    coverage = ExactCoverage(Locks(), support_size=len(policy.tokenizer))
+    metrics = coverage.score(policy, prompts, 0, tmp_path, temperature=1.0)
     for kind in ("strategy", "digit", "end"):
         assert metrics[f"support/{kind}"] == pytest.approx(1.0, abs=1e-5)
     # Of a random model's 98 tokens the strategy's entropy is near log 98 = 4.58.
@@ -140,7 +140,7 @@ def test_engine_and_reward_are_right_as_often_as_the_exact_measure_says(tmp_path
     policy = tiny_policy()
     prompts = prompts_of(puzzle, policy, 4)
     fitted(puzzle, prompts, policy)
-    exact = ExactCoverage(puzzle).look(policy, prompts, 0, tmp_path / "exact", temperature=1.0)["pass@1"]
+    exact = ExactCoverage(puzzle).score(policy, prompts, 0, tmp_path / "exact", temperature=1.0)["pass@1"]
     rollouts = sampled(puzzle, prompts, policy, tmp_path / "model", group_size=5000)
     with_special = [START_OF_TURN in text for text in rollouts.texts]
     cut_off = [completion.finish_reason == "length" for completion in rollouts.completions]
@@ -157,4 +157,4 @@ def test_the_list_has_one_end_and_more_are_refused(tmp_path):
     policy.stop_tokens = (START_OF_TURN,)
     prompts = prompts_of(Locks(), policy, 1)
     with pytest.raises(ConfigError, match=r"completions also end with \['<\|turn\|>'\].* model.stop_tokens=\[\]"):
-        ExactCoverage(Locks()).look(policy, prompts, 0, tmp_path, temperature=1.0)
+        ExactCoverage(Locks()).score(policy, prompts, 0, tmp_path, temperature=1.0)

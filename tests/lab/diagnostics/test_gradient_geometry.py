@@ -9,10 +9,10 @@ from running import SIGNAL, run, train_tiny
 
 from apo_lab.diagnostics import GradientGeometry
 from apo_lab.diagnostics.gradient_spaces import Measured, _gradient, _statistics
+from apo_lab.losses.terms import term_names
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
-from apo_lightning.losses.terms import term_names
 from apo_lightning.types import Needs
 
 GEOMETRY = (

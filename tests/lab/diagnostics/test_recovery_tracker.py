@@ -43,7 +43,7 @@ def tracker(**settings):
     return callback
 
 
-def look(callback, probs, step):
+def measure(callback, probs, step):
     """The policy's word on the tree's two probes, as the module gives it."""
     due = make_step(step=step)
     probe = callback.probe(due.rollouts, due.advantages)
@@ -68,7 +68,7 @@ def test_the_numbers_of_a_tree_derived_by_hand():
     callback = tracker()
     moved = REF.clone()
     moved[0] = torch.tensor([0.9, 0.05, 0.03, 0.02])
-    first = look(callback, moved, 1)
+    first = measure(callback, moved, 1)
     expected = {
         "num_at_risk_path_right": 2,
         "num_lost_path_right": 1,
@@ -94,7 +94,7 @@ def test_the_numbers_of_a_tree_derived_by_hand():
     assert {key: first[f"recovery/{key}"] for key in expected} == pytest.approx(expected)
     moved[0] = torch.tensor([0.6, 0.3, 0.05, 0.05])
     moved[2] = torch.tensor([0.05, 0.8, 0.1, 0.05])
-    second = look(callback, moved, 2)
+    second = measure(callback, moved, 2)
     expected = {
         "num_lost_path_right": 1,
         "num_recovered_path_right": 0,
@@ -112,11 +112,11 @@ def test_a_run_that_is_gone_on_from_knows_what_was_lost():
     moved = REF.clone()
     moved[0] = torch.tensor([0.9, 0.05, 0.03, 0.02])
     unbroken = tracker()
-    look(unbroken, moved, 1)
+    measure(unbroken, moved, 1)
     resumed = RecoveryTracker(visits=2.5, anchor_size=2, every_n_steps=1)
     resumed.load_state_dict(json.loads(json.dumps(unbroken.state_dict())))
     resumed.begin(probes_of_tree(), group_size=4)
-    assert look(resumed, REF, 2) == pytest.approx(look(unbroken, REF, 2), nan_ok=True)
+    assert measure(resumed, REF, 2) == pytest.approx(measure(unbroken, REF, 2), nan_ok=True)
 
 
 def test_probes_are_read_as_they_were_written_or_refused(tmp_path):

@@ -20,14 +20,14 @@ def test_below_one_draw_is_lost_once_two_draws_are_a_recovery_and_what_began_bel
     looks = torch.tensor([[3.0, 3.0, 0.5, 1.0], [0.9, 0.9, 0.4, 1.0], [1.5, 1.9, 9.0, 1.0], [2.5, 1.9, 9.0, 0.1]]).log()
     events = BarrierEvents.before_training(looks[0])
     for step, draws in enumerate([*looks[1:], torch.tensor([0.5, 1.9, 0.1, 9.0]).log()], start=1):
-        events = events.after_look(draws, step)
+        events = events.updated(draws, step)
     assert events.at_risk.tolist() == [True, True, False, True]
     assert events.lost_at.tolist() == [1, 1, NEVER, 3]
     assert events.recovered_at.tolist() == [3, NEVER, NEVER, 4]
 
 
 def test_a_value_that_is_not_a_number_brings_no_event():
-    events = BarrierEvents.before_training(torch.tensor([1.0])).after_look(torch.tensor([math.nan]), 1)
+    events = BarrierEvents.before_training(torch.tensor([1.0])).updated(torch.tensor([math.nan]), 1)
     assert (events.lost_at.item(), events.recovered_at.item()) == (NEVER, NEVER)
 
 

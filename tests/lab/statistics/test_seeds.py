@@ -13,7 +13,7 @@ from apo_lab.statistics.seeds import seed_difference_intervals, seed_mean_interv
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import mean_intervals
 
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "intervals.py"))
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "accuracy" / "intervals.py"))
 FREE = {"lowest": -math.inf, "highest": math.inf}
 
 

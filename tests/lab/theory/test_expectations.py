@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from apo_lab.losses import CrossEntropyAPO, GateOnlyAPO, LogMassAPO
-from apo_lab.theory.draws import dist, random_probs, seeded
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import token_force
-from apo_lab.theory.problems import Tree, bandit
+from apo_lab.theory.problems import Tree, bandit, dist, random_probs, seeded
 from apo_lightning.advantages import GroupNormalized, LeaveOneOut, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL

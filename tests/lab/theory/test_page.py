@@ -7,16 +7,16 @@ from composing import ROOT
 
 from apo_lab.theory.__main__ import main
 from apo_lab.theory.page import BEGIN, END, fill, telling
-from apo_lab.theory.statements import STATEMENTS, Reading, Verdict
+from apo_lab.theory.statements import STATEMENTS, Finding, Reading
 
 PAGE = ROOT / "docs" / "theory.md"
 SECTION = re.compile(r"^### (\w+)\. (.+): ([a-z ]+)$", re.MULTILINE)
 
 
-def test_the_page_has_every_statement_with_its_claim_formula_and_verdict():
+def test_the_page_has_every_statement_with_its_claim_formula_and_finding():
     text = PAGE.read_text()
-    assert SECTION.findall(text) == [(s.key, s.title, s.verdict.value) for s in STATEMENTS]
-    missing = [s.key for s in STATEMENTS if f"*{s.claim}* ({s.where})\n\n{s.formula}.\n" not in text]
+    assert SECTION.findall(text) == [(s.key, s.title, s.finding.value) for s in STATEMENTS]
+    missing = [s.key for s in STATEMENTS if f"*{s.claim}* ({s.where})\n\n{s.formula}\n" not in text]
     assert missing == []
 
 
@@ -57,8 +57,8 @@ def test_a_bound_is_one_sided_and_nan_never_holds(relation, holds):
     assert not Reading(what="x", measured=float("nan"), predicted=2.0, relation=relation).holds
 
 
-def test_every_verdict_has_a_meaning_on_the_page():
-    assert all(f"**{verdict.value}**" in PAGE.read_text() for verdict in Verdict)
+def test_every_finding_has_a_meaning_on_the_page():
+    assert all(f"**{finding.value}**" in PAGE.read_text() for finding in Finding)
 
 
 def test_every_figure_that_a_statement_names_is_drawn_and_on_the_page():

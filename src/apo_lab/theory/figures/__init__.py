@@ -1,4 +1,4 @@
-"""Figures of the theory, in the look of the reports; nothing that is stated depends on them."""
+"""Figures of the theory in the style of the reports; no statement depends on them."""
 
 from collections.abc import Callable, Mapping
 
@@ -19,6 +19,6 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "growth": growth_figure,
     "extinction": extinction_figure,
 }
-"""Stem of the files → what draws the figure; the slowest last."""
+"""File stem → the function that draws the figure; the slowest is last."""
 
 __all__ = ["FIGURES"]

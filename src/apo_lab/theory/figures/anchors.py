@@ -7,11 +7,10 @@ import torch
 from matplotlib.figure import Figure
 
 from apo_lab.reporting.figures.canvas import label_ends, panels, styled
-from apo_lab.theory.draws import dist
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.figures.lines import APO, GRPO, NAIVE, line
 from apo_lab.theory.forces import token_forces
-from apo_lab.theory.problems import bandit
+from apo_lab.theory.problems import bandit, constant, dist
 from apo_lightning import losses
 from apo_lightning.advantages import GroupNormalized
 from apo_lightning.losses import PolicyLoss
@@ -19,9 +18,11 @@ from apo_lightning.losses import PolicyLoss
 
 @styled
 def anchors_figure() -> Figure:
-    """Left: what is left of the push on the error. Right: entropy of a shared prefix."""
+    """Left: force on the error's logit. Right: entropy of a prefix shared by right and wrong completions."""
     figure, (push, spread) = panels(2, height=2.3, most_columns=2)
-    methods = ((GRPO, "GRPO", losses.GRPO()), (APO, "APO", losses.APO(anchor_size=3)), (NAIVE, "naive", _naive()))
+    apo = losses.APO(anchor_size=3)
+    naive = replace(apo, exclude_sampled=False)
+    methods = ((GRPO, "GRPO", losses.GRPO()), (APO, "APO", apo), (NAIVE, "naive", naive))
     shares = torch.linspace(0.02, 0.98, 97, dtype=torch.float64)
     labels = [line(push, shares.tolist(), _forces(loss, shares), style, name) for style, name, loss in methods]
     push.set(xlabel="probability of the error", ylabel="force on its logit [nats per η]", title="Force on the error")
@@ -34,22 +35,17 @@ def anchors_figure() -> Figure:
     return figure
 
 
-def _naive() -> losses.APO:
-    return replace(losses.APO(anchor_size=3), exclude_sampled=False)
-
-
 def _forces(loss: PolicyLoss, shares: torch.Tensor) -> list[float]:
-    """On z_y at π = π_ref: y holds the share, two others in T_K split nine tenths of the rest."""
+    """Force on z_y at π = π_ref; y has the share, two other tokens of T_K split nine tenths of the rest."""
     rest = 1 - shares
     probs = torch.stack([shares, 0.5 * rest, 0.4 * rest, 0.1 * rest], dim=1)
-    token, minus = torch.zeros(len(shares), dtype=torch.long), -torch.ones(len(shares), dtype=torch.float64)
-    return token_forces(loss, probs.log(), probs, token, minus)[:, 0].tolist()
+    return token_forces(loss, probs.log(), probs, torch.zeros(len(shares), dtype=torch.long))[:, 0].tolist()
 
 
 def _entropy(loss: PolicyLoss) -> tuple[Sequence[float], Sequence[float]]:
-    """(time, H) under the exact force from the reference (.80, .12, .05, .03)."""
+    """(times, entropies) under the exact force; the policy starts at the reference (.80, .12, .05, .03)."""
     ref = dist(0.80, 0.12, 0.05, 0.03)
-    problem, z = bandit(ref, torch.full((4,), 0.5, dtype=torch.float64)), ref.log()[None]
+    problem, z = bandit(ref, constant(0.5, 4)), ref.log()[None]
     entropy = []
     for _ in range(300):
         probs = z.softmax(1)

@@ -1,4 +1,4 @@
-"""How long a valid branch lasts, against the size of a group."""
+"""How long a valid branch lasts, against the group size."""
 
 import torch
 from matplotlib.axes import Axes
@@ -7,8 +7,8 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 
 from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lab.reporting.style import Style
-from apo_lab.theory.extinction import VISITS, course, neutral, two_valid
 from apo_lab.theory.figures.lines import APO, GRPO, NAIVE, NSR, points
+from apo_lab.theory.trajectories import VISITS, course, first_step, neutral, two_valid
 from apo_lightning import losses
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
 from apo_lightning.losses import PolicyLoss
@@ -18,7 +18,7 @@ _REPLICATES = 60
 
 @styled
 def extinction_figure() -> Figure:
-    """Left: steps until π_k < .001 beside a better branch. Right: share extinct on a neutral prefix."""
+    """Left: steps until π_k < .001 under a likelier valid branch. Right: share extinct on a neutral prefix."""
     figure, (absolute, drift) = panels(2, height=2.3, most_columns=2)
     group = GroupNormalized()
     competing: list[tuple[Style, str, PolicyLoss, AdvantageEstimator]] = [
@@ -31,7 +31,7 @@ def extinction_figure() -> Figure:
         medians = []
         for size in (4, 8, 16):
             runs = course(two_valid(), loss, advantage, group_size=size, eta=0.5, steps=VISITS, replicates=_REPLICATES)
-            medians.append(runs.first(1e-3).clamp(max=VISITS).median().item())
+            medians.append(first_step(runs.rare < 1e-3).clamp(max=VISITS).median().item())
         labels.append(points(absolute, [4, 8, 16], medians, style, name))
     _sizes(absolute, [4, 8, 16])
     absolute.set(ylabel="median steps until π < 0.001", ylim=(0, VISITS), title="A rarer valid branch")

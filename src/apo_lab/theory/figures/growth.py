@@ -1,4 +1,4 @@
-"""Force on a suppressed valid branch per unit of its probability: flat where nothing persists."""
+"""Force on a suppressed valid branch per unit of its probability; a flat line does not persist as π → 0."""
 
 from matplotlib.figure import Figure
 
@@ -19,7 +19,7 @@ _SHOWN = (
 
 @styled
 def growth_figure() -> Figure:
-    """An error leads, then a valid branch does."""
+    """Left: an error leads. Right: a valid branch leads."""
     figure, both = panels(2, height=2.3, most_columns=2)
     rarities = [10 ** (-power / 2) for power in range(4, 17)]
     for axes, scene, title in zip(both, ("A", "B"), ("An error holds 0.9", "A valid branch holds 0.9"), strict=True):

@@ -1,4 +1,4 @@
-"""What the figures of the theory share: methods in the colours of the reports, and lines named at their ends."""
+"""Styles and curves shared by the figures: the methods' colours are those of the reports."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.style import KNOWN, Style
 
 GRPO, NSR, KL, APO, NAIVE = (KNOWN[METHODS[algo]] for algo in ("grpo", "nsr", "grpo_kl", "apo", "apo_naive"))
-"""Styles of the methods that the theory compares."""
+"""Styles of the methods that the figures compare."""
 
 
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, label: str) -> EndLabel:
@@ -19,6 +19,6 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, label
 
 
 def points(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, label: str) -> EndLabel:
-    """The same with a mark at every measured point."""
+    """Draw a curve with a marker at every measured point; returns the label for its end."""
     axes.plot(x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, zorder=3)
     return EndLabel(text=label, x=x[-1], y=y[-1], color=style.color)

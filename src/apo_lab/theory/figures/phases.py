@@ -1,4 +1,4 @@
-"""Which force wins, and where the gate shuts: maps over β, λ and K, made by asking the shipped loss at every point."""
+"""Which force is larger, and where the gate shuts: maps over β, λ and K of the loss that trains."""
 
 from dataclasses import replace
 
@@ -9,20 +9,20 @@ from matplotlib.figure import Figure
 
 from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lab.reporting.style import INK, QUIET
-from apo_lab.theory.draws import dist
 from apo_lab.theory.figures.lines import APO as APO_STYLE
 from apo_lab.theory.figures.lines import GRPO as GRPO_STYLE
-from apo_lab.theory.forces import token_forces
+from apo_lab.theory.forces import pull_force, token_forces
+from apo_lab.theory.problems import dist
 from apo_lightning.losses import APO
 
 _REGIONS = ListedColormap(["#f6d9cd", "#9dbfe2", "#8c9198"])
-"""Push wins, pull wins, gate shut: of different lightness, so that grey keeps them apart."""
+"""Push is larger, pull is larger, gate shut; their lightness differs, so that they stay apart in grey."""
 _WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 
 
 @styled
 def phases_figure() -> Figure:
-    """β against the sureness of the policy; κ over β and λ; anchors against K."""
+    """Left: β against the error's probability. Middle: κ over β and λ. Right: the pull against K."""
     figure, (forces, limits, sizes) = panels(3, height=2.35)
     betas, shares = np.linspace(0.004, 0.24, 60), np.linspace(0.5, 0.995, 60)
     regions = np.array([_region(beta, shares) for beta in betas])
@@ -62,26 +62,20 @@ def phases_figure() -> Figure:
 
 
 def _region(beta: float, shares: np.ndarray) -> list[int]:
-    """0: the push on z_y is larger, 1: the pull, 2: neither, for π = π_ref with π_y over `shares`."""
+    """At π = π_ref, for each π_y: 0 if the push on z_y is larger, 1 if the pull is, 2 if the gate is shut."""
     loss = APO(anchor_size=2, pull_coef=float(beta))
     probs = torch.tensor(np.stack([shares, 1 - shares], axis=1))
-    token, minus = torch.zeros(len(shares), dtype=torch.long), -torch.ones(len(shares), dtype=torch.float64)
-    both = token_forces(loss, probs.log(), probs, token, minus)[:, 0]
-    push = token_forces(replace(loss, pull_coef=0.0), probs.log(), probs, token, minus)[:, 0]
+    token = torch.zeros(len(shares), dtype=torch.long)
+    both, push = (token_forces(x, probs.log(), probs, token)[:, 0] for x in (loss, replace(loss, pull_coef=0.0)))
     return torch.where(both == 0, 2, torch.where(both < 2 * push, 1, 0)).tolist()
 
 
 def _geometric(rest: float) -> torch.Tensor:
-    """64 tokens: the first holds 1 − rest, and each next a fifth less than the one before."""
+    """64 probabilities: the first is 1 − rest; each later one is a fifth less than the one before."""
     tail = 0.8 ** torch.arange(63, dtype=torch.float64)
     return torch.cat([dist(1 - rest), rest * tail / tail.sum()])
 
 
 def _gain_on_second(ref: torch.Tensor, count: int) -> float:
-    """Pull on the reference's second token per unit of its probability, where the first is an error and π = π_ref."""
-    loss = APO(anchor_size=count)
-    rows, token, minus = ref[None], torch.tensor([0]), -torch.ones(1, dtype=torch.float64)
-    pull = token_forces(loss, rows.log(), rows, token, minus) - token_forces(
-        replace(loss, pull_coef=0.0), rows.log(), rows, token, minus
-    )
-    return (pull[0, 1] / ref[1]).item()
+    """Pull on the reference's second token per unit of its probability, if the first is an error and π = π_ref."""
+    return (pull_force(APO(anchor_size=count), ref, ref, 0)[1] / ref[1]).item()

@@ -5,12 +5,11 @@ from torch import Tensor
 
 from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lab.reporting.style import INK, QUIET
-from apo_lab.theory.draws import dist
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.figures.lines import APO, GRPO, line
-from apo_lab.theory.flow import inner_steps
 from apo_lab.theory.forces import token_force
-from apo_lab.theory.problems import bandit
+from apo_lab.theory.problems import bandit, dist
+from apo_lab.theory.trajectories import inner_steps
 from apo_lightning import losses
 from apo_lightning.advantages import GroupNormalized
 from apo_lightning.losses import PolicyLoss
@@ -20,7 +19,7 @@ _ETA, _STEPS = 0.2, 350
 
 @styled
 def recovery_figure() -> Figure:
-    """Left: one error is pushed again and again. Right: a prefix whose branches are equally good."""
+    """Left: repeated pushes on one error. Right: a prefix whose branches are equally good."""
     figure, (squeezing, recovery) = panels(2, height=2.3, most_columns=2)
     start, steps = dist(0.90, 0.05, 0.04, 0.01), 12
     path = inner_steps(start.log(), lambda z: token_force(losses.GRPO(), z.softmax(0), start, 1), 0.5, steps).softmax(1)
@@ -47,7 +46,7 @@ def recovery_figure() -> Figure:
 
 
 def _minor_branch(loss: PolicyLoss, rare: float) -> list[float]:
-    """π of the branch that the reference gives Z, from there, under the exact force; equal Q."""
+    """π of a branch under the exact force, from its reference probability Z on; both branches have the same Q."""
     problem = bandit(dist(1 - rare, rare), dist(0.5, 0.5))
     z: Tensor = dist(1 - rare, rare).log()[None]
     path = []

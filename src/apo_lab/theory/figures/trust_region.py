@@ -1,4 +1,4 @@
-"""The ratio of an error within one rollout: KL takes it out of the trust region, APO stops it at the gate on ρ."""
+"""The ratio of an error within one rollout: KL moves it out of the trust region, APO's gate on ρ stops it."""
 
 import torch
 from matplotlib.axes import Axes
@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 
 from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lab.reporting.style import HAIRLINE, QUIET
-from apo_lab.theory.draws import dist
 from apo_lab.theory.figures.lines import APO, GRPO, KL, line
-from apo_lab.theory.flow import inner_steps
 from apo_lab.theory.forces import token_force
+from apo_lab.theory.problems import dist
+from apo_lab.theory.trajectories import inner_steps
 from apo_lightning import losses
 from apo_lightning.losses import GRPOKL, PolicyLoss
 
@@ -18,7 +18,7 @@ _ETA, _STEPS = 0.1, 250
 
 @styled
 def trust_region_figure() -> Figure:
-    """Left: GRPO with KL(π‖π_ref) of three weights. Right: APO, the error and its anchors."""
+    """Left: GRPO with KL(π‖π_ref) at several coefficients. Right: APO, the error and its anchors."""
     figure, (penalty, anchored) = panels(2, height=2.3, most_columns=2)
     old, ref = dist(0.30, 0.50, 0.20), dist(0.05, 0.55, 0.40)
     time = [_ETA * index for index in range(_STEPS + 1)]

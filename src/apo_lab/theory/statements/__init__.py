@@ -1,7 +1,7 @@
-"""Every statement of the theory, in one list: the command, the page and the tests read it."""
+"""Every statement of the theory in one list, which the command, `docs/theory.md` and the tests read."""
 
 from apo_lab.theory.statements import anchoring, dynamics, forces, long_run, squeezing
-from apo_lab.theory.statements.record import Reading, Statement, Verdict
+from apo_lab.theory.statements.statement import Finding, Reading, Statement
 
 
 def _place(statement: Statement) -> tuple[int, int]:
@@ -9,18 +9,8 @@ def _place(statement: Statement) -> tuple[int, int]:
     return "FECPGT".index(statement.key[0]), int(statement.key[1:])
 
 
-STATEMENTS: tuple[Statement, ...] = tuple(
-    sorted(
-        (
-            *forces.STATEMENTS,
-            *squeezing.STATEMENTS,
-            *dynamics.STATEMENTS,
-            *anchoring.STATEMENTS,
-            *long_run.STATEMENTS,
-        ),
-        key=_place,
-    )
-)
-"""All of them."""
+_MODULES = (forces, squeezing, dynamics, anchoring, long_run)
+_FOUND = (value for module in _MODULES for value in vars(module).values() if isinstance(value, Statement))
+STATEMENTS: tuple[Statement, ...] = tuple(sorted(_FOUND, key=_place))
 
-__all__ = ["STATEMENTS", "Reading", "Statement", "Verdict"]
+__all__ = ["STATEMENTS", "Finding", "Reading", "Statement"]

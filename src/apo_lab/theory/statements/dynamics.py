@@ -1,6 +1,6 @@
-"""What a force leads to: contraction, divergence penalties, the trust region."""
+"""Statements C7 to C11, C19 and C20: where a force leads; contraction, divergence penalties and the trust region."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -8,12 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.theory import closed_forms as form
-from apo_lab.theory.draws import dist, random_probs, seeded
 from apo_lab.theory.expectations import expected_force
-from apo_lab.theory.flow import flow, inner_steps, step
-from apo_lab.theory.forces import log_growth, loss_output, token_force, token_forces
-from apo_lab.theory.problems import Tree, bandit
-from apo_lab.theory.statements.record import Reading, Statement, Verdict
+from apo_lab.theory.forces import log_growth, loss_inputs, token_force, token_forces
+from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, seeded
+from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, same, statement
+from apo_lab.theory.trajectories import flow, inner_steps
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 
@@ -22,19 +21,25 @@ POLICY_GRADIENT = SignedReward(positive_weight=1.0, negative_weight=1.0)
 NSR = SignedReward()
 
 
-def entropy(probs: Tensor) -> Tensor:
-    """H of the last axis [nats]."""
-    return -torch.special.xlogy(probs, probs).sum(-1)
+def entropy(probs: Tensor) -> float:
+    """H [nats]."""
+    return -torch.special.xlogy(probs, probs).sum(-1).item()
 
 
-def recursive_contraction() -> Sequence[Reading]:
-    """Entropy among the valid, and two exponents of policy gradient's flow."""
+@statement("C7", "Recursive contraction", Finding.CONDITIONAL, where="section 3.1")
+def recursive_contraction() -> Iterator[Reading]:
+    """On-policy updates contract the space of solutions, and the anchor undoes it.
+
+    f_i − f_j = B(π_i − π_j), B ≥ 0, for valid i, j in T_K: H(π|valid) never rises, under APO either; PG flow has
+    π_wrong ~ 1/t and π_k ~ t^−½.
+    """
     generator = seeded(21)
     counts = dict.fromkeys(("PG, η = 1 to 1000", "NSR", "GRPO", "APO"), 0)
     total_rises, spreads = 0, []
+    problem = bandit(dist(0.3, 0.3, 0.3, 0.05, 0.03, 0.02), dist(1, 1, 1, 0, 0, 0))
     for _ in range(40):
-        probs, ref = random_probs(1, 6, generator)[0], dist(0.3, 0.3, 0.3, 0.05, 0.03, 0.02)
-        problem, logits = bandit(ref, dist(1, 1, 1, 0, 0, 0)), probs.log()[None]
+        probs = random_probs(1, 6, generator)[0]
+        logits = probs.log()[None]
         eta = 10 ** (3 * torch.rand(1, generator=generator).item())
         methods = (
             (GRPO(), POLICY_GRADIENT, eta),
@@ -44,34 +49,23 @@ def recursive_contraction() -> Sequence[Reading]:
         )
         for name, (loss, advantage, size) in zip(counts, methods, strict=True):
             force = expected_force(problem, logits, loss, advantage)
-            after = step(logits, force, size).softmax(1)[0]
-            valid = (entropy(p[:3] / p[:3].sum()).item() for p in (probs, after))
-            before_valid, after_valid = valid
+            after = (logits + size * force).softmax(1)[0]
+            before_valid, after_valid = (entropy(p[:3] / p[:3].sum()) for p in (probs, after))
             counts[name] += after_valid > before_valid + 1e-12
-            total_rises += name == "GRPO" and entropy(after).item() > entropy(probs).item()
+            total_rises += name == "GRPO" and entropy(after) > entropy(probs)
             slopes = (force[0, :2] - force[0, 2]) / (probs[:2] - probs[2])
             spreads.append(((slopes[0] - slopes[1]) / slopes[0]).abs().item())
-    readings = [
-        Reading(what=f"rises of H(π|valid) in 40, {name}", measured=count, predicted=0)
-        for name, count in counts.items()
-    ]
+    for name, count in counts.items():
+        yield equal(f"rises of H(π|valid) in 40, {name}", count, 0)
+    yield equal("f_i − f_j = B(π_i − π_j): relative difference of B", max(spreads), tolerance=1e-8)
+    yield above("rises of total H in 40, GRPO", total_rises, 0)
     wrong, rare = _exponents()
-    return [
-        *readings,
-        Reading(
-            what="f_i − f_j = B(π_i − π_j): relative difference of B",
-            measured=max(spreads),
-            predicted=0.0,
-            tolerance=1e-8,
-        ),
-        Reading(what="rises of total H in 40, GRPO", measured=total_rises, predicted=0, relation=">"),
-        Reading(what="exponent of π_wrong in t, PG flow to 10⁶", measured=wrong, predicted=-1.0, tolerance=0.01),
-        Reading(what="exponent of π_k in t", measured=rare, predicted=-0.5, tolerance=0.01),
-    ]
+    yield equal("exponent of π_wrong in t, PG flow to 10⁶", wrong, -1.0, 0.01)
+    yield equal("exponent of π_k in t", rare, -0.5, 0.01)
 
 
 def _exponents() -> tuple[float, float]:
-    """d log π/d log t between t = 10⁵ and 10⁶ of a wrong token and of the rarer of two valid ones."""
+    """d log π/d log t between t = 10⁵ and 10⁶, for a wrong token and for the rarer of two valid ones."""
     start = dist(0.5, 0.2, 0.3)
     problem = bandit(start, dist(1, 1, 0))
 
@@ -79,38 +73,32 @@ def _exponents() -> tuple[float, float]:
         return expected_force(problem, z, GRPO(), POLICY_GRADIENT) / 2
 
     early = flow(start.log()[None], force, 1e5, stride=0.05, growth=0.04)
-    # From t = 10⁵ the clock starts anew, so steps are bound by the logits' movement alone.
+    # `flow` counts time from 0 again, so only the logits' movement bounds its steps here.
     late = flow(early, force, 9e5, stride=0.01)
     slopes = (late.log_softmax(1) - early.log_softmax(1))[0] / torch.tensor(10.0).log()
     return slopes[2].item(), slopes[1].item()
 
 
-def recall_says_nothing() -> Sequence[Reading]:
-    """A policy with the paper's recall on which nothing is squeezed."""
-    ref = torch.cat([dist(0.8384), torch.full((7,), 0.1616 / 7, dtype=torch.float64)])
-    problem = bandit(ref, torch.ones(8, dtype=torch.float64))
-    moved = expected_force(problem, ref.log()[None], GRPO(), GROUP, 8).abs().max().item()
-    wrong_rest = bandit(ref, dist(0, 1, 1, 1, 1, 1, 1, 1))
-    force = expected_force(wrong_rest, ref.log()[None], GRPO(), GROUP, 8)[0]
-    return [
-        Reading(what="top-1 recall .8384, all valid: largest force", measured=moved, predicted=0.0),
-        Reading(
-            what="the same, leader wrong: growth of the 16 %",
-            measured=log_growth(ref, force)[1].item(),
-            predicted=0,
-            relation=">",
-        ),
-        Reading(
-            what="200 tokens at top-8 recall .9747, if independent",
-            measured=0.9747**200,
-            predicted=0.006,
-            tolerance=5e-4,
-        ),
-    ]
+@statement("C8", "Recall and elimination", Finding.FALSE, where="table 1")
+def recall_says_nothing() -> Iterator[Reading]:
+    """A top-1 recall of 83.84 % guarantees that squeezing eliminates 16 % of the paths.
+
+    recall does not determine the force: with all tokens valid it is 0, with a wrong leader the 16 % grow.
+    """
+    ref = torch.cat([dist(0.8384), constant(0.1616 / 7, 7)])
+    moved = expected_force(bandit(ref, constant(1.0, 8)), ref.log()[None], GRPO(), GROUP, 8)
+    yield equal("top-1 recall .8384, all valid: largest force", moved.abs().max())
+    force = expected_force(bandit(ref, dist(0, 1, 1, 1, 1, 1, 1, 1)), ref.log()[None], GRPO(), GROUP, 8)[0]
+    yield above("the same, leader wrong: growth of the 16 %", log_growth(ref, force)[1], 0)
+    yield equal("200 tokens at top-8 recall .9747, if independent", 0.9747**200, 0.006, 5e-4)
 
 
-def penalty_against_reward() -> Sequence[Reading]:
-    """⟨f_KL, f_PG⟩ along the flow from the reference, and after a collapse."""
+@statement("C9", "Divergence against reward", Finding.CONDITIONAL, where="section 3.3, Fig. 4")
+def penalty_against_reward() -> Iterator[Reading]:
+    """The KL penalty's gradient conflicts with the reward's.
+
+    ⟨f_KL, f_PG⟩ < 0 along the reward's flow from π_ref, > 0 after a collapse onto an error.
+    """
     generator = seeded(22)
     penalty = GRPOKL(kl_coef=1.0, kl_estimator="full")
     opposed, agreed = [], []
@@ -122,19 +110,13 @@ def penalty_against_reward() -> Sequence[Reading]:
             return expected_force(problem, z, GRPO(), POLICY_GRADIENT)
 
         def product(z: Tensor, force=force, ref: Tensor = ref) -> float:
-            kl = token_forces(penalty, z, ref[None], torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
+            kl = token_forces(penalty, z, ref[None], torch.tensor([0]), constant(0.0, 1))
             return (kl * force(z)).sum().item()
 
-        for end in (0.2, 2.0):
-            opposed.append(product(flow(start, force, end, stride=0.1)) < 0)
-        collapsed = (ref.log() + dist(0, 12, 0, 0, 0))[None]
-        agreed.append(product(collapsed) > 0)
-    return [
-        Reading(what="share opposed along the flow from π_ref", measured=sum(opposed) / len(opposed), predicted=1.0),
-        Reading(
-            what="share that agree after collapse onto an error", measured=sum(agreed) / len(agreed), predicted=1.0
-        ),
-    ]
+        opposed += [product(flow(start, force, end, stride=0.1)) < 0 for end in (0.2, 2.0)]
+        agreed.append(product((ref.log() + dist(0, 12, 0, 0, 0))[None]) > 0)
+    yield equal("share opposed along the flow from π_ref", sum(opposed) / len(opposed), 1.0)
+    yield equal("share that agrees after collapse onto an error", sum(agreed) / len(agreed), 1.0)
 
 
 def _ratio_after(
@@ -145,243 +127,120 @@ def _ratio_after(
     return path.softmax(1)[-1] / old
 
 
-def penalty_leaves_trust_region() -> Sequence[Reading]:
-    """Where the surrogate is flat the penalty goes on."""
+@statement(
+    "C10", "KL leaves the trust region", Finding.CONDITIONAL, where="appendix B.4, case 1", figure="trust_region"
+)
+def penalty_leaves_trust_region() -> Iterator[Reading]:
+    """Where the clip is flat, KL pushes the ratio significantly beyond the window.
+
+    there d log π_y/dt = π_y(D_y + KL) − Σπ²(D + KL), D = log(π_ref/π): outward iff it has the sign of log r.
+    """
     old, ref = dist(0.30, 0.50, 0.20), dist(0.05, 0.55, 0.40)
-    generator, readings = seeded(23), []
+    generator, penalty = seeded(23), GRPOKL(kl_coef=1.0, kl_estimator="full")
     probs, other = random_probs(1, 6, generator, 1.0)[0], random_probs(1, 6, generator, 1.0)[0]
-    penalty = GRPOKL(kl_coef=1.0, kl_estimator="full")
     force = token_force(penalty, probs, other, 0, advantage=0.0)
     gap = other.log() - probs.log()
     kl = -(probs * gap).sum()
-    predicted = (probs[0] * (gap[0] + kl) - (probs.square() * (gap + kl)).sum()).item()
-    readings.append(
-        Reading(what="rate of log π_y under KL alone", measured=log_growth(probs, force)[0].item(), predicted=predicted)
-    )
+    predicted = probs[0] * (gap[0] + kl) - (probs.square() * (gap + kl)).sum()
+    yield equal("rate of log π_y under KL alone", log_growth(probs, force)[0], predicted)
     for coef, end, eta, count, tolerance in ((0.0, 0.794, 0.03, 100, 3e-3), (1.0, 1 / 6, 0.2, 350, 1e-3)):
-        loss = replace(penalty, kl_coef=coef)
-        at_end = _ratio_after(loss, old, ref, eta=eta, count=count)[0].item()
-        readings.append(
-            Reading(what=f"r at the end, coefficient {coef:g}", measured=at_end, predicted=end, tolerance=tolerance)
-        )
-    weak = _ratio_after(replace(penalty, kl_coef=0.01), old, ref, eta=0.2, count=150)[0].item()
-    readings.append(Reading(what="r at η·steps = 30, coefficient 0.01", measured=weak, predicted=0.8, relation="<"))
+        at_end = _ratio_after(replace(penalty, kl_coef=coef), old, ref, eta=eta, count=count)[0]
+        yield equal(f"r at the end, coefficient {coef:g}", at_end, end, tolerance)
+    weak = _ratio_after(replace(penalty, kl_coef=0.01), old, ref, eta=0.2, count=150)[0]
+    yield below("r at η·steps = 30, coefficient 0.01", weak, 0.8)
     for coef in (0.01, 1.0):
-        same = _ratio_after(replace(penalty, kl_coef=coef), old, old, eta=0.02, count=100)[0].item()
-        readings.append(
-            Reading(what=f"π_old = π_ref: r, coefficient {coef:g}", measured=same, predicted=0.795, tolerance=0.0055)
-        )
-    return readings
+        at_end = _ratio_after(replace(penalty, kl_coef=coef), old, old, eta=0.02, count=100)[0]
+        yield equal(f"π_old = π_ref: r, coefficient {coef:g}", at_end, 0.795, 0.0055)
 
 
-def adherence() -> Sequence[Reading]:
-    """Four ways out of the trust region under APO."""
-    empty = APO(anchor_size=1)
+@statement("C11", "APO stays in the trust region", Finding.FALSE, where="appendix B.4, case 2", figure="trust_region")
+def adherence() -> Iterator[Reading]:
+    """It is mathematically impossible for the anchor to push the update into an unstable regime.
+
+    the gate is on ρ: r stops at (1 − ε + βr_a)/λ; anchors' ratios, ρ > 1 + ε, a large step have no cap.
+    """
     old, ref = dist(0.5, 0.3, 0.2), dist(0.6, 0.2, 0.2)
-    floor = (1 - 0.2) / 1.05
-    low = _ratio_after(empty, old, ref, eta=0.01, count=100)[0].item()
-    wide, sparse = dist(0.90, 0.05, 0.03, 0.02), dist(0.4, 0.2, 0.2, 0.2)
-    inside = _ratio_after(APO(anchor_size=4), wide, sparse, eta=0.04, count=150)
+    low = _ratio_after(APO(anchor_size=1), old, ref, eta=0.01, count=100)[0]
+    yield equal("r where the gate shuts, empty S", low, (1 - 0.2) / 1.05, 2.5e-3)
+    yield below("that r against 1 − ε", low, 0.8)
+    wide = dist(0.90, 0.05, 0.03, 0.02)
+    inside = _ratio_after(APO(anchor_size=4), wide, dist(0.4, 0.2, 0.2, 0.2), eta=0.04, count=150)
     stop = (1 - 0.2 + 0.1 * (wide * inside)[1:].sum().item() / 0.6) / 1.05
-    above = (
-        token_force(APO(anchor_size=2), dist(0.9, 0.05, 0.05), ref, 0, old=old * dist(0.6, 1.75, 0.875))
-        .abs()
-        .max()
-        .item()
-    )
+    yield equal("r where the gate shuts, S of 3", inside[0], stop, 2.5e-3)
+    yield above("largest ratio of an anchor then", inside[1:].max(), 1.2)
+    far = token_force(APO(anchor_size=2), dist(0.9, 0.05, 0.05), ref, 0, old=old * dist(0.6, 1.75, 0.875))
+    yield above("largest |f| at r = 3", far.abs().max(), 0.1)
     capped = APO(anchor_size=2, dual_clip=3.0)
-    beyond = dist(0.9, 0.05, 0.05), dist(0.1, 0.45, 0.45)
-    big = step(old.log(), token_force(APO(anchor_size=3), old, ref, 0), 3.0).softmax(0) / old
-    anchor = _shared_prefix()
-    return [
-        Reading(what="r where the gate shuts, empty S", measured=low, predicted=floor, tolerance=2.5e-3),
-        Reading(what="that r beside 1 − ε", measured=low, predicted=0.8, relation="<"),
-        Reading(what="r where the gate shuts, S of 3", measured=inside[0].item(), predicted=stop, tolerance=2.5e-3),
-        Reading(what="largest ratio of an anchor then", measured=inside[1:].max().item(), predicted=1.2, relation=">"),
-        Reading(what="largest |f| at r = 3", measured=above, predicted=0.1, relation=">"),
-        Reading(
-            what="largest |f| at r = 9, dual clip 3",
-            measured=token_force(capped, beyond[0], ref, 0, old=beyond[1]).abs().max().item(),
-            predicted=0.0,
-        ),
-        Reading(what="one step of η = 3: r", measured=big[0].item(), predicted=0.8, relation="<"),
-        Reading(
-            what="one step of η = 3: largest ratio of an anchor",
-            measured=big[1:].max().item(),
-            predicted=1.2,
-            relation=">",
-        ),
-        *anchor,
-    ]
+    beyond = token_force(capped, dist(0.9, 0.05, 0.05), ref, 0, old=dist(0.1, 0.45, 0.45))
+    yield equal("largest |f| at r = 9, dual clip 3", beyond.abs().max())
+    big = (old.log() + 3.0 * token_force(APO(anchor_size=3), old, ref, 0)).softmax(0) / old
+    yield below("one step of η = 3: r", big[0], 0.8)
+    yield above("one step of η = 3: largest ratio of an anchor", big[1:].max(), 1.2)
+    yield from _shared_prefix()
 
 
-def _shared_prefix() -> Sequence[Reading]:
-    """A = +1 and −1 on one token: what a right and a wrong completion of one prefix do to it."""
+def _shared_prefix() -> Iterator[Reading]:
+    """A right and a wrong completion share a token, so it is trained with A = +1 and A = −1."""
     old, ref = dist(0.05, 0.07, 0.01, 0.87), dist(0.3, 0.5, 0.15, 0.05)
     tokens, advantages = torch.tensor([0, 0]), dist(1, -1)
 
     def after(loss: PolicyLoss, count: int) -> Tensor:
         def force(z: Tensor) -> Tensor:
-            rows = token_forces(
-                loss, z.expand(2, -1), ref.expand(2, -1), tokens, advantages, old_logits=old.log().expand(2, -1)
-            )
-            return rows.mean(0)
+            both, refs, olds = (row.expand(2, -1) for row in (z, ref, old.log()))
+            return token_forces(loss, both, refs, tokens, advantages, old_logits=olds).mean(0)
 
         return inner_steps(old.log(), force, 2.0, count).softmax(1)[-1]
 
     grpo, apo = after(GRPO(), 20), after(APO(anchor_size=3), 250)
-    return [
-        Reading(
-            what="A = ±1 on one token, GRPO: largest move", measured=(grpo - old).abs().max().item(), predicted=0.0
-        ),
-        Reading(
-            what="the same, APO: r_a at the end (.12 at the start)",
-            measured=((apo[1] + apo[2]) / 0.65).item(),
-            predicted=0.5,
-            relation=">",
-        ),
-        Reading(
-            what="the same, APO: likeliest anchor's ratio",
-            measured=(apo[1] / old[1]).item(),
-            predicted=2.0,
-            relation=">",
-        ),
-        Reading(
-            what="the same, APO: rarest anchor's ratio over that",
-            measured=(apo[2] / old[2] / (apo[1] / old[1])).item(),
-            predicted=0.8,
-            relation="<",
-        ),
-    ]
+    yield equal("A = ±1 on one token, GRPO: largest move", (grpo - old).abs().max())
+    yield above("the same, APO: r_a at the end (.12 at the start)", (apo[1] + apo[2]) / 0.65, 0.5)
+    likeliest = apo[1] / old[1]
+    yield above("the same, APO: likeliest anchor's ratio", likeliest, 2.0)
+    yield below("the same, APO: rarest anchor's ratio over that", apo[2] / old[2] / likeliest, 0.8)
 
 
-def saturation() -> Sequence[Reading]:
-    """The gate at r = 1: shut above κ, whatever was or was not penalised."""
-    loss, readings = APO(anchor_size=2), []
+@statement("C19", "Sufficiently penalised", Finding.FALSE, where="appendix B.4, clipped region", figure="phases")
+def saturation() -> Iterator[Reading]:
+    """A zero gradient below 1 − ε confirms that the policy has been penalised enough.
+
+    at r = 1 the gate is shut iff r_a > κ = (λ − (1 − ε))/β, before any penalty.
+    """
+    loss = APO(anchor_size=2)
     kappa = (loss.push_coef - (1 - loss.clip_eps)) / loss.pull_coef
+
+    def metric(name: str, probs: Tensor, ref: Tensor) -> Tensor:
+        inputs = loss_inputs(loss, probs.log()[None], ref[None], torch.tensor([0]), dist(-1), torch.tensor([False]))
+        return loss(inputs).metrics[name]
+
     for share in (0.99, 1.01):
         z_ref = 0.2 / (kappa * share)
-        ref = dist(1 - z_ref - 1e-3, z_ref, 1e-3)
-        flat = loss_output(loss, dist(0.79, 0.2, 0.01), ref, 0).metrics["clip_fraction"].item()
-        readings.append(Reading(what=f"gate shut at r_a = {share:.2f}·κ", measured=flat, predicted=float(share > 1)))
-    readings.append(Reading(what="κ of the shipped loss", measured=loss.saturated_above, predicted=kappa))
-    sure = loss_output(loss, dist(0.9, 0.09, 0.01), dist(0.99, 0.009, 0.001), 0)
-    force = token_force(loss, dist(0.9, 0.09, 0.01), dist(0.99, 0.009, 0.001), 0).abs().max().item()
-    return [
-        *readings,
-        Reading(
-            what="r_a where the reference is sure of the error",
-            measured=sure.metrics["apo/anchor_ratio"].item(),
-            predicted=10.0,
-            tolerance=1e-9,
-        ),
-        Reading(what="largest force on that error, π_y = .9", measured=force, predicted=0.0),
-        Reading(
-            what="the same under GRPO",
-            measured=token_force(GRPO(), dist(0.9, 0.09, 0.01), dist(0.99, 0.009, 0.001), 0).abs().max().item(),
-            predicted=0.1,
-        ),
-    ]
+        is_shut = metric("clip_fraction", dist(0.79, 0.2, 0.01), dist(1 - z_ref - 1e-3, z_ref, 1e-3))
+        yield equal(f"gate shut at r_a = {share:.2f}·κ", is_shut, float(share > 1))
+    yield equal("κ of the loss that trains", loss.saturated_above, kappa)
+    probs, sure = dist(0.9, 0.09, 0.01), dist(0.99, 0.009, 0.001)
+    yield equal("r_a where the reference is sure of the error", metric("apo/anchor_ratio", probs, sure), 10.0, 1e-9)
+    apo, grpo = (token_force(x, probs, sure, 0).abs().max() for x in (loss, GRPO()))
+    yield equal("largest force on that error, π_y = .9", apo)
+    yield equal("the same under GRPO", grpo, 0.1)
 
 
-def error_only_penalty() -> Sequence[Reading]:
-    """On the tokens of errors alone: full KL, and k3."""
-    probs, ref, quality = dist(0.9, 0.04, 0.03, 0.03), dist(0.5, 0.1, 0.2, 0.2), dist(1, 1, 0, 0)
-    problem = bandit(ref, quality)
+@statement("C20", "KL on errors alone", Finding.CONDITIONAL, where="section 5, baselines")
+def error_only_penalty() -> Iterator[Reading]:
+    """A KL penalty on error tokens alone is a fair rival of the anchor.
+
+    full KL: u times its force; k3: Σ_wrong (π_ref(w) − π(w))(e_w − π): it raises errors to the reference.
+    """
+    probs, ref = dist(0.9, 0.04, 0.03, 0.03), dist(0.5, 0.1, 0.2, 0.2)
+    problem, wrong = bandit(ref, dist(1, 1, 0, 0)), torch.tensor([2, 3])
 
     def alone(loss: GRPOKL) -> Tensor:
-        plain = expected_force(problem, probs.log()[None], GRPO(), GROUP)
-        return (expected_force(problem, probs.log()[None], loss, GROUP) - plain)[0]
+        total, plain = (expected_force(problem, probs.log()[None], x, GROUP) for x in (loss, GRPO()))
+        return (total - plain)[0]
 
-    full = GRPOKL(kl_coef=1.0, kl_estimator="full", error_only=True)
-    k3 = GRPOKL(kl_coef=1.0, kl_estimator="k3", kl_clamp=None, error_only=True)
-    everywhere = 0.06 * form.reverse_kl(probs[None], ref[None])[0]
-    wrong = torch.tensor([2, 3])
-    rows = form.towards_token(probs.expand(2, -1), wrong)
-    sampled = ((ref - probs)[wrong][:, None] * rows).sum(0)
-    force = alone(k3)
-    return [
-        Reading(
-            what="full KL against u·(force of KL): largest difference",
-            measured=(alone(full) - everywhere).abs().max().item(),
-            predicted=0.0,
-        ),
-        Reading(
-            what="k3 against Σ_wrong (ref − π)(e_w − π): largest difference",
-            measured=(force - sampled).abs().max().item(),
-            predicted=0.0,
-        ),
-        Reading(what="k3: force on an error", measured=force[2].item(), predicted=0.160, tolerance=5e-4),
-        Reading(what="k3: force on the valid leader", measured=force[0].item(), predicted=-0.306, tolerance=5e-4),
-    ]
-
-
-STATEMENTS = (
-    Statement(
-        key="C7",
-        title="Recursive contraction",
-        claim="On-policy updates contract the space of solutions, and the anchor undoes it.",
-        where="section 3.1",
-        formula="f_i − f_j = B(π_i − π_j), B ≥ 0, for valid i, j in T_K: H(π|valid) never rises, under APO neither; "
-        "PG flow has π_wrong ~ 1/t and π_k ~ t^−½",
-        verdict=Verdict.CONDITIONAL,
-        check=recursive_contraction,
-    ),
-    Statement(
-        key="C8",
-        title="Recall and elimination",
-        claim="A top-1 recall of 83.84 % guarantees that squeezing eliminates 16 % of the paths.",
-        where="table 1",
-        formula="recall does not determine the force: with all tokens valid it is 0, with a wrong leader the 16 % grow",
-        verdict=Verdict.FALSE,
-        check=recall_says_nothing,
-    ),
-    Statement(
-        key="C9",
-        title="Divergence against reward",
-        claim="The KL penalty's gradient conflicts with the reward's.",
-        where="section 3.3, Fig. 4",
-        formula="⟨f_KL, f_PG⟩ < 0 along the reward's flow from π_ref, > 0 after a collapse onto an error",
-        verdict=Verdict.CONDITIONAL,
-        check=penalty_against_reward,
-    ),
-    Statement(
-        key="C10",
-        title="KL leaves the trust region",
-        claim="Where the clip is flat, KL pushes the ratio significantly beyond the window.",
-        where="appendix B.4, case 1",
-        formula="there d log π_y/dt = π_y(D_y + KL) − Σπ²(D + KL), D = log(π_ref/π): outward iff of the sign of log r",
-        verdict=Verdict.CONDITIONAL,
-        check=penalty_leaves_trust_region,
-        figure="trust_region",
-    ),
-    Statement(
-        key="C11",
-        title="APO stays in the trust region",
-        claim="It is mathematically impossible for the anchor to push the update into an unstable regime.",
-        where="appendix B.4, case 2",
-        formula="the gate is on ρ: r stops at (1 − ε + βr_a)/λ; anchors' ratios, ρ > 1 + ε, a large step have no cap",
-        verdict=Verdict.FALSE,
-        check=adherence,
-        figure="trust_region",
-    ),
-    Statement(
-        key="C19",
-        title="Sufficiently penalised",
-        claim="A zero gradient below 1 − ε confirms that the policy has been penalised enough.",
-        where="appendix B.4, clipped region",
-        formula="at r = 1 the gate is shut iff r_a > κ = (λ − (1 − ε))/β, before any penalty",
-        verdict=Verdict.FALSE,
-        check=saturation,
-        figure="phases",
-    ),
-    Statement(
-        key="C20",
-        title="KL on errors alone",
-        claim="A KL penalty on error tokens alone is a fair rival of the anchor.",
-        where="section 5, baselines",
-        formula="full KL: u times its force; k3: Σ_wrong (π_ref(w) − π(w))(e_w − π): it raises errors to the reference",
-        verdict=Verdict.CONDITIONAL,
-        check=error_only_penalty,
-    ),
-)
+    full = alone(GRPOKL(kl_coef=1.0, kl_estimator="full", error_only=True))
+    k3 = alone(GRPOKL(kl_coef=1.0, kl_estimator="k3", kl_clamp=None, error_only=True))
+    sampled = ((ref - probs)[wrong][:, None] * form.towards_token(probs.expand(2, -1), wrong)).sum(0)
+    yield same("full KL against u·(force of KL)", full, 0.06 * form.reverse_kl(probs[None], ref[None])[0])
+    yield same("k3 against Σ_wrong (ref − π)(e_w − π)", k3, sampled)
+    yield equal("k3: force on an error", k3[2], 0.160, 5e-4)
+    yield equal("k3: force on the valid leader", k3[0], -0.306, 5e-4)

@@ -1,4 +1,4 @@
-"""The verdict on one answer."""
+"""The verdict on one pair of gold and answer."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ from apo_lightning.rewards.math_equivalence.values import (
 
 
 def judge(gold: str, answer: str) -> str:
-    """`correct`, `incorrect`, `unparsed`, or `error` for a gold answer that cannot be read; may well take forever.
+    """`correct`, `incorrect`, `unparsed`, or `error` for a gold answer that cannot be parsed; may run forever.
 
-    Constants are compared as numbers, to 40 digits more than their parts span, and never simplified; expressions in
-    variables and equations are compared at points first. What is left goes to math-verify.
+    Constants are compared as numbers, to 40 digits beyond the range of their parts, and never simplified. Expressions
+    in variables and equations are first compared at points. The rest goes to math-verify.
 
     Departure: math-verify compares decimals to 6 places after the point, so that 4·10⁻²⁴ would equal 7·10⁻²². Here
-    decimals are exact, and only one of six significant digits may be a rounding. To math-verify an equation equals its
-    right side, R is r, and I is √-1; not so here.
+    decimals are exact, and only one with six significant digits may be a rounding. For math-verify an equation equals
+    its right side, R is r, and I is √-1; not here.
     """
     expected, stated = read_gold(gold), read(answer)
     if not expected.text:
@@ -56,8 +56,8 @@ def judge(gold: str, answer: str) -> str:
     except TooLargeError:
         return "correct" if expected.value == stated.value else "unparsed"
     except Exception:
-        # Sympy refuses some values. A policy must not be able to write itself an `error`, which stops the run, so this
-        # counts as an answer that could not be read.
+        # Sympy rejects some values. A policy must not be able to cause an `error`, which stops the run, so this counts
+        # as an answer that cannot be parsed.
         return "unparsed"
     return "correct" if agree else "incorrect"
 
@@ -68,7 +68,7 @@ def _with_imaginary_unit(value: Any) -> Any:
 
 
 def _agree(expected: Reading, stated: Reading) -> bool | None:
-    """Whether two constants, two expressions in variables or two equations are equal; None where that is open."""
+    """Whether two constants, two expressions in variables or two equations are equal; None where undecided."""
     gold, answer = expected.value, stated.value
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         return _agree_at_a_solution(gold, answer)
@@ -88,20 +88,20 @@ def _agree(expected: Reading, stated: Reading) -> bool | None:
 def _agree_as_constants(gold: Any, answer: Any, tolerance: float) -> bool:
     """Whether two numbers are equal, real or complex."""
     _, rough = values_of((gold, answer), {}, digits=30)
-    # What vanishes here is smaller than any of the parts by 40 digits; no rounding of the parts reaches as far.
+    # A gap counts as zero 40 digits below the smallest part, farther than any rounding of the parts reaches.
     (one, other), fine = values_of((gold, answer), {}, digits=60 + int(0.31 * 3 * rough.reach))
     if fine.max_bits > rough.max_bits + 8:
-        raise NotComputableError  # it grows with the digits: a division by what is zero
+        raise NotComputableError  # the value grows with the digits: a division by zero
     gap = abs(one - other)
     return bool(gap <= mpmath.ldexp(1, -rough.reach - 130) or gap <= tolerance * max(abs(one), abs(other)))
 
 
 def _agree_at_points(gold: Any, answer: Any, tolerance: float) -> bool | None:
-    """Whether two expressions in variables agree where they are evaluated; None where that is open.
+    """Whether two expressions in variables agree at fixed points; None where undecided.
 
-    Simplifying may take for ever; numbers take milliseconds. What differs at positive numbers is different. What agrees
-    to 18 digits at numbers of either sign too is equal; what agrees at positive ones alone, such as √(ab) and √a√b, is
-    left to math-verify.
+    Simplifying may never end; evaluating takes milliseconds. Expressions that differ at positive numbers are different.
+    Those that agree to 18 digits at numbers of both signs are equal. Those that agree at positive ones alone, such as
+    √(ab) and √a√b, are left to math-verify.
     """
     is_equal = True
     for index in range(4):
@@ -116,7 +116,7 @@ def _agree_at_points(gold: Any, answer: Any, tolerance: float) -> bool | None:
 
 
 def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
-    """False where numbers that make the sides of one equation equal do not make the other's; else None."""
+    """False where a solution of one equation does not solve the other; else None."""
     names = names_of(gold, answer)
 
     def differences(equation: Any, name: str, *numbers: Any) -> list[complex]:
@@ -132,7 +132,7 @@ def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
 
     for name in sorted(names):
         at = differences(gold, name, 0.0, 1.0, 2.0)
-        # Only where this variable enters linearly is the solution at hand.
+        # The solution is known only where this variable is linear.
         if (
             len(at) == 3
             and abs(at[1] - at[0]) > 1e-9 * abs(at[0])

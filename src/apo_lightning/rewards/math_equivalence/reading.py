@@ -1,4 +1,4 @@
-"""An answer as it is written → a sympy expression, by math-verify's grammar, mended where that misreads."""
+"""Answer text → sympy expression, by math-verify's parser with corrections for what it misreads."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-# No removal of units: it takes every last letter for one, so that 37/4 m, with a mass m, would equal 37/4.
+# No removal of units: it takes every last letter for a unit, so that 37/4 m, with a mass m, would equal 37/4.
 _NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _MISREAD = tuple(
@@ -28,22 +28,22 @@ _FUNCTION_OF_DEGREES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _DEGREES = re.compile(r"(\([^()]*\)|\{[^{}]*\}|[0-9]+(?:\.[0-9]+)?|\\?[A-Za-z]+)\s*\^\\circ(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]+)")
 _MIN_SIGNIFICANT_DIGITS = 6
-"""The limit of `exact`: a decimal of fewer digits is exact, one of at least so many may be a rounding."""
+"""As in `rewards.exact`: a decimal with fewer digits is exact, one with at least this many may be a rounding."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An answer as it was read."""
+    """A parsed answer."""
 
     text: str
     value: Any | None
-    """The sympy expression; None for what cannot be read."""
+    """The sympy expression; None where the answer cannot be parsed."""
     rounding: float
-    """The relative error that its longest decimal allows; 0 where none is long enough to be a rounding."""
+    """Relative rounding error of the longest decimal; 0 where none is long enough to be a rounding."""
 
 
 def read(answer: str) -> Reading:
-    """What an answer says, which may be nothing."""
+    """Parse an answer; the result may be empty."""
     for pattern, replacement in _MISREAD:
         answer = pattern.sub(replacement, answer)
     if _FUNCTION_OF_DEGREES.search(answer):
@@ -62,7 +62,7 @@ read_gold = lru_cache(maxsize=256)(read)  # the completions of a group share the
 
 
 def _rounding(text: str) -> float:
-    """Half a unit in the last place of a decimal, relative to it."""
+    """Half a unit in the last place of a long decimal, relative to its value."""
     digits = ("".join(decimal).lstrip("0") for decimal in _DECIMAL.findall(text))
     return max(
         (0.5 / float(f"{d[0]}.{d[1:17]}") * 10.0 ** (1 - len(d)) for d in digits if len(d) >= _MIN_SIGNIFICANT_DIGITS),

@@ -1,4 +1,4 @@
-"""The value of an expression as a number of many digits, at a point where it has variables."""
+"""High-precision values of sympy expressions, at a point where they have variables."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,30 +10,30 @@ from sympy import Derivative, Float, Pow, Rational, Symbol
 from sympy.core.function import AppliedUndef
 
 _MAX_BITS = 40_000
-"""Numbers that are larger, of about 12000 digits, are not computed with: it would take time without bound."""
+"""Larger numbers (beyond about 12000 digits) are not computed with: it would take unbounded time."""
 
 
 class NotComputableError(Exception):
-    """An expression without a value that can be computed here."""
+    """The expression has no value that can be computed here."""
 
 
 class TooLargeError(NotComputableError):
-    """A value, or one on the way to it, is too large or too small to be computed with."""
+    """A value, or an intermediate one, is too large or too small to compute with."""
 
 
 def is_imaginary_unit(*expressions: Any) -> bool:
-    """Whether i, where it occurs, is √-1; beside a j it is a unit vector or an index."""
+    """Whether the symbol i means √-1; together with j it is a unit vector or an index."""
     return not {"j", "vec{i}", "hat{i}"} & {symbol.name for one in expressions for symbol in one.free_symbols}
 
 
 def names_of(*expressions: Any) -> frozenset[str]:
-    """The variables of all of them together."""
+    """The variables of all expressions."""
     names = frozenset(symbol.name for expression in expressions for symbol in expression.free_symbols)
     return names - {"i"} if is_imaginary_unit(*expressions) else names
 
 
 def point_for(index: int, names: frozenset[str], both_signs: bool = False) -> dict[str, Any]:
-    """A number for each variable, the same in every run."""
+    """A number for each variable; the same in every run."""
     numbers = {name: random.Random(f"{index} {name}") for name in names}
     return {
         name: number.uniform(0.5, 2.0) * (number.choice((-1, 1)) if both_signs else 1)
@@ -42,10 +42,10 @@ def point_for(index: int, names: frozenset[str], both_signs: bool = False) -> di
 
 
 def values_of(expressions: tuple[Any, ...], point: dict[str, Any], digits: int) -> tuple[list[Any], "Values"]:
-    """Their values at a point, computed with so many digits.
+    """The values of expressions at a point, computed with the given number of digits.
 
     Raises:
-        NotComputableError: one has none, or a function of it is not known here.
+        NotComputableError: an expression has no value or an unknown function.
     """
     is_real = not any(symbol.name == "i" for expression in expressions for symbol in expression.free_symbols)
     values = Values({"i": mpmath.j} | point, is_real)
@@ -57,7 +57,7 @@ def values_of(expressions: tuple[Any, ...], point: dict[str, Any], digits: int) 
 
 
 def _floor(number: Any) -> Any:
-    # A whole number that was computed may lie a rounding below itself.
+    # A computed integer may be slightly below itself.
     nearest = mpmath.nint(number)
     return nearest if abs(number - nearest) < mpmath.mpf(10) ** (-mpmath.mp.dps // 2) else mpmath.floor(number)
 
@@ -88,21 +88,21 @@ _MAX_ARGUMENT = 4000
 
 @dataclass
 class Values:
-    """Computes values with mpmath's precision, and keeps how large and how small what it met was."""
+    """Evaluates expressions with mpmath and records the largest and smallest magnitude of any intermediate value."""
 
     point: dict[str, Any]
     is_real: bool
-    """True where no i occurs: the third root of -8 is then -2."""
+    """True where i does not occur: the cube root of -8 is then -2."""
     max_bits: int = field(default=0, init=False)
     min_bits: int = field(default=0, init=False)
 
     @property
     def reach(self) -> int:
-        """Bits between 1 and the farthest of all values."""
+        """Largest distance of a value from 1, in bits."""
         return max(self.max_bits, -self.min_bits)
 
     def of(self, expression: Any) -> Any:
-        """The value of one expression, which must be finite."""
+        """The value of one expression; raises `NotComputableError` where it is not finite."""
         value = self._compute(expression)
         if not mpmath.isfinite(value):
             raise NotComputableError
@@ -116,7 +116,7 @@ class Values:
     def _compute(self, expression: Any) -> Any:
         kind = type(expression).__name__
         if expression.is_Rational or isinstance(expression, Float):
-            # A decimal is what was written, not the nearest binary fraction.
+            # A decimal is the number as written, not the nearest binary fraction.
             number = Fraction(str(expression)) if isinstance(expression, Float) else expression
             return mpmath.mpf(int(number.numerator)) / int(number.denominator)
         if isinstance(expression, Symbol):
@@ -124,7 +124,7 @@ class Values:
         if kind in _CONSTANTS:
             return +_CONSTANTS[kind]
         if isinstance(expression, Derivative):
-            # Some fixed number: the same derivative is the same on both sides.
+            # A fixed number per derivative, so that equal derivatives have equal values.
             return mpmath.mpf(random.Random(str(expression)).uniform(0.5, 2.0))
         arguments = [self.of(argument) for argument in expression.args]
         if expression.is_Add:

@@ -1,0 +1,42 @@
+"""Random samples of a step's completions, over all ranks, and the probe that scores them."""
+
+from collections.abc import Sequence
+
+from apo_lightning.common.process_group import process_rank
+from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.rollout.collector import sample_seed
+from apo_lightning.types import Probe, Rollouts
+from apo_lightning.update.subset import smallest
+
+
+def sampled_completions(
+    rollouts: Rollouts, candidates: Sequence[int], size: int, *, seed: int, stream: str
+) -> list[int]:
+    """This rank's part of a simple random sample of the candidates of all ranks, in ascending order. Collective.
+
+    A completion's priority is a hash of the run's seed, `stream`, the step, its prompt and its sample. The sample
+    therefore does not depend on the number of ranks, and a resumed run takes the same one.
+
+    Args:
+        rollouts: of this rank.
+        candidates: completions of this rank to choose from.
+        size: of the sample over all ranks; all candidates if there are fewer.
+        seed: the run's.
+        stream: another name gives another sample.
+    """
+    priorities = [
+        sample_seed(seed, stream, rollouts.step, rollouts.prompts[b // rollouts.group_size].id, b % rollouts.group_size)
+        for b in candidates
+    ]
+    rank = process_rank()
+    return sorted(candidates[i] for owner, i in smallest(from_all_ranks(priorities), size) if owner == rank)
+
+
+def before_and_after(rollouts: Rollouts, chosen: Sequence[int], anchor_size: int) -> Probe:
+    """A probe that scores some completions, with K anchors, before and after the update."""
+    return Probe(
+        prompts=[rollouts.prompts[b // rollouts.group_size].token_ids for b in chosen],
+        completions=[rollouts.completions[b].token_ids for b in chosen],
+        anchors=anchor_size,
+        before=True,
+    )

@@ -1,0 +1,80 @@
+"""The interface of a puzzle: its problems, its valid answers and its demonstrations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedAnswer:
+    """One listed answer of a problem."""
+
+    text: str
+    """The completion, without the end of sequence."""
+    strategy: str
+    """The strategy that it follows; several answers may share one."""
+    is_valid: bool
+    """Whether its verdict is `correct`."""
+
+
+@runtime_checkable
+class Puzzle(Protocol):
+    """A family of problems that is a function of its fields, so that all processes agree on it.
+
+    A policy's probability of being right is the sum of its probabilities of the valid listed answers; that gives
+    pass@k without sampling.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        ...
+
+    @property
+    def strategies(self) -> Sequence[str]:
+        """All strategies; those most common in demonstrations come first."""
+        ...
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Length of the longest problem [characters]."""
+        ...
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """Length of the longest answer with its end [characters]; a completion that is cut off there is no answer."""
+        ...
+
+    def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
+        """Draw distinct problems with at least one valid answer from one side of the split.
+
+        Args:
+            count: number of problems.
+            seed: of the draw.
+            held_out: True: from the side that neither demonstrations nor RL use.
+
+        Raises:
+            ConfigError: that side has fewer problems.
+        """
+        ...
+
+    def demonstration(self, random: Random) -> tuple[str, str]:
+        """Draw a problem from the training side, and the answer that the base model is trained on."""
+        ...
+
+    def answers(self, problem: str) -> list[ListedAnswer]:
+        """List the answers of a problem: all valid ones, and those that carry out a strategy correctly in vain."""
+        ...
+
+    def is_problem(self, text: str) -> bool:
+        """Whether a text states a problem of this puzzle, solvable or not."""
+        ...
+
+    def is_correct(self, problem: str, answer: str) -> bool:
+        """Whether a completion's text is a valid listed answer."""
+        ...
+
+    def kinds(self, answer: str) -> list[str]:
+        """Name what each token of a listed answer decides, including its end of sequence."""
+        ...

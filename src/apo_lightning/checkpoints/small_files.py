@@ -1,0 +1,45 @@
+"""The small files of a checkpoint: plain data that is read back without running any code."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from apo_lightning.checkpoints.writing import Written
+from apo_lightning.types import Completion, Prompt, Rollouts, Verdict
+
+TENSORS = "tensors"
+"""The folder of the large tensors."""
+SHARED = "shared.pt"
+"""The file of the state that is equal on all ranks."""
+
+
+def rank_file(rank: int) -> str:
+    """The name of the file with the state of one rank."""
+    return f"rank_{rank:05d}.pt"
+
+
+def save_plain(content: Any, path: Path, written: Written) -> None:
+    """Save numbers, strings, lists, dicts and tensors."""
+    with written.open(path) as file:
+        torch.save(content, cast("IO[bytes]", file))
+
+
+def load_plain(path: Path) -> Any:
+    """Load what `save_plain` saved; runs no code from the file."""
+    return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def rollouts_from_plain(plain: Mapping[str, Any]) -> Rollouts:
+    """Rebuild rollouts from `dataclasses.asdict` of them."""
+    return Rollouts(
+        step=plain["step"],
+        prompts=tuple(Prompt(**prompt) for prompt in plain["prompts"]),
+        completions=tuple(Completion(**completion) for completion in plain["completions"]),
+        texts=tuple(plain["texts"]),
+        verdicts=tuple(Verdict(**verdict) for verdict in plain["verdicts"]),
+        group_size=plain["group_size"],
+        policy_version=plain["policy_version"],
+        num_preempted=plain.get("num_preempted", 0),  # absent from older checkpoints
+    )

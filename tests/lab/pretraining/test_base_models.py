@@ -1,0 +1,37 @@
+"""A base model is made once for a configuration, and measured exactly."""
+
+import pytest
+from composing import composed
+
+from apo_lab.pretraining.base_models import pretrain, read_record
+from apo_lightning.errors import ConfigError
+
+SMALL = (
+    *("data=locks", "data.num_validation=8"),
+    *("pretraining.num_steps=2", "pretraining.scheduler.num_warmup_steps=1", "pretraining.demonstrations_per_batch=8"),
+)
+
+
+def test_a_base_model_is_made_once_and_again_for_another_configuration(tmp_path):
+    def made(*overrides: str) -> int:
+        folder = pretrain(composed(*SMALL, f"output_dir={tmp_path}", *overrides, config_name="pretrain"))
+        record = read_record(folder)
+        assert record is not None
+        assert 0 <= record["metrics"]["pass@1"] <= record["metrics"]["pass@8"] <= 1
+        return (folder / "model.safetensors").stat().st_mtime_ns
+
+    first = made()
+    assert made() == first
+    assert made("seed=3") > first
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data=arithmetic", "pretraining=locks"), "base models are made of puzzles, data=locks or data=countdown"),
+        (("pretraining.model.compile_layers=true",), "pretraining.model.compile_layers is true"),
+    ],
+)
+def test_what_makes_no_base_model_is_refused(tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        pretrain(composed(f"output_dir={tmp_path}", *overrides, config_name="pretrain"))
