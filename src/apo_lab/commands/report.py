@@ -27,7 +27,7 @@ def report(cfg: DictConfig) -> Path:
         cfg: composed from `configs/report.yaml`.
 
     Returns:
-        `report.html`; of `rollouts=`, the run's `rollouts.html`.
+        `report.html`, or with `rollouts=` the run's `rollouts.html`.
 
     Raises:
         ConfigError: a folder does not exist, or a file in it is malformed.
@@ -73,13 +73,13 @@ def _rollouts(run: Path, limit: int) -> Path:
     write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
     say(f"{len(sample.rollouts):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
     if not any(rollout.tokens for rollout in sample.rollouts):
-        say("nothing was written of single tokens: train with callbacks=[default,token_writer] to see them")
+        say("no token values were recorded: train with callbacks=[default,token_writer] to see them")
     say(f"open {path}")
     return path
 
 
 def training_defaults() -> dict[str, dict[str, str]]:
-    """What a run uses where nothing is overridden: stem of `algo=` → flat config, without the model's part."""
+    """The default settings of a run: stem of `algo=` → flat config, without the model's part."""
     return {algo: _flat(composed("train", [f"algo={algo}"])) for algo in options_of("algo")}
 
 

@@ -1,4 +1,4 @@
-"""Measurements averaged: over training seeds, and over benchmarks; never over anything else that differs."""
+"""Means of measurements over training seeds and over benchmarks, with their intervals."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What a sweep varied, read off the runs themselves."""
+"""Finds the settings that a sweep varied, from the runs' own configurations."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Which measurements are one, which are seeds of one method, and which must stand apart.
+"""Decides which measurements are one, which are training seeds of one method, and which stay separate.
 
-A policy is known by its weights, a measurement of it by policy, problems and sampling settings.
+The weights identify a policy; policy, problems and sampling settings identify a measurement.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from apo_lightning.metrics.functional import pass_at_k_curve
 from apo_lightning.metrics.intervals import mean_intervals
 
 OF_ALL_BENCHMARKS = ("temperature", "top-p", "engine", "precision", "stop tokens")
-"""Settings that do not depend on the benchmark: where one of a model's benchmarks differs, all are labelled."""
+"""Settings of all benchmarks of a model: where one benchmark differs in them, all are labelled."""
 OF_N = ("diversity", "avg@", "maj@")
 """Metrics whose value depends on the number of samples a problem."""
 HASH_LETTERS = 8

@@ -65,6 +65,11 @@ def method_name(algo: str) -> str:
     return METHODS.get(algo, algo)
 
 
+def algo_of(method: str) -> str:
+    """The `algo=` stem of a printed method name: `GRPO-KL` → `grpo_kl`."""
+    return next((algo for algo, name in METHODS.items() if name == method), method)
+
+
 def model_name(model: str) -> str:
     """The printed name of a model config: `qwen_math7b` → `Qwen2.5-Math-7B`."""
     return MODELS.get(model, model)

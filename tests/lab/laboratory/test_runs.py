@@ -58,7 +58,7 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     baselines_are_measured_on_the_last_policy(runs["grpo", 1])
 
     finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-    assert "9 of 9 runs are there" in start_script("lab", *arguments).finish()
+    assert "9 of 9 runs are finished already" in start_script("lab", *arguments).finish()
     assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
 
 

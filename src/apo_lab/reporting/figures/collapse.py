@@ -1,4 +1,4 @@
-"""What training costs in coverage, step by step: each method's snapshots against the model that it began as."""
+"""Pass@1, Pass@n and entropy of a run's snapshots against the training step, with the model before training."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One method on one benchmark, from the model that it began as."""
+    """The snapshots of one method on one benchmark."""
 
     block: str
     """Model and way of measuring, as `Measurement.block`."""
@@ -73,7 +73,7 @@ def trajectories(measurements: Sequence[Measurement]) -> list[Trajectory]:
 
 
 def _of_every_seed(points: Sequence[tuple[int, Measurement]]) -> tuple[tuple[int, Measurement], ...]:
-    """A line that changes its seeds on the way would jump where no policy did."""
+    """The steps that every seed has: a mean over other seeds at some steps would jump where no policy did."""
     num_seeds = max(len(item.policies) for _, item in points)
     return tuple(sorted((p for p in points if len(p[1].policies) == num_seeds), key=lambda point: point[0]))
 

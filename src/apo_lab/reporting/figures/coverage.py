@@ -1,4 +1,4 @@
-"""How much of worked solutions lies among a model's K most likely tokens."""
+"""Recall of worked solutions among a model's K most likely tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +15,8 @@ from apo_lab.reporting.style import COLUMN_INCHES, QUIET, styles_of
 def coverage_figure(covered: Sequence[Covered], published: Mapping[str, Mapping[int, float]] | None = None) -> Figure:
     """Recall of the next token of a worked solution against K, a line a model with its 95 % interval as a band.
 
-    What lies below a line is lost to a policy that keeps the model's K most likely tokens alone. Hollow markers on
-    a dotted line are published numbers.
+    A policy that can sample the model's K most likely tokens only cannot produce the tokens above the line. Hollow
+    markers on a dotted line are published numbers.
 
     Source: APO paper, table "Oracle Coverage Analysis".
 

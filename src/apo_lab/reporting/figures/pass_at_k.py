@@ -1,4 +1,4 @@
-"""What sampling more buys: pass@k against k, and Pass@1 against Pass@K."""
+"""pass@k against k, and Pass@1 against Pass@K."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +73,8 @@ def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
 def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, Style]) -> Figure:
     """pass@k against k on a logarithmic axis, a line a method, a panel a benchmark (and model).
 
-    Bands are 95 % intervals. Where the lines cross, training has traded what many samples reach for what the first
-    one does.
+    Bands are 95 % intervals. Where a trained model's line crosses below the base model's, training has improved pass@1
+    at the cost of pass@k.
     """
     curves = [item for item in shown_methods(measurements) if item.pass_at_k]
     blocks = list(dict.fromkeys(item.block for item in curves))

@@ -22,7 +22,7 @@ from apo_lab.reporting.figures.training import (
     method_curves,
     runs_by_method,
 )
-from apo_lab.reporting.names import METHODS, benchmark_name, slug
+from apo_lab.reporting.names import algo_of, benchmark_name, slug
 from apo_lab.reporting.published import as_measurements, as_recall, published
 from apo_lab.reporting.records import Covered, Measurement, RunCard
 from apo_lab.reporting.style import Style, styles_of
@@ -56,7 +56,7 @@ def report_figures(
     defaults: Defaults | None = None,
     snapshots: Sequence[Measurement] = (),
 ) -> list[NamedFigure]:
-    """Every figure that there is data for, a method looking the same in each.
+    """Every figure that there is data for; a method has the same style in each.
 
     Args:
         runs: the training runs.
@@ -110,13 +110,13 @@ def _evaluated(
         caption = (
             "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: "
             f"{interval_note(items)}. {_seeds(items)} "
-            "Hollow: published. The dashed arrow marks a gain of Pass@1 that is paid for with Pass@K."
+            "Hollow: published. The dashed arrow marks a gain in Pass@1 with a loss in Pass@K."
         )
         figure = pareto_figure(measurements, styles, published=paper)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)
     if any(item.pass_at_k for item in shown_methods(measurements)):
         caption = f"pass@k against k, unbiased; bands: {interval_note(items)}. {_seeds(items)}"
-        yield NamedFigure("pass_at_k", "What more samples buy", caption, pass_at_k_figure(measurements, styles))
+        yield NamedFigure("pass_at_k", "pass@k against k", caption, pass_at_k_figure(measurements, styles))
 
 
 def _along_training(lines: Sequence[Trajectory], styles: dict[str, Style]) -> Iterator[NamedFigure]:
@@ -139,7 +139,7 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
     paper = as_measurements(published("sensitivity"))
     swept = swept_methods(measurements)
     for block, method in swept:
-        usual = next((defaults[algo] for algo, name in METHODS.items() if name == method and algo in defaults), {})
+        usual = defaults.get(algo_of(method), {})
         theirs = [item for item in paper if item.benchmark in {ours.benchmark for ours in measurements}]
         panels = sensitivity_panels(measurements, block=block, method=method, defaults=usual, published=theirs)
         if panels:
@@ -155,7 +155,7 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
 
 
 def _seeds(items: Sequence[Series]) -> str:
-    """How many training seeds are behind each line or point."""
+    """The number of training seeds of each line or point."""
     measured: dict[str, list[Measurement]] = {}
     for item in items:
         measured.setdefault(item.name, []).extend(item.by_benchmark.values())

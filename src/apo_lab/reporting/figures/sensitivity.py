@@ -1,4 +1,4 @@
-"""How much a result hangs on a setting: one panel an axis of a sweep."""
+"""Pass@1 against each setting of a sweep, one panel a setting."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

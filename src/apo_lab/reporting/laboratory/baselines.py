@@ -65,8 +65,8 @@ def baselines_table(runs: Sequence[LabRun]) -> Table:
         columns=(*left("Baseline"), *right(*(f"pass@{k}" for k in KS), "pass@64 − GRPO")),
         rows=with_best_bold(rows),
         notes=(
-            "All exact. Averaged: (1 − w)·θ + w·θ_base. From the base: that many of the 64 samples (of 8, the same "
-            "share) are the base model's; the first is GRPO's.",
+            "All exact. Averaged: (1 − w)·θ + w·θ_base. From the base: so many of the 64 samples (the same share of 8) "
+            "are the base model's; a single sample is GRPO's.",
         ),
     )
 

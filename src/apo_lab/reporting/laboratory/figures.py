@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 from torch import Tensor
 
 from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
@@ -42,10 +42,10 @@ def laboratory_figures(
         figures += [
             NamedFigure(
                 f"lab_{puzzle}_pareto",
-                f"{title}: what is gained at pass@1 and lost at pass@64",
-                "Each method's way from the base model (cross) to its last step (marker), looks joined. "
+                f"{title}: gain in pass@1 and loss in pass@64",
+                "Each method from the base model (cross) through its evaluation points to its last step (marker). "
                 f"{over} Open squares: GRPO's last weights averaged with the base model's, w = 0.25, 0.5, 0.75. "
-                "Grey line: the frontier, the best choice of strategies by class, carried out without a mistake.",
+                "Grey line: the frontier, the best choice of strategies by class, executed without a mistake.",
                 trade_off_figure(methods, frontiers.get(puzzle, ()), styles),
             ),
             NamedFigure(
@@ -62,7 +62,7 @@ def laboratory_figures(
             ),
             NamedFigure(
                 f"lab_{puzzle}_survival",
-                f"{title}: which ways to a right answer survive",
+                f"{title}: ways to a right answer that are retained",
                 f"Share of valid (problem, strategy) pairs that the policy takes with a probability of {DEAD:g} "
                 f"or more at the last step, by the strategy's mass in the base model. {over}",
                 survival_figure(methods, styles),
@@ -124,7 +124,7 @@ def curves_figure(methods: Methods, styles: Styles) -> Figure:
     shown = (
         ("pass@1", "pass@1"),
         ("pass@64", "pass@64"),
-        ("alive", "valid ways alive"),
+        ("alive", "valid ways retained"),
         (f"entropy/{kind}", f"entropy, {kind} [nats]"),
         (f"max_prob/{kind}", f"max-prob, {kind}"),
         (f"support/{kind}", f"support mass, {kind}"),
@@ -170,7 +170,7 @@ def pass_at_k_figure(methods: Methods, styles: Styles) -> Figure:
 
 @styled
 def survival_figure(methods: Methods, styles: Styles) -> Figure:
-    """Share alive at the last step, by how likely the base model takes the way."""
+    """Share of valid ways retained at the last step, by their probability under the base model."""
     figure, axes = _single()
     base = next(iter(methods.values()))[0].scores(0)
     mass = base.valid_mass[base.has_valid]
@@ -186,9 +186,10 @@ def survival_figure(methods: Methods, styles: Styles) -> Figure:
             continue  # the base model takes no way as often as that
         axes.plot(centres[known], table[:, known].mean(0), **style.marked_line, label=style.label)
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("probability under the base model")
-    axes.set_ylabel("alive at the last step")
+    axes.set_ylabel("retained at the last step")
     _per_cent(axes.yaxis)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

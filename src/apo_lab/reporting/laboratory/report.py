@@ -59,7 +59,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
         paths += save(figure.figure, output / "figures" / figure.name)
     write_atomically(output / "results.json", to_json({table.name: _plain(table) for table in tables}, indent=1))
     contents = ReportContents(
-        title="The laboratory: collapse and what it is fought with",
+        title="The laboratory: collapse of pass@k, and methods against it",
         date=date,
         num_runs=len(runs),
         tables=tables,
@@ -71,7 +71,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
 
 
 def _frontiers(runs: Sequence[LabRun]) -> dict[str, list[tuple[float, float]]]:
-    """Of locks, where a policy sees the class and no more of whether a strategy opens; Countdown hides nothing."""
+    """The frontier of locks, where a policy sees only the class of a problem; Countdown hides nothing and has none."""
     locks = next((run for run in runs if run.puzzle == "locks"), None)
     if locks is None:
         return {}

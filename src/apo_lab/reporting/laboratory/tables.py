@@ -55,8 +55,8 @@ def main_table(runs: Sequence[LabRun]) -> Table:
         rows=with_best_bold(rows),
         notes=(
             "Intervals: 95 %, over training seeds and problems together; differences are paired by problem.",
-            "Alive: valid ways to a right answer that keep a probability of 1 in 10,000 or more.",
-            "Methods learn at different speeds: the last step compares clocks as much as methods; see matched pass@1.",
+            "Alive: share of valid ways to a right answer that are retained (probability 1 in 10,000 or more).",
+            "Methods learn at different speeds: the last step compares speed as much as method; see matched pass@1.",
         ),
     )
 
@@ -94,9 +94,9 @@ def matched_table(runs: Sequence[LabRun], frontiers: Frontiers) -> Table:
         ),
         rows=with_best_bold(rows, lower_is_better=(5,)),
         notes=(
-            "A line through a run's looks within ± 5 points of the level, read off at the level; means over seeds "
-            "that reach it. Intervals: Welch's, over seeds, on these problems; none where a seed stays below.",
-            "Frontier −: what the best choice of strategies by class, carried out without a mistake, has more.",
+            "A line through a run's evaluation points within ± 5 points of the level, read off at the level; means "
+            "over seeds that reach it. Intervals: Welch's, over seeds, on these problems; none where a seed does not.",
+            "Frontier −: the best choice of strategies by class, executed without a mistake, minus the method.",
         ),
     )
 
@@ -158,7 +158,8 @@ def revival_table(runs: Sequence[LabRun]) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            "Dead: a valid (problem, strategy) pair below 1 in 10,000 at a look; revived: twice that at a later one.",
+            "Dead: a valid (problem, strategy) pair below 1 in 10,000 at an evaluation point; revived: at least twice "
+            "that at a later one.",
         ),
     )
 
@@ -190,8 +191,8 @@ def cost_table(runs: Sequence[LabRun]) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            "Means over seeds; on one core, looks at the held-out problems left out. Tokens trained: of completions "
-            "that the update ran, those without a gradient left out.",
+            "Means over seeds, on one core, without the evaluation of held-out problems. Tokens trained: those of "
+            "completions that have a gradient.",
         ),
     )
 

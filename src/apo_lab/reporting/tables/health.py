@@ -1,4 +1,4 @@
-"""How much exploration a policy has left: coverage, diversity and uncertainty beside one another."""
+"""Coverage, diversity and uncertainty of each policy."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which problems a method solves that another never does, and the other way round."""
+"""Problems that one method solves and another does not, in both directions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from apo_lab.statistics.comparison import Comparison, compare_methods
 from apo_lightning.evaluation.records import Estimate
 
 COMPARED_FROM = (BASE, METHODS["grpo"])
-"""The methods that others are compared with: what training costs, and what a remedy brings back."""
+"""The methods that others are compared with: Base shows the cost of training, GRPO the effect of a remedy."""
 
 
 def lost_gained_table(measurements: Sequence[Measurement]) -> Table:

@@ -1,10 +1,10 @@
-"""How much a method depends on its settings: one row for each value that a sweep gave them."""
+"""Sensitivity of a method to its settings: one row for each value of a sweep."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from apo_lab.reporting.axes import Defaults, plain, value_place
 from apo_lab.reporting.identity import blocks_in_order
-from apo_lab.reporting.names import METHODS, axis_name, axis_place, in_benchmark_order, in_method_order, slug
+from apo_lab.reporting.names import algo_of, axis_name, axis_place, in_benchmark_order, in_method_order, slug
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, row_of
 from apo_lab.reporting.tables.cells import with_best_bold
 from apo_lab.reporting.tables.columns import Accuracies
@@ -31,7 +31,7 @@ def sensitivity_table(
     items = series(chosen)
     names = in_benchmark_order(common_benchmarks(items))
     accuracies = Accuracies.of(chosen, names, has_averages=len(names) > 1)
-    usual = (defaults or {}).get(_algo(method), {})
+    usual = (defaults or {}).get(algo_of(method), {})
     rows = with_best_bold(_rows(items, usual, lambda item: accuracies.cells(item, names)))
     return Table(
         name=f"sensitivity_{slug(block)}_{slug(method)}",
@@ -73,10 +73,6 @@ def _rows(
             section = f"Varying {', '.join(map(axis_name, keys))}"
             rows.append(row_of(first, *cells_of(item), section=section, highlight=is_default))
     return rows
-
-
-def _algo(method: str) -> str:
-    return next((algo for algo, name in METHODS.items() if name == method), method)
 
 
 def _block_place(keys: Sequence[str]) -> tuple[int, list[tuple[int, str]]]:

@@ -29,7 +29,7 @@ class Series:
 
 
 def evaluated_or_held_out(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The evaluations; where there is none, what the training runs themselves measured on held-out problems."""
+    """The evaluations; where there is none, the training runs' own measurements on held-out problems."""
     evaluated = [item for item in measurements if not item.held_out]
     return evaluated or list(measurements)
 
