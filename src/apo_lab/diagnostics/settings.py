@@ -7,7 +7,7 @@ PAPER_ANCHOR_SIZE = 8
 """The K that is measured under a loss without anchors."""
 
 
-def check_at_least(callback: str, least: int, **settings: float | None) -> None:
+def check_at_least(callback: str, least: int, **settings: int | None) -> None:
     """Raise `ConfigError` for the first setting of `callbacks.<callback>` below `least`; None is allowed."""
     for name, value in settings.items():
         if value is not None and value < least:

@@ -51,8 +51,8 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
             _forget_passes(policy)
             _bring_shards_back(policy)  # FSDP2 has gathered it already
             raise RuntimeError(
-                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, which "
-                "reshards it: put the pass inside, or later passes ignore the optimizer's updates"
+                "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, "
+                "which reshards it: put the pass inside, or later passes ignore the optimizer's updates"
             )
 
     backbone.register_forward_pre_hook(check)

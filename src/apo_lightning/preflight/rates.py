@@ -57,7 +57,7 @@ class Rates:
             value = getattr(self, field)
             if field.endswith(("_per_second", "_bandwidth")) and value is not None and not value > 0:
                 raise ConfigError(f"rates.{field} is {value}: give a positive rate")
-            if field.endswith("_step_seconds") and not value >= 0:
+            if field.endswith("_step_seconds") and (value is None or not value >= 0):
                 raise ConfigError(f"rates.{field} is {value}: give seconds, at least 0")
 
     def describe(self) -> str:

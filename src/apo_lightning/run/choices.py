@@ -1,4 +1,4 @@
-"""The options of config groups, as typed: globs over all of them, and near names of one that is not there."""
+"""The options of config groups: their names, globs over them, and the nearest name of one that does not exist."""
 
 import difflib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ BASE = "base"
 
 
 def config_folders() -> tuple[Path, ...]:
-    """Folders of configurations in the order in which Hydra looks: the user's, the framework's, other packages'."""
+    """Folders of configurations in Hydra's search order: the user's, the framework's, other packages'."""
     elements = create_config_search_path(str(CONFIG_DIR)).get_path()
     paths = [str(element.path) for element in elements if element.provider not in ("hydra", "schema")]
     return tuple(
@@ -36,7 +36,7 @@ def config_folders() -> tuple[Path, ...]:
 
 
 def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = False) -> DictConfig:
-    """A configuration as the command line would compose it, inside a command or outside of one.
+    """Compose a configuration as the command line does, inside a command or outside of one.
 
     Args:
         name: of the primary configuration, such as `train`.
@@ -54,7 +54,7 @@ def typed_overrides() -> list[str]:
 
 
 def options_of(group: str) -> list[str]:
-    """Names of a group's options, those of groups within it included; none where there is no such group.
+    """Names of a group's options, including those of subgroups; empty if there is no such group.
 
     Example:
         >>> options_of("policy")
@@ -74,15 +74,15 @@ def options_of(group: str) -> list[str]:
 
 
 def expand_glob(argument: str) -> str:
-    """`experiment=glob(paper/*)` as the list that it stands for; any other argument as it is.
+    """Replace `experiment=glob(paper/*)` by the list of matching options; any other argument is returned unchanged.
 
-    Hydra's own glob sees the options of one folder alone, and a sweep over nothing ends without a word.
+    Hydra's own glob matches within one folder, and a sweep over no option ends silently.
 
     Args:
         argument: one of the command line's.
 
     Raises:
-        ConfigError: nothing matches, or what is swept is no config group.
+        ConfigError: nothing matches, or the key is no config group.
 
     Example:
         >>> expand_glob("algo=glob([psr,n*])")
@@ -106,10 +106,10 @@ def expand_glob(argument: str) -> str:
 
 
 def refuse_null(argument: str) -> None:
-    """Hydra has no way to take a group's choice back, and says so in a traceback.
+    """Refuse `group=null`, which Hydra answers with a traceback.
 
     Raises:
-        ConfigError: a group of this project is to be null.
+        ConfigError: the key is a config group.
 
     Example:
         >>> refuse_null("resume=null")
@@ -123,7 +123,7 @@ def refuse_null(argument: str) -> None:
 
 
 def missing_choice(error: MissingConfigException) -> str | None:
-    """A message on an option that is not there, with the names near it, or all; None: it is no option of ours.
+    """Message for an option that does not exist, with the nearest names or all; None: it is of no config group.
 
     Example:
         >>> missing_choice(MissingConfigException("", missing_cfg_file="policy/fulll"))

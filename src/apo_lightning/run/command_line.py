@@ -1,6 +1,6 @@
-"""`apo <command> <overrides>`: compose, run, and end with one line if something was wrong.
+"""`apo <command> <overrides>`: compose the configuration, run the command, and end with one line if it cannot work.
 
-What does the work is imported once there is something to do: what Hydra refuses, and `--help`, must not wait for it.
+The module that does the work is imported last: `--help` and wrong overrides must not wait for torch.
 """
 
 import os
@@ -32,7 +32,7 @@ MOVED = {
 }
 """Command → how an argument begins that it no longer takes, and what to type instead."""
 
-# On import: a process of submitit reads its configuration without `main`.
+# On import: a process started by submitit reads its configuration without calling `main`.
 register_launch_time()
 
 
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
         words: the command and its overrides; None: those of the command line.
     """
     words = sys.argv[1:] if words is None else words
-    # As `python -m` does: rewards, losses and callbacks of one's own are found in the current directory.
+    # As `python -m` does: a user's rewards, losses and callbacks are found in the working directory.
     if not sys.flags.safe_path and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -65,8 +65,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _run(command: Command, arguments: Sequence[str]) -> None:
-    """Let Hydra compose the configuration of the command, once or for every job of a sweep, and work on it."""
-    # Hydra would print several lines of its own and hide where a bug is.
+    """Compose the configuration of the command with Hydra, once or for every job of a sweep, and run the command."""
+    # Without it Hydra shortens tracebacks and hides where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     use_expandable_segments()
     typed = sys.argv
@@ -75,7 +75,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
     def job(cfg: DictConfig) -> None:
         from apo_lightning.run.sweeping import each_job_a_run
 
-        # Lightning starts ranks with the command line, which must name the command again.
+        # Lightning starts ranks with this command line, which must contain the command.
         sys.argv = [*prefix, *sys.argv[1:]]
         try:
             with each_job_a_run(len(prefix)):
@@ -84,7 +84,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
             say(str(stopped))
             from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-            # Ranks that another one started would otherwise be taken for broken, and end it.
+            # Another status than 0 on the other ranks would make the launcher report a failure.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
         except Exception as error:
             message = user_message(error)
@@ -118,7 +118,7 @@ def refuse_moved(command: str, argument: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Hydra's message on an override, without its search path."""
+    """Hydra's message on a wrong override, in one line without the search path."""
     if isinstance(error, MissingConfigException) and (line := missing_choice(error)) is not None:
         return line
     parts = [str(error).split("Config search path")[0]]

@@ -1,4 +1,4 @@
-"""The commands of `apo`. Another package adds its own with an entry point of the group `apo_lightning.commands`."""
+"""The commands of `apo`. Other packages add theirs with entry points of the group `apo_lightning.commands`."""
 
 import difflib
 import importlib
@@ -15,16 +15,16 @@ ENTRY_POINTS = "apo_lightning.commands"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: its configuration, the function that does the work, and what `--help` says of it."""
+    """One command: its configuration, the function that does the work, and the contents of its help page."""
 
     name: str
     summary: str
     """One line of at most 67 characters."""
     work: str
-    """`module:function`, imported when the command runs. It gets the composed configuration; without a `config` the
-    command line's words."""
+    """`module:function`, imported when the command runs. Its argument is the composed configuration, or the list of
+    typed arguments if `config` is None."""
     config: str | None
-    """The primary configuration, such as `train`; None: the command reads its own arguments."""
+    """The primary configuration, such as `train`; None: the command parses its arguments itself."""
     details: str
     """A paragraph on what the command does and leaves behind."""
     axes: Mapping[str, str] = field(default_factory=dict)
@@ -174,10 +174,10 @@ def commands() -> Mapping[str, Command]:
 
 
 def find_command(name: str) -> Command:
-    """The command of this name.
+    """Find a command by its name.
 
     Raises:
-        ConfigError: there is none; the line names the nearest.
+        ConfigError: there is none; the message names the nearest.
     """
     if name in commands():
         return commands()[name]

@@ -144,7 +144,7 @@ def _torch_rows(installed: Mapping[str, str], *, has_gpu: bool) -> Iterator[Row]
         yield Row("torch build", "ok", "CPU" if is_cpu else "CUDA")
     strangers = [name for name in COMPANIONS if name in installed and is_cpu and "+cpu" not in installed[name]]
     if strangers:
-        what = f"{', '.join(strangers)} for CUDA beside torch for the CPU: import transformers fails"
+        what = f"{', '.join(strangers)} for CUDA with torch for the CPU: import transformers fails"
         yield Row("torch companions", "broken", what, (f"pip uninstall {' '.join(strangers)}",))
 
 

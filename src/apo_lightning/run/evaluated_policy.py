@@ -1,4 +1,4 @@
-"""The policy under evaluation: where its weights come from, and what its results say of it."""
+"""The policy under evaluation: the source of its weights, and its identity in results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,21 +29,21 @@ OF_SAMPLES = (
     "seed", "temperature", "top_p", "num_samples", "limit", "max_completion_tokens", "samples_per_batch", "engine",
     "token_statistics", "support_anchor_size",
 )  # fmt: skip
-"""Settings that decide the samples of one policy on one benchmark."""
+"""Settings that determine the samples of one policy on one benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPolicy:
-    """The policy to be measured; no weights are loaded yet."""
+    """The policy under evaluation, before its weights are loaded."""
 
     spec: PolicySpec
     run: TrainedRun | None
-    """The training run that ended in this policy; None: a model as it was downloaded."""
+    """The training run that produced the policy; None: a model that is not from a run."""
     stages: tuple[Stage, ...]
-    """The points of the run to be measured, by step; one without a step: these weights alone."""
+    """The stages of the run to measure, by step; a single stage without a step: the final weights."""
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    """The kind of device; a launched process has one of its own."""
+    """The type of device; each launched process has its own device of this type."""
     world_size: int
     compute_dtype: torch.dtype
     output_dir: Path
@@ -52,39 +52,39 @@ class EvaluatedPolicy:
 
     @property
     def max_position_embeddings(self) -> int | None:
-        """The longest sequence it reads; None: unknown."""
+        """The longest sequence that the model reads [tokens]; None: unknown."""
         return getattr(self.spec.load_config(), "max_position_embeddings", None)
 
     def load(self, device: torch.device) -> tuple[Policy, str]:
-        """Load the policy, frozen, its matrices in the compute dtype; and the SHA-256 of its weights before that.
+        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its weights before rounding.
 
-        Collective, as all that loads here: the first rank reads the weights and hands them out, so that a machine holds
-        one copy of them and not one a device.
+        Collective, as all loading here: the first rank reads the weights and sends them to the others, so that the
+        machine's memory holds one copy and not one for each device.
         """
         policy = self._load(self.spec, self.seed)
-        # Of rounded weights it would be another than that of the run, by which reports know one policy everywhere.
+        # Reports identify a policy by this hash, which for rounded weights would differ from the run's.
         [sha256, *_] = from_all_ranks(weights_sha256(policy) if process_rank() == 0 else "")
         return self._frozen(policy, device), sha256
 
     def load_stages(self, device: torch.device) -> tuple[Policy, Mapping[str, Tensor]]:
-        """Load the policy as its training run began, frozen, and its trained weights, to be written in place.
+        """Load the policy as it was before training, frozen, and its trained weights, which are overwritten in place.
 
-        All of it stays float32: what is written into it is measured by its SHA-256.
+        All weights stay float32, so that the SHA-256 of each stage is that of its snapshot.
         """
         assert self.run is not None
         policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all"))
         replicate(policy, device)
-        # A frozen parameter is not known as a trained one.
+        # Before freezing: `policy_tensors` selects parameters that require gradients.
         weights = policy_tensors(policy)
         return policy.requires_grad_(False), weights
 
     def load_reference(self, device: torch.device) -> Policy:
-        """Load the policy that the training run began with, frozen, its matrices in the compute dtype."""
+        """Load the model that training began with, frozen, with matrices in the compute dtype."""
         assert self.run is not None
         return self._frozen(self._load(instantiate(self.run.reference, _convert_="all"), self.run.seed), device)
 
     def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
-        """The identity of the policy at a stage, as results carry it."""
+        """The identity of the policy at a stage, for its results."""
         card = self._card(weights_sha256)
         if stage.step is None:
             return card
@@ -106,7 +106,7 @@ class EvaluatedPolicy:
         )
 
     def _load(self, spec: PolicySpec, seed: int, lora: LoRA | None = None) -> Policy:
-        """In float32: on the first rank with weights, on the others without."""
+        """Load the model in float32, with weights on the first rank and without on the others."""
         with progress_bars_hidden():
             model = on_first_rank(lambda: spec.load_model(seed), spec.load_skeleton)
         if lora is not None:
@@ -121,12 +121,12 @@ class EvaluatedPolicy:
 
 
 def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
-    """Read what the configuration says of the policy.
+    """Read the policy from the configuration.
 
     Args:
-        cfg: with `run`, `model`, `trainer`, `output_dir` and `seed`; perhaps `checkpoint` and `support_anchor_size`.
-        overrides: as typed, to tell a model that was asked for from the default one.
-        is_swept: others of the same sweep may measure this policy on the same benchmark, with other settings.
+        cfg: with `run`, `model`, `trainer`, `output_dir` and `seed`; optionally `checkpoint` and `support_anchor_size`.
+        overrides: as typed; they tell whether model= was given.
+        is_swept: other jobs of the sweep may measure this policy on the same benchmark with other settings.
 
     Raises:
         ConfigError: there is no such run, checkpoint, model or device.
@@ -167,9 +167,9 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
 
 
 def settings_folder(overrides: Sequence[str]) -> str:
-    """A name for what was typed of the settings that decide the samples; empty where nothing was.
+    """Folder name made of the typed settings that determine the samples; empty if there are none.
 
-    It does not depend on the order, so that the same sweep finds its folders again.
+    It does not depend on their order, so that a repeated sweep finds its folders.
 
     Example:
         >>> settings_folder(["temperature=0.6", "model=tiny", "num_samples=4"])

@@ -1,4 +1,4 @@
-"""Configuration → one policy, measured on benchmarks."""
+"""Configuration → results of one policy on benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,15 +29,15 @@ from apo_lightning.run.tasks import Task, prepare_tasks
 
 
 def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:
-    """Measure one policy: one engine for all benchmarks.
+    """Measure one policy on all benchmarks, with one engine.
 
     Args:
         cfg: composed from `configs/evaluate.yaml`.
         overrides: as typed.
-        is_swept: one of a sweep; its settings become a folder of their own.
+        is_swept: one job of a sweep, whose settings name a folder.
 
     Returns:
-        The results, which also stand in the output folder; none on ranks but the first.
+        The results, which are also in the output folder; empty on all ranks but the first.
 
     Raises:
         ConfigError: something cannot work; raised before any weights are loaded.
@@ -51,7 +51,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     try:
         at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]
         fabric = _launch(cfg, evaluated)
-        # The first rank's word: others may look when a stage is being finished.
+        # Decided by the first rank: it may finish a stage while another rank reads the folder.
         [is_left, *_] = from_all_ranks([_is_left(stage, own) for stage, own in at_stages])
         left = [at_stage for at_stage, is_one in zip(at_stages, is_left, strict=True) if is_one]
         if left:
@@ -70,9 +70,9 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
 
 
 def _is_left(stage: Stage, tasks: Sequence[Task]) -> bool:
-    """True where there is something to do. A run's end is looked at again, files and all."""
+    """True if a stage has unfinished tasks. The final weights are always checked again, with their files."""
     if stage.step is not None and all(task.is_finished for task in tasks):
-        say(f"step {stage.step}: measured already")
+        say(f"step {stage.step}: already measured")
         return False
     return True
 
@@ -84,13 +84,13 @@ def _measure_stages(
     fabric: Fabric,
     left: Sequence[tuple[Stage, Sequence[Task]]],
 ) -> None:
-    """Measure the policy at each stage, in one engine: the weights of the next are published into it."""
+    """Measure the policy at each stage with one engine, into which the weights of each stage are published."""
     [first, *_] = left
     if first[0].step is None:
         (policy, sha256), weights = evaluated.load(fabric.device), {}
     else:
         (policy, weights), sha256 = evaluated.load_stages(fabric.device), None
-    # Before the engine, which takes what is left of a GPU.
+    # Before the engine, which takes the rest of a GPU's memory.
     reference = evaluated.load_reference(fabric.device) if cfg.support_anchor_size is not None else None
     start_engine(
         engine,
@@ -140,7 +140,7 @@ def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
 
 
 def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
-    """Fill the benchmark's samples file; the first rank writes what it comes to."""
+    """Fill the benchmark's samples file; the first rank writes the results."""
     task.folder.mkdir(parents=True, exist_ok=True)
     settings, name = task.settings, task.benchmark.name
     file = SamplesFile(

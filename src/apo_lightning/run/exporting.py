@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
-    """Read the checkpoint into the run's model and write it.
+    """Load the checkpoint into the run's model and write the model.
 
     Args:
         cfg: composed from `configs/export.yaml`.
@@ -79,7 +79,7 @@ def _checkpoint(cfg: DictConfig) -> Checkpoint:
         raise ConfigError(f"run={cfg.run} is no training run (it has no .hydra/config.yaml): give the folder of one")
     checkpoints, refused = complete_checkpoints(Path(cfg.run) / "checkpoints")
     for line in refused:
-        say(f"passed over: {line}")
+        say(f"skipped: {line}")
     choices = {checkpoint.folder.name: checkpoint for checkpoint in checkpoints}
     best = best_of(checkpoints)
     if checkpoints:

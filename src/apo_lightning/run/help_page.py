@@ -93,7 +93,7 @@ def _find(path: Path, keys: list[str]) -> Setting | None:
 
 
 def _comment(lines: list[str], number: int) -> str:
-    """The comment on a line, with the comments that stand alone below it in the same column."""
+    """The comment on a line, with comment lines that continue it below in the same column."""
     _, mark, comment = lines[number].partition(" #")
     if not mark:
         return ""

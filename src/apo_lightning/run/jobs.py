@@ -1,4 +1,4 @@
-"""The work of commands that depends on how Hydra started them: once, or as one job of a sweep."""
+"""Commands that need to know how Hydra started them: once, or as one job of a sweep."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ def plan(cfg: DictConfig) -> None:
 
 
 def evaluate_policy(cfg: DictConfig) -> None:
-    """Measure a policy, knowing what was typed and whether it is one of a sweep."""
+    """Measure a policy; typed overrides and sweeps decide the folder of its results."""
     from apo_lightning.run.evaluating import evaluate
     from apo_lightning.run.sweeping import is_swept
 

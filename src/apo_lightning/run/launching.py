@@ -1,6 +1,6 @@
-"""Processes that torchrun or SLURM started agree on when the run began, and so on the folder it leaves behind.
+"""Processes that torchrun or SLURM started agree on the time at which the run began, which names its folder.
 
-Every command imports this file, to read its configuration; torch and Lightning only where a run begins.
+Every command imports this file to read its configuration; torch and Lightning are imported only when a run begins.
 """
 
 import functools
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 LONGEST_WAIT = timedelta(minutes=10)
-"""Time until the last process of a launch has come as far as reading its configuration."""
+"""Longest time until the last process of a launch reads its configuration."""
 
 _stores: "list[Store]" = []
 """Stores that are kept until the process ends: the first rank's serves the others, and later the process group."""
@@ -24,7 +24,7 @@ _stores: "list[Store]" = []
 def launch_time() -> datetime:
     """When the run began; the same in all processes of a launch by torchrun or `srun`, on all nodes.
 
-    Lightning's own launcher tells the processes that it starts which folder is theirs.
+    Lightning's own launcher passes the folder to the processes that it starts.
     """
     now = datetime.now()
     import torch.distributed
@@ -43,7 +43,7 @@ def launch_time() -> datetime:
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""What torch reads the settings of a GPU's allocator from; the first that is set counts, whole."""
+"""Variables with the settings of torch's GPU allocator; torch reads the first that is set and ignores the others."""
 
 
 def use_expandable_segments() -> None:
@@ -60,6 +60,6 @@ def use_expandable_segments() -> None:
 def register_launch_time() -> None:
     """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted.
 
-    Cached, it goes with a sweep to jobs that run in other processes, on other machines and hours later.
+    The value is cached and sent with a sweep to jobs that run in other processes, on other machines, hours later.
     """
     OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True, use_cache=True)

@@ -15,14 +15,14 @@ NAME = "metrics.csv"
 
 
 class MetricsCSV(Logger):
-    """Rows with sorted columns, a column for every number that was ever logged, empty where it was not.
+    """`metrics.csv`: sorted columns, one for each number that was ever logged; cells without a value are empty.
 
-    Lightning's own starts an existing file anew and rewrites it in place, so a run that goes on, or one that is killed
-    while a column is added, would lose its beginning.
+    Lightning's own logger truncates an existing file and rewrites it in place: a resumed run, or one that is killed
+    while a column is added, would lose its first rows.
 
     Args:
         folder: of the run.
-        rows: of the part of the run that is gone on from.
+        rows: of the resumed part of the run.
     """
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -48,7 +48,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append a row; where it brings a new column, write the whole file anew."""
+        """Append a row; a new column rewrites the whole file."""
         row = {**metrics, "step": step}
         self.rows.append(row)
         if row.keys() <= set(self._columns):

@@ -1,4 +1,4 @@
-"""`python train.py … preflight=true`: what a run will need and do, and what is in its way, before it costs anything."""
+"""`apo preflight`: the memory and time that a run needs, and everything that is wrong with it, before it starts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,14 +23,14 @@ from apo_lightning.run.training import prepare
 def preflight(cfg: DictConfig, output_dir: Path) -> int:
     """Print the plan of a run and what is wrong with it; load no weights.
 
-    A run stops at the first thing that cannot work; here each is listed, and the plan is made all the same.
+    A run stops at its first error; here all are listed, and the plan is made in spite of them.
 
     Args:
         cfg: composed from `configs/train.yaml`.
-        output_dir: where the run would leave its files.
+        output_dir: the folder that the run would write to.
 
     Returns:
-        The exit status: 1 where something is an error, else 0.
+        The exit status: 1 if there is an error, else 0.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
@@ -57,7 +57,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     findings += _environment_findings(cfg, ranks)
     if not any(finding.level == "error" for finding in findings):
         with _errors_to(findings):
-            parts_of_run = prepare(cfg)  # everything else that a run looks at before weights: tokenizer, data, answers
+            parts_of_run = prepare(cfg)  # checks of tokenizer, data and answers
             parts_of_run.reward.close()
             if parts_of_run.loss.notice is not None:
                 findings.append(Finding("warning", parts_of_run.loss.notice))
@@ -68,7 +68,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
 
 @contextmanager
 def _errors_to(findings: list[Finding]) -> Iterator[None]:
-    """A `ConfigError` inside becomes a finding; what comes after it there is left out."""
+    """Turn a `ConfigError` of the block into a finding; the rest of the block is skipped."""
     try:
         yield
     except ConfigError as error:
@@ -76,7 +76,7 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
 
 
 def room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
-    """Memory and disk too small for the plan."""
+    """Findings on memory and disk that are too small for the plan."""
     memory, others = plan.memory, ranks.num_local - 1
     loading = (memory.loading, *[memory.loading_others] * others)
     running = (memory.peak, *[memory.peak_others] * others)
@@ -89,8 +89,8 @@ def room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Pa
     )
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += environment.device_findings(torch.cuda.get_device_properties(0).total_memory, memory.peak)
-    # A checkpoint holds what is trained and its two moments, and one more is written before an old one goes; at the end
-    # all weights are exported.
+    # A checkpoint holds the trained weights and their two moments; a new one is written before an old one is removed.
+    # At the end all weights are exported.
     model = plan.model
     needed = FLOAT32 * (3 * (cfg.checkpoint.keep + 1) * model.trained_parameters + model.num_parameters)
     return findings + environment.disk_findings(output_dir, needed)

@@ -35,11 +35,11 @@ def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
         ConfigError: a size that cannot work, or a key that would cut the distribution sampled from.
     """
     for name in ("top_p", "top_k", "min_p"):
-        # Of cut samples, π_old/π_rollout and the loss's ratio would be of two distributions.
+        # With truncated sampling, π_old/π_rollout and the loss's ratio would mix two distributions.
         if name in cfg:
             raise ConfigError(
                 f"{name} is {cfg[name]}: training samples from the whole distribution, which the probabilities of the "
-                "loss are of; leave it out (evaluate.py takes top_p)"
+                "loss are of; leave it out (apo evaluate takes top_p)"
             )
     return StepSettings(
         **{field.name: cfg[field.name] for field in fields(StepSettings) if field.name in cfg},
@@ -49,7 +49,7 @@ def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
 
 
 def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
-    """The callbacks of the configuration. A diagnostic is told of the loss that it will watch."""
+    """The callbacks of the configuration; diagnostics are given the loss that they will watch."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
     for callback in callbacks:
         if isinstance(callback, StepCallback):
@@ -58,13 +58,13 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
-    """The inputs that the loss or any callback needs, of the step's tokens or of its own."""
+    """The inputs that the loss or any callback needs, for tokens of the step or of its own probes."""
     declared = (getattr(c, name, Needs()) for c in callbacks for name in ("needs", "probe_needs"))
     return functools.reduce(Needs.__or__, declared, loss.needs)
 
 
 def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool) -> EngineSize:
-    """The settings of the engine that decide how much memory and time it takes."""
+    """The settings of the engine that determine its memory and time."""
     if isinstance(engine, VLLMEngine):
         return EngineSize(
             name=engine.name,
@@ -87,7 +87,7 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """The processes that the trainer would start, whether or not their GPUs are there."""
+    """The processes that the trainer would start, whether or not their GPUs exist."""
 
     device: torch.device
     world_size: int
@@ -123,7 +123,7 @@ def rank_layout(cfg: DictConfig) -> RankLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The memory of a run, and what it was made from."""
+    """The memory plan of a run, with the sizes that it was computed from."""
 
     name: str
     """The model's name."""
@@ -139,7 +139,7 @@ def plan_run(cfg: DictConfig) -> Plan:
         cfg: composed from `configs/train.yaml`.
 
     Raises:
-        ConfigError: sizes that contradict each other, or a model whose config is not to be had.
+        ConfigError: sizes that contradict each other, or a model whose config cannot be loaded.
     """
     settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
@@ -149,7 +149,7 @@ def plan_run(cfg: DictConfig) -> Plan:
 
 
 def bytes_beside_engine(cfg: DictConfig) -> int:
-    """What training will claim on a GPU after its engine has started; 0 where nothing depends on it.
+    """GPU memory that training will claim after its engine has started; 0 if nothing depends on it.
 
     Args:
         cfg: composed from `configs/train.yaml`.
@@ -195,7 +195,7 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
 
 
 def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
-    """The settings of a configuration that decide how much memory a run of the model takes."""
+    """The settings of a configuration that determine the memory of a run."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
     loss = instantiate(cfg.algo.loss)
@@ -218,7 +218,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
 
 
 def _compute_bytes(spec: PolicySpec, device: torch.device) -> int:
-    # A GPU that is not there cannot be asked; all that could be meant multiply bfloat16.
+    # An absent GPU cannot be asked; all GPUs in question multiply bfloat16.
     if device.type == "cuda" and not torch.cuda.is_available() and spec.compute_dtype == "auto":
         return 2
     return FLOAT32 if spec.dtype(device) == torch.float32 else 2

@@ -1,4 +1,4 @@
-"""`checkpoint=…`: which weights of a training run are measured, its end or its way there."""
+"""`checkpoint=…`: the weights of a training run that are measured, final or intermediate."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ class Stage:
     """One point of a training run."""
 
     step: int | None = None
-    """Finished training steps, 0 for the model that the run began as; None: the weights that the policy comes with."""
+    """Finished training steps, 0 for the model before training; None: the final weights."""
     snapshot: Checkpoint | None = None
-    """Where the weights lie; None: the policy comes with them."""
+    """The snapshot with the weights; None: the policy is loaded with them."""
 
     @property
     def folder(self) -> str:
-        """The folder of its results, within that of the evaluation.
+        """The folder of its results, relative to that of the evaluation.
 
         Example:
             >>> Stage(step=0).folder, Stage().folder
@@ -32,27 +32,27 @@ class Stage:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What tells its weights from others, before they are read: sizes and checksums of its files."""
+        """Sizes and checksums of the snapshot's files, which identify the weights before they are read."""
         if self.step is None:
             return {}
         return {"snapshot": BASE if self.snapshot is None else dict(self.snapshot.header.files)}
 
 
 def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
-    """The stages that `checkpoint` means.
+    """The stages that `checkpoint` selects.
 
     Args:
-        run: the training run's folder; None: a model that was named itself.
-        checkpoint: `final`; `all`: the model that the run began as and every snapshot; `base`; or a snapshot's name.
+        run: the training run's folder; None: the model was named directly.
+        checkpoint: `final`; `base`: the model before training; `all`: base and every snapshot; or a snapshot's name.
 
     Raises:
-        ConfigError: the run has no such snapshot, or none at all.
+        ConfigError: the run has no such snapshot, or none.
     """
     if checkpoint == FINAL or run is None:
         return (Stage(),)
     snapshots, refused = snapshots_of(run)
     for line in refused:
-        say(f"passed over: {line}")
+        say(f"skipped: {line}")
     named = {BASE: Stage(step=0)} | {
         found.folder.name: Stage(step=found.header.position.step, snapshot=found) for found in snapshots
     }

@@ -1,4 +1,4 @@
-"""A job of a sweep that starts its own ranks is, to them, a run like any other."""
+"""Jobs of a sweep that start their own ranks: each rank works on its job as if it were a single run."""
 
 import os
 import sys
@@ -16,24 +16,23 @@ from omegaconf import read_write
 from apo_lightning.common.process_group import has_process_group
 
 _SWEPT = "APO_LIGHTNING_SWEPT"
-"""Set in the environment of ranks that a job of a sweep has started."""
+"""Environment variable of ranks that a job of a sweep has started."""
 
 
 def is_swept() -> bool:
-    """Whether this process works on a job of a sweep, be it as a rank that the job's first one has started."""
+    """Whether this process works on a job of a sweep, possibly as a rank that the first process of the job started."""
     return HydraConfig.get().mode is RunMode.MULTIRUN or _SWEPT in os.environ
 
 
 @contextmanager
 def each_job_a_run(prefix_length: int = 1) -> Iterator[None]:
-    """Around one job of Hydra: Lightning's launcher starts ranks of this job, in this job's folder.
+    """Make Lightning's launcher start ranks of this job, in this job's folder.
 
-    It starts the command line again. With that of a sweep each rank would go through the whole sweep, in folders of its
-    own, and the second job would start no ranks: the environment says that they are there.
+    The launcher starts ranks with the command line. With that of a sweep each rank would run the whole sweep in
+    separate folders, and the second job would start no ranks, since the environment of the first says that they exist.
 
     Args:
-        prefix_length: of the command line, the words before the overrides: the program and, where it has several, the
-            command.
+        prefix_length: number of words before the overrides: the program and, if it has several, the command.
     """
     if HydraConfig.get().mode is not RunMode.MULTIRUN or _ranks_are_there():
         yield
@@ -41,7 +40,7 @@ def each_job_a_run(prefix_length: int = 1) -> Iterator[None]:
     hydra: Any = HydraConfig.get()
     arguments, variables = sys.argv, dict(os.environ)
     with read_write(hydra):
-        hydra.run.dir = hydra.runtime.output_dir  # the launcher's word to the ranks
+        hydra.run.dir = hydra.runtime.output_dir  # the launcher passes it to the ranks
     os.environ[_SWEPT] = "1"
     own = single(arguments[prefix_length:], hydra.overrides.task, hydra.overrides.hydra)
     sys.argv = [*arguments[:prefix_length], *own]
@@ -56,18 +55,18 @@ def each_job_a_run(prefix_length: int = 1) -> Iterator[None]:
 
 
 def _ranks_are_there() -> bool:
-    """Started by torchrun or `srun`, say: they go through a sweep together."""
+    """Whether torchrun or `srun` started the ranks: they go through a sweep together."""
     launchers = (TorchElasticEnvironment, SLURMEnvironment)
     return LightningEnvironment().creates_processes_externally or any(launcher.detect() for launcher in launchers)
 
 
 def single(arguments: Sequence[str], task: Sequence[str], hydra: Sequence[str]) -> list[str]:
-    """The arguments of one job.
+    """The command line's arguments for one job of a sweep.
 
     Args:
         arguments: of the sweep.
         task: the job's overrides of our settings.
-        hydra: of Hydra's.
+        hydra: the job's overrides of Hydra's settings.
 
     Example:
         >>> single(["-m", "-cd", "mine", "seed=1,2", "algo=apo"], ["seed=2", "algo=apo"], ["hydra.mode=MULTIRUN"])

@@ -1,4 +1,4 @@
-"""Benchmarks as the command line wants them: read, put into prompts and looked at before any weight is loaded."""
+"""Benchmarks as configured: read, put into prompts and checked before any weights are loaded."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`run=…`: the parts of a training run that an evaluation reads."""
+"""`run=…`: the part of a training run's configuration that an evaluation reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class TrainedRun:
 
     folder: Path
     reference: DictConfig
-    """The run's `model` node as it was: what training began with."""
+    """The run's `model` node: the model before training."""
     data: DictConfig
     """The run's `data` node."""
     lora: DictConfig | None
@@ -23,7 +23,7 @@ class TrainedRun:
     algo: str
     """The stem of the run's `algo=`."""
     overrides: tuple[str, ...]
-    """The run's Hydra overrides, as they were typed."""
+    """The run's Hydra overrides, as typed."""
     seed: int
 
     @property

@@ -41,11 +41,11 @@ from apo_lightning.update.settings import StepSettings
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
-    """Train one policy: validate on the held-out problems, where there are any, fit, validate again.
+    """Train one policy: validate on the held-out problems, if any, train, validate again.
 
     Args:
         cfg: composed from `configs/train.yaml`.
-        output_dir: where the run leaves its files.
+        output_dir: the run's folder.
 
     Raises:
         ConfigError: something cannot work; raised before any weights are loaded.
@@ -58,7 +58,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     resumed = find_checkpoint(cfg.resume, output_dir, parts.config, parts.world_size)
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
-        say(f"going on from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
+        say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
     if parts.loss.notice is not None:
@@ -117,7 +117,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Everything of a run that loads no weights, instantiated and checked."""
+    """The parts of a run that need no weights, instantiated and checked."""
 
     config: dict[str, Any]
     """The whole configuration, as nested plain data."""
@@ -138,7 +138,7 @@ class Parts:
     needs: Needs
     """The inputs that the loss or any callback needs."""
     trainer_bytes: int
-    """Of a GPU, claimed after the engine has started and while it is awake; 0 where nothing depends on it."""
+    """GPU memory claimed after the engine has started and while it is awake; 0 if nothing depends on it."""
 
 
 def prepare(cfg: DictConfig) -> Parts:
@@ -206,7 +206,7 @@ def prepare(cfg: DictConfig) -> Parts:
 
 
 def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:
-    """The model as it is before training, or the one at `reference_path`, which reads the same tokens."""
+    """The model before training, or the one at `reference_path`, which has the same tokens."""
     if cfg.reference_path is None:
         return reference_of(policy)
     with progress_bars_hidden():
@@ -220,7 +220,7 @@ def _policy(parts: Parts, model: PreTrainedModel) -> Policy:
 
 
 def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, lora: bool) -> None:
-    """Raise `ConfigError` where `reference_path` cannot be the reference of this run."""
+    """Raise `ConfigError` if `reference_path` cannot be the reference of this run."""
     if cfg.reference_path is None:
         return
     if lora or "ShardedStrategy" in str(cfg.trainer.strategy):
@@ -230,11 +230,11 @@ def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTo
         )
     other = replace(model, path=cfg.reference_path, config=None).load_tokenizer()
     if other.get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"reference_path is {cfg.reference_path}, whose tokens are others than those of {model.path}")
+        raise ConfigError(f"reference_path is {cfg.reference_path}, whose tokens differ from those of {model.path}")
 
 
 def _own_settings(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration that checkpoints are compared by, as plain data; settings that may differ are left out."""
+    """The configuration that checkpoints are compared by, as plain data, without settings that may differ."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 

@@ -1,4 +1,4 @@
-"""What a user is told of an error."""
+"""The one-line message for errors that the user can fix."""
 
 import inspect
 import traceback
@@ -13,7 +13,7 @@ SHOWN = (ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, Verifi
 
 
 def user_message(error: BaseException) -> str | None:
-    """The one line for the user, where this or what caused it is the user's to mend; None: a bug, show it whole."""
+    """One line for an error that the user can fix, or that has such a cause; None: a bug, which needs its traceback."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SHOWN):

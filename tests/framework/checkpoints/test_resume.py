@@ -21,7 +21,7 @@ from apo_lightning.rollout.transformers_engine import TransformersEngine
 STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
-    *(f"+callbacks.{name}._target_=apo_lightning.callbacks.{kind}" for name, kind in STATEFUL.items()),
+    *(f"+callbacks.{name}._target_=apo_lab.diagnostics.{kind}" for name, kind in STATEFUL.items()),
     *("optimizer.lr=1e-2", "scheduler.name=linear", "scheduler.num_warmup_steps=2", "checkpoint.save_every=1"),
 )
 
@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(uninterrupt
     said = capsys.readouterr().out
     assert "ignored" in said
     assert "shared.pt has" in said
-    assert f"going on from {before}" in said.replace("\n", "")
+    assert f"resuming from {before}" in said.replace("\n", "")
     assert_is(uninterrupted, weights, folder)
 
 

@@ -22,7 +22,8 @@ from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout import weight_sync
-from apo_lightning.run import evaluate, evaluate_from_command_line, user_message
+from apo_lightning.run import evaluate, user_message
+from apo_lightning.run.command_line import main
 
 SMALL = ("model=tiny", "engine=transformers", "limit=12", "num_samples=4", "samples_per_batch=8")
 EVEN_START = (
@@ -167,7 +168,7 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
     command = ["evaluate.py", "-m", *SMALL, f"output_dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
     for temperatures in ("0.6,1.0", "1.0,0.6"):
         monkeypatch.setattr(sys, "argv", [*command, f"temperature={temperatures}"])
-        evaluate_from_command_line()
+        main(["evaluate", *sys.argv[1:]])
     settings = "engine=transformers,limit=12,num_samples=4,samples_per_batch=8,temperature="
     folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
     assert [folder.name for folder in folders] == [f"{settings}0.6", f"{settings}1.0"]
@@ -180,7 +181,6 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("mode=guess",), "mode is 'guess': choose samples, coverage, exact"),
         (("run=/no/such/run",), "run=/no/such/run is no training run"),
         (("benchmark=aime2024", "data_dir=/no/such"), "/no/such/aime2024.jsonl does not exist"),
         (("benchmark.arithmetic.num_problems=7",), "has 256 problems, but arithmetic has 7"),

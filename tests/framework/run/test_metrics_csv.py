@@ -1,4 +1,4 @@
-"""Rows are appended; a new column writes the file anew; what a power cut leaves of a row is passed over."""
+"""Rows are appended; a new column rewrites the file; a row that a power cut left incomplete is skipped."""
 
 import csv
 

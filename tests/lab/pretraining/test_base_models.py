@@ -28,7 +28,7 @@ def test_a_base_model_is_made_once_and_again_for_another_configuration(tmp_path)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("data=arithmetic", "pretraining=locks"), "base models are made of puzzles, data=locks or data=countdown"),
+        (("data=arithmetic", "pretraining=locks"), "base models need a puzzle, give data=locks or data=countdown"),
         (("pretraining.model.compile_layers=true",), "pretraining.model.compile_layers is true"),
     ],
 )
