@@ -1,4 +1,4 @@
-"""Worked solutions under the top K of a model: which share of their tokens it could have sampled."""
+"""Oracle coverage: the share of a worked solution's tokens among the K most likely ones of a model."""
 
 from apo_lab.coverage.oracle import OracleCoverage
 
