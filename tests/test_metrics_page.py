@@ -1,4 +1,4 @@
-"""docs/metrics.md and what runs log are the same list, both ways."""
+"""docs/metrics.md lists exactly the metrics that runs log."""
 
 import re
 from pathlib import Path
@@ -36,12 +36,12 @@ ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)
 
 def rows_of_page() -> dict[str, list[str]]:
     found = ROW.findall((ROOT / "docs/metrics.md").read_text())
-    assert len({key for key, _ in found}) == len(found), "a key stands twice on the page"
+    assert len({key for key, _ in found}) == len(found), "a key is on the page twice"
     return {key: [cell.strip() for cell in re.split(r"(?<!\\)\|", cells)] for key, cells in found}
 
 
 def key_on_page(column: str) -> str:
-    """A column's name without what depends on the run: the set, the k, the percentile, the bucket, space and term."""
+    """A column of metrics.csv with placeholders for the set, k, percentile, bucket, space and term."""
     column = re.sub(r"^(val|alarm)/[^/]+/", r"\1/NAME/", column)
     if column.startswith("geometry/") and column.count("/") == 2:
         column = re.sub(r"^geometry/[^/]+/", "geometry/SPACE/", re.sub(r"reward|push|pull|kl|entropy", "TERM", column))
@@ -52,7 +52,7 @@ def key_on_page(column: str) -> str:
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory) -> set[str]:
-    # Of a GPU's peak nobody here knows; the key comes from where it is made.
+    # The peak of a CPU is unknown, so runs here do not log perf/mfu.
     size = ModelSize(layer_weights=1, head_weights=1, attention_width=1)
     gpu = speed_metrics(1, Work(), size, 1.0, {"update": 1.0, "step": 1.0})
     columns = set(gpu)
@@ -63,11 +63,11 @@ def logged(tmp_path_factory) -> set[str]:
     return {key_on_page(column) for column in columns}
 
 
-def test_whatever_is_logged_stands_on_the_page(logged):
+def test_every_logged_metric_is_on_the_page(logged):
     assert logged - rows_of_page().keys() == set()
 
 
-def test_whatever_stands_on_the_page_is_logged(logged):
+def test_every_metric_of_the_page_is_logged(logged):
     assert rows_of_page().keys() - logged == set()
 
 

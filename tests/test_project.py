@@ -30,7 +30,16 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PACKAGES = {"framework": ROOT / "src" / "apo_lightning", "lab": ROOT / "src" / "apo_lab"}
 """Folder of `tests/` → the package that it tests."""
 # Tests of the repository: its configuration, pages and benchmarks, and what it uses of libraries that is not public.
-REPOSITORY = {"benchmarks", "configs", "gpu_benchmark", "metrics_page", "private_doors", "project", "readme"}
+REPOSITORY = {
+    "benchmarks",
+    "configs",
+    "gpu_benchmark",
+    "metrics_page",
+    "private_doors",
+    "project",
+    "public_names",
+    "readme",
+}
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 

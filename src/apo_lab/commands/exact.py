@@ -9,7 +9,7 @@ from apo_lab.diagnostics.exact_coverage import SUPPORT, ExactCoverage
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.checkpoints import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say
-from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.data import PromptDataModule
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import find_evaluated_policy

@@ -9,7 +9,6 @@ from apo_lab.reporting.evaluations import measurements, read_evaluations, snapsh
 from apo_lab.reporting.figures.canvas import save
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.page import ReportContents, files_of, page
-from apo_lab.reporting.published_check import published_check
 from apo_lab.reporting.render import write_tables
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
 from apo_lab.reporting.runs import interpolated, read_runs
@@ -28,7 +27,7 @@ def report(cfg: DictConfig) -> Path:
         cfg: composed from `configs/report.yaml`.
 
     Returns:
-        `report.html`; of `rollouts=`, the run's `rollouts.html`.
+        `report.html`, or with `rollouts=` the run's `rollouts.html`.
 
     Raises:
         ConfigError: a folder does not exist, or a file in it is malformed.
@@ -50,13 +49,11 @@ def report(cfg: DictConfig) -> Path:
     paths = [*write_tables(tables, output_dir / "tables")]
     for figure in figures:
         paths += save(figure.figure, output_dir / "figures" / figure.name)
-    check = published_check()
     contents = ReportContents(
         title=cfg.title,
         date=str(cfg.date),
         num_runs=len(runs),
-        tables=tuple(table for table in tables if table.name != check.name),
-        published_check=check,
+        tables=tables,
         evaluations=evaluations.results,
         coverage=evaluations.coverage,
         files=files_of(paths, output_dir),
@@ -76,13 +73,13 @@ def _rollouts(run: Path, limit: int) -> Path:
     write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
     say(f"{len(sample.rollouts):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
     if not any(rollout.tokens for rollout in sample.rollouts):
-        say("nothing was written of single tokens: train with callbacks=[default,token_writer] to see them")
+        say("no token values were recorded: train with callbacks=[default,token_writer] to see them")
     say(f"open {path}")
     return path
 
 
 def training_defaults() -> dict[str, dict[str, str]]:
-    """What a run uses where nothing is overridden: stem of `algo=` → flat config, without the model's part."""
+    """The default settings of a run: stem of `algo=` → flat config, without the model's part."""
     return {algo: _flat(composed("train", [f"algo={algo}"])) for algo in options_of("algo")}
 
 

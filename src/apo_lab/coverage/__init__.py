@@ -1,5 +1,1 @@
-"""Worked solutions under the top K of a model: which share of their tokens it could have sampled."""
-
-from apo_lab.coverage.oracle import OracleCoverage
-
-__all__ = ["OracleCoverage"]
+"""Oracle coverage: the share of a worked solution's tokens among the K most likely ones of a model."""

@@ -14,10 +14,9 @@ from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.statistics.reachability import NEVER, clopper_pearson, survival
 from apo_lightning.common.hashing import hash64
-from apo_lightning.data.files import HubDataset, ProblemSet
+from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompt
 from apo_lightning.data.filtering import normalised_problem
-from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt
-from apo_lightning.data.rows import Row
+from apo_lightning.data.prompts import PLACEHOLDER
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
@@ -39,7 +38,7 @@ class SolvedProblems:
 
 
 INSIDE_LENGTHS = (4, 16, 64, 256, 1024)
-"""Tokens of a solution's beginning, of which it is said whether all are among the K most likely ones."""
+"""Lengths of a solution's beginning for which `Coverage.inside` is reported [tokens]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +83,20 @@ class OracleCoverage:
 
     Source: *Anchored Policy Optimization*, the table of the oracle coverage analysis and the section around it.
 
-    A recall of tokens says little of whole solutions, so the same pass counts the solutions with every token among the
-    K most likely ones, and their places of first exit.
+    The recall of tokens says little about whole solutions, so the same pass counts the solutions with every token
+    among the K most likely ones, and their places of first exit.
 
     Departure: the paper gives neither its prompt nor which 1,000 problems of MATH it drew; here a hash of the problem
     chooses, so that the choice depends neither on the order of a file nor on a seed.
 
     Attributes:
         name: of the preset, and of the problem set.
-        path: a local `.jsonl` or `.parquet` file of problems with a `solution`; goes before the hub.
+        path: a local `.jsonl` or `.parquet` file of problems with a `solution`; takes precedence over the hub.
         hub: the hub data set that is read when there is no path.
         limit: problems to score; None: all.
         anchor_sizes: the K to report.
         max_tokens: a longer prompt and solution together are skipped, and counted [tokens].
-        tokens_per_microbatch: a prompt counted once for all that follows it; a matter of memory and speed alone.
+        tokens_per_microbatch: tokens of a micro-batch, a shared prompt counted once; affects memory and speed only.
         instruction: as in `PromptTemplate`.
         system: as in `PromptTemplate`.
 
@@ -126,11 +125,11 @@ class OracleCoverage:
             )
 
     def check(self) -> None:
-        """Look at a local file's first record only; raises `ConfigError`."""
+        """Read the first record of a local file; raises `ConfigError` where that fails."""
         ProblemSet(path=self.path, hub=self.hub).check()
 
     def check_model(self, name: str, vocab_size: int, max_position_embeddings: int | None) -> None:
-        """Whether a model can be measured, before its weights are loaded.
+        """Check that a model can be measured, before its weights are loaded.
 
         Args:
             name: of the model, for the message.
@@ -155,7 +154,7 @@ class OracleCoverage:
         """Read the problems and choose `limit` of them.
 
         Raises:
-            ConfigError: the data cannot be had, a row is malformed, or none has a solution.
+            ConfigError: the data cannot be read, a row is malformed, or none has a solution.
         """
         rows = ProblemSet(path=self.path, hub=self.hub).rows(self.name)
         return solved_problems(rows, self.limit, where=self.path or self.name)
@@ -282,7 +281,7 @@ def solution_of(row: Row) -> str:
 
 
 def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Estimate:
-    """The share of solutions; those of one problem stand and fall together."""
+    """The share of solutions, with an interval over problems: solutions of one problem are not independent."""
     problems = [normalised_problem(row.problem) for row in rows]
     place = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
     if len(place) == len(rows):
@@ -315,7 +314,7 @@ def count_hits(
         policy: left in evaluation mode.
         sequences: prompts and completions.
         anchor_sizes: the K.
-        tokens_per_microbatch: a prompt counted once for all that follows it.
+        tokens_per_microbatch: tokens of a micro-batch, a shared prompt counted once.
         on_progress: called after each micro-batch with the response tokens done, and all of them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shares of tokens, with an interval over problems: a problem's tokens stand and fall together."""
+"""Shares of tokens, with an interval over problems: tokens of one problem are not independent."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,13 +10,13 @@ NUM_RESAMPLES = 10_000
 CONFIDENCE = 0.95
 RESAMPLES_AT_ONCE = 1000
 NO_SPREAD = 1e-12
-"""Rounding of the ratio makes equal shares differ by less."""
+"""Shares that differ by less are equal up to rounding."""
 
 
 def ratio_estimate(
     numerators: Float[Tensor, "problems"] | Int[Tensor, "problems"], denominators: Int[Tensor, "problems"]
 ) -> Estimate:
-    """Σ numerators / Σ denominators: every token weighs the same. The interval is of resampled *problems*.
+    """Σ numerators / Σ denominators: every token weighs the same. The interval resamples *problems*.
 
     As in `metrics.intervals`, each end also holds half an unseen problem. It has the average length d̄, and its share is
     as far from the ratio as the farthest that was seen, s; where all problems agree, any share at all:

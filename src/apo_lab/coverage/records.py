@@ -30,8 +30,9 @@ class CoverageResult:
     num_too_long: int = 0
     """Problems skipped, since prompt and solution together are longer than `max_tokens`."""
     reachable: Mapping[int, Estimate] = field(default_factory=dict)
-    """K → R_K, the share of solutions all of whose tokens are among the K most likely ones; the recall of tokens does
-    not tell it. The interval is exact (Clopper and Pearson) where each problem has one solution, else over problems."""
+    """K → R_K, the share of solutions all of whose tokens are among the K most likely ones; it does not follow from
+    the recall of tokens. The interval is exact (Clopper and Pearson) where each problem has one solution, else over
+    problems."""
     mean_exits: Mapping[int, float] = field(default_factory=dict)
     """K → mean number of tokens a solution that are not among the K most likely ones."""
     inside: Mapping[int, tuple[float, ...]] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""The laboratory: base models, every method on every puzzle over several seeds, one page."""
+"""The laboratory: trains base models, then every method on every puzzle with several seeds, and writes one page."""

@@ -1,4 +1,4 @@
-"""Baselines that cost no training: a run's last policy sampled warmer, or averaged with the model it began with."""
+"""Baselines without training: the last policy at higher temperatures, or averaged with the model before training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +10,15 @@ from torch import nn
 
 from apo_lab.diagnostics.exact_coverage import ExactCoverage
 from apo_lab.reporting.laboratory.baselines import BASE_WEIGHTS, TEMPERATURES, averaged_name, temperature_name
-from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.data import PromptDataModule
 from apo_lightning.model.policy import Policy
 
 
 def measure_baselines(cfg: DictConfig, run: Path, folder: Path) -> None:
-    """Look exactly at what can be had from a run's last policy and the base model without another step.
+    """Measure the baselines of a run exactly.
 
     Args:
-        cfg: the run's, which says what it began with.
+        cfg: of the run; it names the model before training.
         run: its folder.
         folder: gets a folder for each baseline, as `ExactCoverage` writes it.
     """

@@ -1,4 +1,4 @@
-"""Many small runs, a few at a time: base models, then every method on every puzzle with every seed."""
+"""Schedules the laboratory's runs over processes: base models first, then every method, puzzle and seed."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from apo_lightning.run.choices import composed, options_of
 from apo_lightning.run.launching import launch_time
 
 FINISHED = "finished.json"
-"""In a run's folder once it is through: its overrides, seconds and steps."""
+"""In the folder of a finished run: its overrides and seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +33,22 @@ class Job:
 
     puzzle: str
     method: str
-    """A name of `methods`, or "base" for the model that all of them begin with."""
+    """A name of `methods`, or "base" for the model that all of them start from."""
     seed: int
     overrides: tuple[str, ...]
     folder: Path
     after: Path | None = None
-    """The folder of the run whose last policy this one begins with; None: it begins with the base model."""
+    """The folder of the run whose last policy this one starts from; None: it starts from the base model."""
     is_training: bool = True
-    """False: nothing is trained, baselines are measured on what the run `after` has left."""
+    """False: nothing is trained; baselines are measured on the last policy of the run `after`."""
 
     @property
     def is_base(self) -> bool:
-        """True for the supervised run that makes a base model."""
+        """True for the supervised run that trains a base model."""
         return self.method == "base"
 
     def finished(self) -> dict[str, object] | None:
-        """The record of the finished run; None while it is not, or where it was made with other settings."""
+        """The record of the finished run; None while it is unfinished, or where its settings were others."""
         path = self.folder / FINISHED
         record = json.loads(path.read_text()) if path.is_file() else None
         return record if record is not None and record["overrides"] == list(self.overrides) else None
@@ -57,15 +57,15 @@ class Job:
 def laboratory(cfg: DictConfig) -> Path:
     """Run what is missing, and return the folder of all runs.
 
-    Each process works on one run after the other, so that libraries are loaded once. A run that is killed goes on from
-    its last checkpoint when the command is given again; a finished one is not touched.
+    Each process executes one run after the other, so that libraries are loaded once. A killed run resumes from its last
+    checkpoint when the command is repeated; finished runs are kept.
 
     Args:
         cfg: composed from `configs/lab.yaml`.
 
     Raises:
-        ConfigError: an unknown puzzle or method, no seed or no process; or, once all others are through, a run that
-            failed.
+        ConfigError: an unknown puzzle or method, no seed or no process; or a run failed, raised after all others
+            have finished.
     """
     jobs = plan(cfg)
     root = Path(cfg.output_dir)
@@ -73,7 +73,7 @@ def laboratory(cfg: DictConfig) -> Path:
     bases = [job for job in jobs if job.is_base]
     runs = [job for job in jobs if not job.is_base]
     missing = [job for job in runs if job.finished() is None]
-    # A base model is looked at again, however it was left: `pretrain` knows whether it is that of its configuration.
+    # A finished base model is checked again: `pretrain` knows whether it is that of its configuration.
     needed = [job for job in bases if any(job.puzzle == run.puzzle for run in missing)]
     with _workers(cfg.processes) as start, LaboratoryView(runs, cfg.processes) as view:
         failed = _work_off([*needed, *missing], start, view, cfg.processes)
@@ -89,7 +89,7 @@ def laboratory(cfg: DictConfig) -> Path:
 
 
 def plan(cfg: DictConfig) -> list[Job]:
-    """All runs, base models first; then seed by seed, so that whoever stops early has every method."""
+    """All runs, base models first, then seed by seed: a laboratory that is stopped early has every method."""
     methods = {
         str(name): tuple(overrides) for group in (cfg.methods, cfg.controls) for name, overrides in group.items()
     }
@@ -122,7 +122,8 @@ def plan(cfg: DictConfig) -> list[Job]:
     ]
 
     def job(puzzle: str, method: str, seed: int, folder: str, after: Path | None = None) -> Job:
-        begun = (f"model.path={cfg.bases}/{puzzle}",) if after is None else _revived(after, f"{cfg.bases}/{puzzle}")
+        base = f"{cfg.bases}/{puzzle}"
+        begun = (f"model.path={base}",) if after is None else _from_collapsed(after, base)
         overrides = (f"experiment=lab/{puzzle}", *methods[method], f"seed={seed}", *begun, *cfg.overrides)
         place = root / puzzle / folder / f"seed_{seed}"
         return Job(puzzle=puzzle, method=folder, seed=seed, overrides=overrides, folder=place, after=after)
@@ -164,15 +165,15 @@ def plan(cfg: DictConfig) -> list[Job]:
     return [*bases, *runs, *revivals, *baselines, *sweeps]
 
 
-def _revived(collapsed: Path, base: str) -> tuple[str, str]:
-    """Begin with the last policy of a run, and anchor to the base model all the same."""
+def _from_collapsed(collapsed: Path, base: str) -> tuple[str, str]:
+    """Overrides to start from the last policy of a run, with the base model as reference."""
     return f"model.path={collapsed / 'checkpoints' / 'final'}", f"reference_path={base}"
 
 
 def _work_off(
     jobs: Sequence[Job], start: Callable[[Job], "Future[str | None]"], view: LaboratoryView, processes: int
 ) -> list[Job]:
-    """Do these jobs, a puzzle's runs once its base model is there, and return those that failed."""
+    """Execute the jobs, those of a puzzle after its base model, and return those that failed."""
     waiting, running, failed = list(jobs), {}, []
     while waiting or running:
         missing = {job.puzzle for job in (*waiting, *running.values(), *failed) if job.is_base}
@@ -186,7 +187,7 @@ def _work_off(
             running[start(job)] = job
             view.begin(job)
         if not running:
-            break  # what waits, waits for a run that failed
+            break  # the waiting jobs depend on a job that failed
         done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
         for future in done:
             job = running.pop(future)
@@ -200,7 +201,7 @@ def _work_off(
 
 @contextlib.contextmanager
 def _workers(processes: int) -> Iterator[Callable[[Job], "Future[str | None]"]]:
-    """Processes of one thread each, which end with this one."""
+    """Start processes of one thread each, which end with this one."""
     context = multiprocessing.get_context("spawn")
     threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -218,7 +219,7 @@ def _workers(processes: int) -> Iterator[Callable[[Job], "Future[str | None]"]]:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A laboratory that is killed must not leave runs behind that write into the folders of the next one."""
+    """End this worker when its parent dies: it would write into the folders of the next laboratory."""
     import threading
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -232,7 +233,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _do(job: Job) -> str | None:
-    """One job, in a worker; the text of what went wrong, or None."""
+    """Execute one job in a worker; returns the traceback of an error, or None."""
     job.folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
@@ -251,7 +252,7 @@ def _do(job: Job) -> str | None:
 def _run(job: Job) -> None:
     from apo_lab.laboratory.baselines import measure_baselines
     from apo_lab.pretraining.base_models import pretrain
-    from apo_lightning.run.training import train
+    from apo_lightning.run import train
 
     if job.is_base:
         pretrain(composed("pretrain", job.overrides))
@@ -268,7 +269,7 @@ def _run(job: Job) -> None:
 
 
 def _write_hydra(cfg: DictConfig, job: Job) -> None:
-    """The configuration where Hydra would leave it, for `evaluate.py run=` and `apo report`."""
+    """Write the configuration where Hydra would, for `apo evaluate run=` and `apo report`."""
     folder = job.folder / ".hydra"
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), folder / "config.yaml")

@@ -1,4 +1,4 @@
-"""What a person sees of the laboratory while it works: a table of what is done, running and left."""
+"""Progress of the laboratory on the terminal: a table of finished, running and waiting runs."""
 
 import sys
 import time
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class LaboratoryView:
-    """A live table on a terminal; elsewhere a line a run.
+    """A live table on a terminal; otherwise one line for each run.
 
     Args:
         jobs: all runs, base models left out.
-        processes: that work at a time.
+        processes: number of concurrent processes.
     """
 
     def __init__(self, jobs: Sequence["Job"], processes: int) -> None:
@@ -38,7 +38,7 @@ class LaboratoryView:
 
     def __enter__(self) -> "LaboratoryView":
         if self.found:
-            say(f"{self.found} of {len(self.jobs)} runs are there")
+            say(f"{self.found} of {len(self.jobs)} runs are finished already")
         if self.live is not None:
             self.live.start()
         return self
@@ -49,11 +49,11 @@ class LaboratoryView:
             self.live.stop()
 
     def begin(self, job: "Job") -> None:
-        """A run has begun."""
+        """Record that a run has started."""
         self.running[job] = time.monotonic()
 
     def end(self, job: "Job", *, is_failed: bool) -> None:
-        """A run is through, or has failed."""
+        """Record that a run has finished or failed."""
         seconds = time.monotonic() - self.running.pop(job)
         if is_failed:
             self.failed.add(job)
@@ -66,12 +66,12 @@ class LaboratoryView:
             say(f"{job.puzzle:<10} {job.method:<20} {seed:<8} {what} in {clock(seconds)}{left}")
 
     def refresh(self) -> None:
-        """Draw the table anew."""
+        """Redraw the table."""
         if self.live is not None:
             self.live.update(self.table(), refresh=True)
 
     def left(self) -> str:
-        """Time until all runs are through, from how long others of the puzzle took."""
+        """Estimated time until all runs are finished, from the durations of other runs of the puzzle."""
         seconds = 0.0
         for job in self.jobs:
             if job in self.seconds or job in self.failed:

@@ -1,4 +1,4 @@
-"""Measurements averaged: over training seeds, and over benchmarks; never over anything else that differs."""
+"""Means of measurements over training seeds and over benchmarks, with their intervals."""
 
 import math
 from collections import defaultdict
@@ -19,19 +19,17 @@ from apo_lightning.metrics.functional import pass_at_k_curve
 
 
 def series_name(measurement: Measurement) -> str:
-    """How a row, line or point is called: the method, where its run departs from the method's defaults, which weights.
-
-    Example:
-        >>> measurement = Measurement(model="tiny", method="APO", settings={"algo.loss.pull_coef": "0.02"},
-        ...                           benchmark="aime2024", num_samples=4, metrics={})
-        >>> series_name(measurement)
-        'APO (β = 0.02)'
-    """
+    """The name of a row, line or point: `variant_name` of the measurement."""
     return variant_name(measurement.method, measurement.settings, measurement.which)
 
 
 def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> str:
-    """The name of a run: its method's, and the settings in which it departs from the method's defaults."""
+    """The method, the settings in which a run departs from its defaults, and which weights.
+
+    Example:
+        >>> variant_name("APO", {"algo.loss.pull_coef": "0.02"})
+        'APO (β = 0.02)'
+    """
     parts = [*(f"{axis_name(key)} = {value}" for key, value in settings.items()), *([which] if which else [])]
     return f"{method} ({', '.join(parts)})" if parts else method
 
@@ -39,9 +37,9 @@ def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> s
 def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
     """One measurement for all training seeds of a method on a benchmark.
 
-    Values are means over seeds, each seed counting alike; intervals are of `metrics.seeds.seed_mean_intervals`, over
-    seeds and problems. Where a seed's scores problem by problem are not known, or the problems are not the same, there
-    is a mean and no interval. A metric that one of the seeds lacks is left out.
+    Values are means over seeds with equal weights; intervals are `statistics.seeds.seed_mean_intervals`, over seeds and
+    problems. Where a seed's scores of each problem are not known, or the problems are not the same, there is a mean and
+    no interval. A metric that one of the seeds lacks is left out.
 
     Args:
         measurements: as `identity.resolved` leaves them.
@@ -164,7 +162,7 @@ def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dic
     """The mean over seeds and benchmarks of each metric; metrics are resampled together."""
     found = {}
     for shares in (True, False):
-        # Of other scores than shares no unseen problem is farther off than those seen.
+        # A score that is no share has no natural bound: an unseen problem is as far off as the farthest one seen.
         lowest, highest = (0.0, 1.0) if shares else (-math.inf, math.inf)
         names = [name for name in tables if name.startswith(SHARES) == shares]
         if names:

@@ -1,4 +1,4 @@
-"""What a sweep varied, read off the runs themselves."""
+"""Finds the settings that a sweep varied, from the runs' own configurations."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from apo_lab.reporting.names import axis_place
 from apo_lab.reporting.records import RunCard
 
 Defaults = Mapping[str, Mapping[str, str]]
-"""Stem of `algo=` → dotted key → value where nothing is overridden, as `run.reporting` composes them."""
+"""Stem of `algo=` → dotted key → value where nothing is overridden, as `commands.report` composes them."""
 
 NO_AXIS = frozenset({"algo", "model", "seed", "experiment"})
 """Method and model have columns of their own, seeds are averaged over, an experiment is a bundle of other keys."""
@@ -99,12 +99,7 @@ def plain(value: str) -> str:
 
 
 def same_value(first: str, second: str) -> bool:
-    """Equal as numbers, or as text.
-
-    Example:
-        >>> same_value("1e-6", "0.000001"), same_value("null", "0")
-        (True, False)
-    """
+    """Equal as numbers, or as text."""
     return plain(first) == plain(second)
 
 

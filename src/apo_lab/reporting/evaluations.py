@@ -1,8 +1,9 @@
 """Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from apo_lab.coverage.records import read_coverage
 from apo_lab.reporting.axes import Defaults, axes, settings
@@ -26,26 +27,24 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
         ConfigError: a folder does not exist, or a file is malformed or of a newer schema.
     """
     by_folder = {run.folder: run for run in runs}
-    results = tuple(
-        Evaluated(path=path, result=result, run=_run_of(path, result.model, by_folder))
-        for path in _paths(folders, "results.json")
-        for result in [read_result(path)]
+
+    def found(name: str, kind: Any, read: Callable[[Path], Any]) -> Any:
+        paths = sorted({path.resolve() for path in find_files(folders, name)})
+        read_all = ((path, read(path)) for path in paths)
+        return tuple(kind(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all)
+
+    return Evaluations(
+        results=found("results.json", Evaluated, read_result), coverage=found("coverage.json", Covered, read_coverage)
     )
-    coverage = tuple(
-        Covered(path=path, result=result, run=_run_of(path, result.model, by_folder))
-        for path in _paths(folders, "coverage.json")
-        for result in [read_coverage(path)]
-    )
-    return Evaluations(results=results, coverage=coverage)
 
 
 def measurements(
     runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
 ) -> tuple[Measurement, ...]:
-    """Everything that was measured: the evaluations first, then what the runs' summaries say of held-out problems.
+    """Everything that was measured: the evaluations first, then the runs' own held-out problems.
 
-    Told apart as in `identity.resolved`. Of a run's snapshots the first and the last count as its beginning and its
-    end, where these were not measured on their own.
+    Told apart as in `identity.resolved`. A run's first and last snapshots count as its beginning and its end, where
+    these were not measured on their own.
 
     Args:
         runs: the training runs.
@@ -69,20 +68,12 @@ def measurements(
 def snapshot_measurements(
     runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
 ) -> tuple[Measurement, ...]:
-    """What was measured along training runs; `settings` has the training step under `STEP`.
-
-    Args:
-        runs: the training runs.
-        evaluations: those of no snapshot are left out.
-        defaults: as in `measurements`.
-    """
+    """The evaluations of snapshots; `settings` has the training step under `STEP`. Arguments as in `measurements`."""
     keys = _axes(runs, evaluations, defaults)
-    found = []
-    for item in evaluations.results:
-        if item.result.model.step is not None:
-            measured = _evaluated(item, keys, defaults)
-            found.append(replace(measured, settings={**measured.settings, STEP: str(item.result.model.step)}))
-    return resolved(found)
+    steps = ((item.result.model.step, _evaluated(item, keys, defaults)) for item in evaluations.results)
+    return resolved(
+        replace(item, settings={**item.settings, STEP: str(step)}) for step, item in steps if step is not None
+    )
 
 
 def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
@@ -111,7 +102,7 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
         model=item.model,
         method=item.method,
         settings=settings(card, keys, defaults) if card else {},
-        seed=card.seed if card else _text(result.model.seed),
+        seed=card.seed if card else "" if result.model.seed is None else str(result.model.seed),
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
         sampling_seeds=(str(result.settings.seed),),
@@ -126,7 +117,7 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
 
 
 def _sampling(result: EvaluationResult) -> dict[str, str]:
-    """All that may decide a number but n, the sampling seed, and what floating-point sums alone depend on."""
+    """All settings that may decide a number, except n, the sampling seed and what changes floating-point sums only."""
     how, data = result.settings, result.data
     found = {
         "temperature": f"{how.temperature:g}",
@@ -144,12 +135,8 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _text(seed: int | None) -> str:
-    return "" if seed is None else str(seed)
-
-
 def _card(model: ModelCard) -> RunCard | None:
-    """The training run that a model card tells of, for one that is not among those read."""
+    """The training run that a model card describes, for one that is not among those read."""
     if model.algo is None:
         return None
     # The seed may be the config's default, which nobody typed.
@@ -162,7 +149,3 @@ def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCa
     if around is not None:
         return runs[around]
     return runs.get(Path(model.run).resolve()) if model.run else None
-
-
-def _paths(folders: Iterable[Path], name: str) -> list[Path]:
-    return sorted({path.resolve() for path in find_files(folders, name)})

@@ -1,6 +1,6 @@
-"""Which measurements are one, which are seeds of one method, and which must stand apart.
+"""Decides which measurements are one, which are training seeds of one method, and which stay separate.
 
-A policy is known by its weights, a measurement of it by policy, problems and sampling settings.
+The weights identify a policy; policy, problems and sampling settings identify a measurement.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from apo_lightning.metrics.functional import pass_at_k_curve
 from apo_lightning.metrics.intervals import mean_intervals
 
 OF_ALL_BENCHMARKS = ("temperature", "top-p", "engine", "precision", "stop tokens")
-"""Settings that do not depend on the benchmark: where one of a model's benchmarks differs, all are labelled."""
+"""Settings of all benchmarks of a model: where one benchmark differs in them, all are labelled."""
 OF_N = ("diversity", "avg@", "maj@")
 """Metrics whose value depends on the number of samples a problem."""
 HASH_LETTERS = 8
@@ -41,27 +41,17 @@ def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
 
 
 def policy_name(weights: str) -> str:
-    """How a policy is called that has no other name of its own.
-
-    Example:
-        >>> policy_name(64 * "3"), policy_name("of models/mine")
-        ('weights 33333333', 'weights of models/mine')
-    """
+    """The name of a policy that has no other: `weights 3f9a1c2b`."""
     return f"weights {weights[:HASH_LETTERS] if re.fullmatch('[0-9a-f]{64}', weights) else weights}"
 
 
 def short_hash(text: str) -> str:
-    """The first digits of a text's SHA-256, to tell two long texts apart.
-
-    Example:
-        >>> short_hash("{problem}")
-        'b3e27e83'
-    """
+    """The first digits of a text's SHA-256, to tell two long texts apart."""
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
 
 
 def depends_on_n(metric: str) -> bool:
-    """Whether a metric means something else with another number of samples a problem."""
+    """Whether a metric's value depends on the number of samples a problem."""
     return metric.startswith(OF_N)
 
 
@@ -90,7 +80,7 @@ def _one(group: Sequence[Measurement]) -> Measurement:
 
 
 def _pooled(parts: Sequence[Measurement]) -> Measurement:
-    """All samples of one policy as if they were drawn at once; only what that can be said of."""
+    """All samples of one policy as if they were drawn at once; metrics that need more than counts are left out."""
     seeds = tuple(seed for part in parts for seed in part.sampling_seeds)
     num_samples = sum(part.num_samples for part in parts)
     counts = [{problem.prompt_id: problem for problem in part.problems} for part in parts]

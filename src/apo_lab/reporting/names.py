@@ -1,7 +1,4 @@
-"""How methods, models, benchmarks and settings are called in print, and in which order they stand.
-
-What is not listed here is printed under its own name, after what is listed.
-"""
+"""The printed names of methods, models, benchmarks and settings, and their order; others follow under their own."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -64,32 +61,22 @@ AXES: Mapping[str, str] = {
 
 
 def method_name(algo: str) -> str:
-    """The printed name of an `algo=` stem.
-
-    Example:
-        >>> method_name("grpo_kl"), method_name("my_own")
-        ('GRPO-KL', 'my_own')
-    """
+    """The printed name of an `algo=` stem: `grpo_kl` → `GRPO-KL`."""
     return METHODS.get(algo, algo)
 
 
-def model_name(model: str) -> str:
-    """The printed name of a model config.
+def algo_of(method: str) -> str:
+    """The `algo=` stem of a printed method name: `GRPO-KL` → `grpo_kl`."""
+    return next((algo for algo, name in METHODS.items() if name == method), method)
 
-    Example:
-        >>> model_name("qwen_math7b")
-        'Qwen2.5-Math-7B'
-    """
+
+def model_name(model: str) -> str:
+    """The printed name of a model config: `qwen_math7b` → `Qwen2.5-Math-7B`."""
     return MODELS.get(model, model)
 
 
 def benchmark_name(benchmark: str) -> str:
-    """The printed name of a benchmark config.
-
-    Example:
-        >>> benchmark_name("aime2024"), benchmark_name("arithmetic")
-        ('AIME 24', 'arithmetic')
-    """
+    """The printed name of a benchmark config: `aime2024` → `AIME 24`."""
     return BENCHMARKS.get(benchmark, benchmark)
 
 
@@ -114,17 +101,12 @@ def slug(name: str) -> str:
 
 
 def axis_place(key: str) -> tuple[int, str]:
-    """Sorts settings: those of the paper in its order, others by key.
-
-    Example:
-        >>> sorted(["optimizer.eps", "algo.loss.anchor_size", "algo.loss.pull_coef"], key=axis_place)
-        ['algo.loss.pull_coef', 'algo.loss.anchor_size', 'optimizer.eps']
-    """
+    """Sort key of settings: the paper's in its order, then others by name."""
     return _place(key, list(AXES))
 
 
 def in_method_order(methods: Iterable[str]) -> list[str]:
-    """Printed method names in the paper's order, unknown ones by name after them.
+    """Printed method names in the paper's order, then unknown ones by name.
 
     Example:
         >>> in_method_order(["mine", "APO", "NSR", "Base"])
@@ -134,22 +116,12 @@ def in_method_order(methods: Iterable[str]) -> list[str]:
 
 
 def in_model_order(models: Iterable[str]) -> list[str]:
-    """Printed model names in the paper's order, unknown ones by name after them.
-
-    Example:
-        >>> in_model_order(["zeta", "Llama-3.2-3B-Instruct", "Qwen2.5-7B"])
-        ['Qwen2.5-7B', 'Llama-3.2-3B-Instruct', 'zeta']
-    """
+    """Printed model names in the paper's order, then unknown ones by name."""
     return sorted(set(models), key=lambda name: _place(name, list(MODELS.values())))
 
 
 def in_benchmark_order(benchmarks: Iterable[str]) -> list[str]:
-    """Benchmark stems in the paper's order, unknown ones by name after them.
-
-    Example:
-        >>> in_benchmark_order(["arithmetic", "math500", "aime2024"])
-        ['aime2024', 'math500', 'arithmetic']
-    """
+    """Benchmark stems in the paper's order, then unknown ones by name."""
     return sorted(set(benchmarks), key=lambda name: _place(name, list(BENCHMARKS)))
 
 

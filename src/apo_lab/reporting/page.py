@@ -1,19 +1,17 @@
 """`report.html`: everything that was found, on one page that needs no other file, no script and no network."""
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from apo_lab.reporting.figures.canvas import inline_svg
 from apo_lab.reporting.figures.report import NamedFigure
 from apo_lab.reporting.names import benchmark_name
-from apo_lab.reporting.records import Cell, Column, Covered, Evaluated, Table, TableRow
-from apo_lab.reporting.render import MARK
+from apo_lab.reporting.records import MARK, Covered, Evaluated, Table, TableRow, left, right, row_of
 from apo_lightning.evaluation.card import warnings
 from apo_lightning.evaluation.records import EvaluationResult
 from apo_lightning.types import VerdictStatus
@@ -23,27 +21,22 @@ HASH_LETTERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContents:
-    """The content of the page beside the figures."""
+    """The content of the page, figures excepted."""
 
     title: str
     date: str
-    """The date as it is printed; the page itself never looks at a clock."""
+    """The date as it is printed: the page never reads a clock."""
     num_runs: int
     tables: tuple[Table, ...] = ()
     """The tables in the order of the page; those without a row are left out."""
-    published_check: Table | None = None
-    """Published numbers that do not add up."""
     evaluations: tuple[Evaluated, ...] = ()
     coverage: tuple[Covered, ...] = ()
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of a table or figure → its files, relative to the page."""
 
 
-def page(report: ReportContents, figures: Sequence[NamedFigure] = ()) -> str:
-    """The whole page, as HTML.
-
-    Everything that comes from a run or a file name is escaped. The same contents give the same text.
-    """
+def template(name: str) -> Template:
+    """A template of `templates/`, which escapes all values that it inserts and refuses names that are not given."""
     environment = Environment(
         loader=PackageLoader("apo_lab.reporting"),
         autoescape=True,
@@ -51,9 +44,14 @@ def page(report: ReportContents, figures: Sequence[NamedFigure] = ()) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(mark=MARK, sections=sections, header_groups=header_groups, notes=notes)
-    return environment.get_template("report.html.j2").render(
+    return environment.get_template(name)
+
+
+def page(report: ReportContents, figures: Sequence[NamedFigure] = ()) -> str:
+    """The whole page, as HTML. The same contents give the same text."""
+    return template("report.html.j2").render(
         report=report,
+        mark=MARK,
         tables=[table for table in report.tables if table.rows],
         figures=[(figure, Markup(inline_svg(figure.figure, figure.name))) for figure in figures],
         warnings=warnings_of(report.evaluations),
@@ -86,15 +84,14 @@ def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
 
 def settings_table(evaluations: Sequence[Evaluated]) -> Table:
     """How each evaluation was made: one row an evaluation."""
-    settings = ("Problems", "Samples", "Temperature", "Top-p", "Token limit", "Engine", "Precision")
     return Table(
         name="settings",
         title="Settings of the evaluations",
         columns=(
             *_WHAT,
-            *(Column(name=name) for name in settings),
-            *(Column(name=name, group="Seed") for name in ("Training", "Sampling")),
-            *(Column(name=name, group="SHA-256") for name in ("Data", "Weights")),
+            *right("Problems", "Samples", "Temperature", "Top-p", "Token limit", "Engine", "Precision"),
+            *right("Training", "Sampling", group="Seed"),
+            *right("Data", "Weights", group="SHA-256"),
         ),
         rows=tuple(_row(evaluated, _settings(evaluated)) for evaluated in evaluations),
         notes=(
@@ -110,34 +107,17 @@ def verdict_table(evaluations: Sequence[Evaluated]) -> Table:
     return Table(
         name="verdicts",
         title="Verdicts on their samples",
-        columns=(*_WHAT, *(Column(name=name) for name in names)),
+        columns=(*_WHAT, *right(*names)),
         rows=tuple(_row(evaluated, _verdicts(evaluated.result)) for evaluated in evaluations),
         notes=("Truncated: cut at the token limit, and judged like any other.",),
     )
 
 
-def sections(table: Table) -> list[tuple[str, list[TableRow]]]:
-    """Neighbouring rows of one section, under its heading."""
-    return [(name, list(rows)) for name, rows in itertools.groupby(table.rows, key=lambda row: row.section)]
-
-
-def header_groups(table: Table) -> list[tuple[str, int]]:
-    """Titles above neighbouring columns and how many columns each spans; empty where no column has one."""
-    groups = [(name, len(list(group))) for name, group in itertools.groupby(table.columns, key=lambda c: c.group)]
-    return groups if any(name for name, _ in groups) else []
-
-
-def notes(table: Table) -> list[str]:
-    """The sentences below a table, with the sign that its marked cells carry."""
-    return [note.replace("Marked:", f"{MARK}:") for note in table.notes]
-
-
-_WHAT = tuple(Column(name=name, align="left") for name in ("Model", "Method", "Benchmark"))
+_WHAT = left("Model", "Method", "Benchmark")
 
 
 def _row(evaluated: Evaluated, texts: Sequence[str]) -> TableRow:
-    what = (evaluated.model, evaluated.policy, benchmark_name(evaluated.result.benchmark))
-    return TableRow(cells=tuple(Cell(text=text) for text in (*what, *texts)))
+    return row_of(evaluated.model, evaluated.policy, benchmark_name(evaluated.result.benchmark), *texts)
 
 
 def _settings(evaluated: Evaluated) -> list[str]:

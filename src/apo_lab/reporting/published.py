@@ -2,26 +2,20 @@
 
 import csv
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from importlib import resources
 from typing import Literal
 
 from apo_lab.reporting.names import method_name, model_name
+from apo_lab.reporting.records import Measurement
+from apo_lightning.evaluation.records import Estimate
 
 Name = Literal["main_results", "sensitivity", "distribution", "coverage", "hyperparameters"]
 
 AVERAGE = "average"
 """Stands in place of a benchmark for the mean over the five."""
-NUM_PROBLEMS: Mapping[str, int] = {
-    "aime2024": 30,
-    "aime2025": 30,
-    "amc2023": 40,
-    "math500": 500,
-    "minerva_math": 272,
-}
-"""P, the number of problems, of each benchmark."""
 NUM_SAMPLES: Mapping[str, int] = {
     "aime2024": 256,
     "aime2025": 256,
@@ -30,6 +24,13 @@ NUM_SAMPLES: Mapping[str, int] = {
     "minerva_math": 16,
 }
 """K, the paper's samples a problem, of each benchmark, for Pass@1 and Pass@K alike."""
+FAULTS: Mapping[str, str] = {
+    "average": "is not the mean of its row's cells",
+    "count": "is no share of the problems and samples there are",
+    "cut": "is such a share only if its digits were cut off, not rounded",
+    "repeats": "repeats the K = 16 value under K = 32",
+}
+"""What is wrong with a marked cell; the tests recompute each mark in exact fractions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class PublishedCell:
     text: str
     """The number as the paper prints it."""
     mark: str
-    """The fault of the cell, in the words of `published_check.KINDS`, space between; empty: nothing known."""
+    """Keys of `FAULTS`, separated by spaces; empty where no fault is known."""
 
     @property
     def value(self) -> float:
@@ -57,21 +58,6 @@ class PublishedCell:
             ValueError: a hyper-parameter that is no number.
         """
         return float(self.text)
-
-    @property
-    def exact(self) -> Fraction:
-        """The number, as printed and without binary rounding."""
-        return Fraction(self.text)
-
-    @property
-    def half_unit(self) -> Fraction:
-        """Half of the last printed digit: how far the number before rounding can lie from it.
-
-        Example:
-            >>> published("coverage")[0].text, published("coverage")[0].half_unit
-            ('83.84', Fraction(1, 200))
-        """
-        return Fraction(1, 2 * 10 ** len(self.text.partition(".")[2]))
 
 
 @functools.cache
@@ -95,15 +81,7 @@ def published(table: Name) -> tuple[PublishedCell, ...]:
 def published_cell(
     table: Name, *, model: str, method: str, benchmark: str, metric: str, setting: str = ""
 ) -> PublishedCell | None:
-    """The cell with these printed names; None where the paper has none.
-
-    Args:
-        table: which of the paper's tables.
-        model: as tables print it, `Qwen2.5-7B`.
-        method: as tables print it, `APO`.
-        benchmark: a config stem, or `average`.
-        metric: such as `pass@1`; a `pass@K` of any K but the paper's is not found.
-        setting: as in `PublishedCell`.
+    """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`.
 
     Example:
         >>> published_cell("main_results", model="Qwen2.5-7B", method="APO", benchmark="math500", metric="pass@16").text
@@ -114,3 +92,35 @@ def published_cell(
         if (model_name(cell.model), method_name(cell.method), cell.benchmark, cell.metric, cell.setting) == wanted:
             return cell
     return None
+
+
+def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:
+    """The published accuracies as figures take measurements: one a model, method, setting and benchmark, no intervals.
+
+    The printed averages are left out: a figure takes the mean over the benchmarks that it shows.
+    """
+    found: dict[tuple[str, str, str, str], dict[str, Estimate]] = {}
+    for cell in cells:
+        if cell.benchmark in NUM_SAMPLES and cell.metric.startswith("pass@"):
+            estimate = Estimate(value=cell.value / 100, low=math.nan, high=math.nan)
+            found.setdefault((cell.model, cell.method, cell.setting, cell.benchmark), {})[cell.metric] = estimate
+    return [
+        Measurement(
+            model=model_name(model),
+            method=method_name(method),
+            settings=dict([setting.split("=", 1)]) if setting else {},
+            benchmark=benchmark,
+            num_samples=NUM_SAMPLES[benchmark],
+            metrics=metrics,
+        )
+        for (model, method, setting, benchmark), metrics in found.items()
+    ]
+
+
+def as_recall(cells: Iterable[PublishedCell]) -> dict[str, dict[int, float]]:
+    """The published recalls at K as fractions: printed model name → K → recall."""
+    recall: dict[str, dict[int, float]] = {}
+    for cell in cells:
+        if cell.metric.startswith("recall@"):
+            recall.setdefault(model_name(cell.model), {})[int(cell.metric.removeprefix("recall@"))] = cell.value / 100
+    return recall

@@ -1,8 +1,9 @@
-"""What a report is made of: runs and evaluations as they were found on disk, and tables as they will be written.
+"""The records of a report: runs and evaluations as found on disk, measurements, and tables before rendering.
 
 folders → RunCard, Evaluations → Measurement → Table → Markdown, LaTeX, CSV, HTML
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,8 @@ from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.names import BASE, method_name, model_name
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
-Alignment = Literal["left", "right", "center"]
+Alignment = Literal["left", "right"]
+MARK = "†"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,6 @@ class RunCard:
     """Key → (steps, values), from metrics.csv; gaps and values that are not finite are left out."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """summary.json; empty where a run did not get so far."""
-    sweep: str | None = None
-    """The multirun folder it belongs to."""
 
     @property
     def label(self) -> str:
@@ -106,11 +106,11 @@ class Measurement:
     seed: str = ""
     """The seed of the training run; empty where there is none or it is not known."""
     weights: str = ""
-    """SHA-256, or what else tells one policy from another; empty where it is not known."""
+    """SHA-256, or another identity of the policy; empty where it is not known."""
     which: str = ""
-    """A label that tells its policy from others of this name that are no other seeds of it: `weights 3f9a1c2b`."""
+    """Tells its policy from others of this name that are not training seeds of one method: `weights 3f9a1c2b`."""
     sampling: Mapping[str, str] = field(default_factory=dict)
-    """How it was measured: printed name → value, of all that may decide a number but n and the sampling seed."""
+    """Printed name → value of every setting that may decide a number, except n and the sampling seed."""
     apart: Mapping[str, str] = field(default_factory=dict)
     """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
     sampling_seeds: tuple[str, ...] = ()
@@ -144,18 +144,11 @@ class Measurement:
 
     @property
     def block(self) -> str:
-        """Model, and how it was measured where that differs: numbers of one block compare.
-
-        Example:
-            >>> item = Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={},
-            ...                    apart={"temperature": "0.6"})
-            >>> item.block
-            'tiny, temperature = 0.6'
-        """
+        """Model, and the settings of `apart`: numbers of one block are comparable. `tiny, temperature = 0.6`."""
         return ", ".join([self.model, *(f"{name} = {value}" for name, value in self.apart.items())])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table."""
 
@@ -164,8 +157,23 @@ class Column:
     group: str = ""
     """A title above this column and its neighbours of the same group."""
 
+    @property
+    def title(self) -> str:
+        """Group and name, as where a header has one line only."""
+        return f"{self.group} {self.name}".strip()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+def left(*names: str) -> tuple[Column, ...]:
+    """Columns of text."""
+    return tuple(Column(name, "left") for name in names)
+
+
+def right(*names: str, group: str = "") -> tuple[Column, ...]:
+    """Columns of numbers."""
+    return tuple(Column(name, "right", group) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """The content of one place of a table."""
 
@@ -180,10 +188,10 @@ class Cell:
     bold: bool = False
     """True for the best of its model's rows."""
     marked: bool = False
-    """True where something about it is wrong or particular; the table's notes say what."""
+    """True for a cell with a fault or a peculiarity that the table's notes explain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TableRow:
     """One line of a table."""
 
@@ -193,6 +201,12 @@ class TableRow:
     """A heading above this row and its neighbours of the same section."""
     highlight: bool = False
     """The row a reader looks for: the default of a sweep."""
+
+
+def row_of(*cells: Cell | str, section: str = "", highlight: bool = False) -> TableRow:
+    """A row; a text stands for a cell without a number."""
+    made = tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells)
+    return TableRow(made, section, highlight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,4 +219,21 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
-    """Sentences below it: what bold means, what a mark says."""
+    """Sentences below it; one that begins with `Marked:` explains the mark."""
+
+    @property
+    def sections(self) -> list[tuple[str, list[TableRow]]]:
+        """Neighbouring rows of one section, under its heading."""
+        return [(name, list(rows)) for name, rows in itertools.groupby(self.rows, key=lambda row: row.section)]
+
+    @property
+    def header_groups(self) -> list[tuple[str, int]]:
+        """Titles above neighbouring columns and how many columns each spans; empty where no column has one."""
+        groups = [(name, len(list(group))) for name, group in itertools.groupby(self.columns, key=lambda c: c.group)]
+        return groups if any(name for name, _ in groups) else []
+
+    @property
+    def printed_notes(self) -> list[str]:
+        """The notes, with the sign that marked cells carry."""
+        marked = any(cell.marked for row in self.rows for cell in row.cells)
+        return [note.replace("Marked:", f"{MARK}:") if marked else note for note in self.notes]

@@ -2,15 +2,13 @@
 
 import csv
 import io
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from apo_lab.reporting.records import Alignment, Cell, Column, Table, TableRow
+from apo_lab.reporting.records import MARK, Alignment, Cell, Column, Table, TableRow
 from apo_lightning.common.files import write_atomically
 
-MARK = "†"
 SIGNIFICANT_DIGITS = 12
 """Digits of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
 WIDEST_UNSCALED = 8
@@ -41,8 +39,8 @@ _LATEX = {
     "\N{NO-BREAK SPACE}": "~",
     "\n": " ",
 }
-_LETTER: dict[Alignment, str] = {"left": "l", "right": "r", "center": "c"}
-_RULE: dict[Alignment, tuple[str, str]] = {"left": (":", "-"), "right": ("-", ":"), "center": (":", ":")}
+_LETTER: dict[Alignment, str] = {"left": "l", "right": "r"}
+_RULE: dict[Alignment, str] = {"left": ":{}-", "right": "-{}:"}
 
 
 def write_tables(tables: Iterable[Table], folder: Path) -> tuple[Path, ...]:
@@ -60,21 +58,18 @@ def markdown(table: Table) -> str:
     if not table.rows:
         return f"### {table.title}\n\nNothing to show.\n"
     parts = [f"### {table.title}"]
-    header = [" ".join(filter(None, (column.group, column.name))) for column in table.columns]
+    header = [_plain(column.title) for column in table.columns]
     body = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
     # Sections share their widths, so that a reader can follow a column down the page.
-    widths = [
-        max(3, *(len(line[index]) for line in [[_plain(name) for name in header], *body]))
-        for index in range(len(header))
-    ]
+    widths = [max(3, *map(len, column)) for column in zip(header, *body, strict=True)]
     lines = iter(body)
-    for section, rows in _sections(table.rows):
-        grid = [_padded([_plain(name) for name in header], widths, table.columns), _rule(widths, table.columns)]
+    for section, rows in table.sections:
+        grid = [_padded(header, widths, table.columns), _rule(widths, table.columns)]
         grid += [_padded(next(lines), widths, table.columns) for _ in rows]
         parts += [f"**{_plain(section)}**"] if section else []
         parts.append("\n".join(grid))
     # Two spaces end a line without ending the paragraph.
-    parts += ["  \n".join(_plain(note) for note in _notes(table))] if _notes(table) else []
+    parts += ["  \n".join(_plain(note) for note in table.printed_notes)] if table.printed_notes else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,8 +80,8 @@ def latex(table: Table) -> str:
     a page otherwise, is scaled to its width with graphicx.
     """
     letters = "".join(_LETTER[column.align] for column in table.columns)
-    tabular = [f"\\begin{{tabular}}{{{letters}}}", r"  \toprule", *_latex_header(table.columns), r"  \midrule"]
-    for index, (section, rows) in enumerate(_sections(table.rows)):
+    tabular = [f"\\begin{{tabular}}{{{letters}}}", r"  \toprule", *_latex_header(table), r"  \midrule"]
+    for index, (section, rows) in enumerate(table.sections):
         tabular += [r"  \midrule"] if index else []
         span = f"\\multicolumn{{{len(table.columns)}}}{{l}}"
         tabular += [f"  {span}{{\\textit{{{escape(section)}}}}} \\\\"] if section else []
@@ -96,7 +91,9 @@ def latex(table: Table) -> str:
         tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
     lines = [r"\begin{table*}[t]", r"  \centering", f"  \\caption{{{escape(table.title)}.}}"]
     lines += [f"  \\label{{tab:{table.name}}}", r"  \setlength{\tabcolsep}{4pt}", *(f"  {line}" for line in tabular)]
-    lines += [f"  \\par\\smallskip\\footnotesize {escape(' '.join(_notes(table)))}"] if _notes(table) else []
+    lines += (
+        [f"  \\par\\smallskip\\footnotesize {escape(' '.join(table.printed_notes))}"] if table.printed_notes else []
+    )
     return "\n".join([*lines, r"\end{table*}", ""])
 
 
@@ -108,8 +105,7 @@ def csv_text(table: Table) -> str:
     bounded = [any(row.cells[index].interval for row in table.rows) for index in range(len(table.columns))]
     header = ["section"]
     for column, has_bounds in zip(table.columns, bounded, strict=True):
-        name = " ".join(filter(None, (column.group, column.name)))
-        header += [name, f"{name} low", f"{name} high"] if has_bounds else [name]
+        header += [column.title, *([f"{column.title} low", f"{column.title} high"] if has_bounds else [])]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*header, "marked"])
@@ -137,15 +133,6 @@ def _digits(value: float) -> str:
     return f"{value:.{SIGNIFICANT_DIGITS}g}"
 
 
-def _sections(rows: Sequence[TableRow]) -> list[tuple[str, list[TableRow]]]:
-    return [(section, list(group)) for section, group in itertools.groupby(rows, key=lambda row: row.section)]
-
-
-def _notes(table: Table) -> list[str]:
-    marked = any(cell.marked for row in table.rows for cell in row.cells)
-    return [note.replace("Marked:", f"{MARK}:") if marked else note for note in table.notes]
-
-
 def _plain(text: str) -> str:
     """Text that Markdown takes literally where it stands in a table; `_` and `[` stay bare where they mean nothing."""
     text = re.sub(r"([\\`*<|]|\b_|_\b|\[(?=[^\]]*\]\())", r"\\\1", text)
@@ -161,30 +148,22 @@ def _markdown_cell(cell: Cell) -> str:
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
-    fill = {"left": str.ljust, "right": str.rjust, "center": str.center}
-    parts = (fill[column.align](cell, width) for cell, width, column in zip(cells, widths, columns, strict=True))
-    return f"| {' | '.join(parts)} |"
+    fill = {"left": str.ljust, "right": str.rjust}
+    return f"| {' | '.join(fill[c.align](*pair) for c, *pair in zip(columns, cells, widths, strict=True))} |"
 
 
 def _rule(widths: Sequence[int], columns: Sequence[Column]) -> str:
-    parts = []
-    for width, column in zip(widths, columns, strict=True):
-        start, end = _RULE[column.align]
-        parts.append(f"{start}{'-' * width}{end}")
-    return f"|{'|'.join(parts)}|"
+    return f"|{'|'.join(_RULE[c.align].format('-' * width) for c, width in zip(columns, widths, strict=True))}|"
 
 
-def _latex_header(columns: Sequence[Column]) -> list[str]:
-    lines = []
-    if any(column.group for column in columns):
-        cells, rules, start = [], [], 1
-        for group, members in itertools.groupby(columns, key=lambda column: column.group):
-            width = len(list(members))
-            cells += [f"\\multicolumn{{{width}}}{{c}}{{{escape(group)}}}"] if group else [""] * width
-            rules += [f"\\cmidrule(lr){{{start}-{start + width - 1}}}"] if group else []
-            start += width
-        lines += [f"  {' & '.join(cells)} \\\\", f"  {' '.join(rules)}"]
-    return [*lines, f"  {' & '.join(escape(column.name) for column in columns)} \\\\"]
+def _latex_header(table: Table) -> list[str]:
+    cells, rules, start = [], [], 1
+    for group, width in table.header_groups:
+        cells += [f"\\multicolumn{{{width}}}{{c}}{{{escape(group)}}}"] if group else [""] * width
+        rules += [f"\\cmidrule(lr){{{start}-{start + width - 1}}}"] if group else []
+        start += width
+    groups = [f"  {' & '.join(cells)} \\\\", f"  {' '.join(rules)}"] if cells else []
+    return [*groups, f"  {' & '.join(escape(column.name) for column in table.columns)} \\\\"]
 
 
 def _latex_row(row: TableRow) -> list[str]:

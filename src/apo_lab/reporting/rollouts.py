@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from apo_lab.reporting.page import template
 from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError
 
 TOKENS = "tokens"
-"""The folder of what was said of each token, within that of the completions."""
+"""The folder of the tokens' files, within that of the completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSample:
-    """The completions of a page, and of how many they are."""
+    """The completions of a page, and from how many they were taken."""
 
     title: str
     rollouts: tuple[Rollout, ...]
@@ -89,15 +89,8 @@ def read_rollouts(run: Path, limit: int) -> RolloutSample:
 
 def rollout_page(sample: RolloutSample) -> str:
     """The whole page, as HTML. The same sample gives the same text."""
-    environment = Environment(
-        loader=PackageLoader("apo_lab.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     # Each completion's tokens on their own, so that a browser parses those alone that somebody looks at.
-    return environment.get_template("rollouts.html.j2").render(
+    return template("rollouts.html.j2").render(
         sample=sample,
         texts=Markup(script_json(sample.texts)),
         lines=Markup(script_json([rollout.line for rollout in sample.rollouts])),

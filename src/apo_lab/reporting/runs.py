@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
 
 
 def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
-    """A flat config whose values that name another key, as Hydra writes them, are that key's value.
+    """A flat config with each `${key}` replaced by that key's value.
 
     Example:
         >>> interpolated({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]
@@ -101,7 +101,6 @@ def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
 def _read_run(folder: Path) -> RunCard:
     config = interpolated(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
     overrides = parse_overrides(_read_yaml(folder / ".hydra" / "overrides.yaml", kind=list))
-    sweep = next((parent for parent in folder.parents if (parent / "multirun.yaml").is_file()), None)
     return RunCard(
         folder=folder,
         algo=_algo(folder, config, overrides),
@@ -110,7 +109,6 @@ def _read_run(folder: Path) -> RunCard:
         config=config,
         metrics=read_metrics(folder / "metrics.csv"),
         summary=_read_summary(folder / "summary.json"),
-        sweep=str(sweep) if sweep else None,
     )
 
 
@@ -142,14 +140,3 @@ def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     if not isinstance(content, kind):
         raise ConfigError(f"{path}: holds {type(content).__name__}, not {kind.__name__}: not a file that Hydra wrote")
     return content
-
-
-def swept(runs: Sequence[RunCard]) -> dict[str, tuple[RunCard, ...]]:
-    """The runs of each multirun folder, by folder.
-
-    Example:
-        >>> swept([])
-        {}
-    """
-    folders = sorted({run.sweep for run in runs if run.sweep is not None})
-    return {folder: tuple(run for run in runs if run.sweep == folder) for folder in folders}

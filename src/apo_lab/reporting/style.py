@@ -1,4 +1,4 @@
-"""How a method looks: one colour, one marker and one dash, the same in every figure of a report."""
+"""One colour, one marker and one dash for each method, the same in every figure of a report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -89,10 +89,20 @@ class Style:
         """The dash in the form that matplotlib takes."""
         return (0.0, self.dash) if self.dash else "-"
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Colour and dash, as keywords of `Axes.plot`."""
+        return {"color": self.color, "linestyle": self.linestyle}
+
+    @property
+    def marked_line(self) -> dict[str, Any]:
+        """Colour, dash and marker, as keywords of `Axes.plot`."""
+        return {**self.line, "marker": self.marker}
+
 
 # The paper's six differ in lightness by 5 or more between any two (L*: Base 58, GRPO 47, NSR 53, GRPO-KL 71, error-only
 # 64, APO 34), which is what a grey print leaves of a colour. Hues after Okabe & Ito, for colour-blind readers.
-_LOOKS = {
+_OWN = {
     "base": ("#8c8c8c", "X", (1.0, 1.3)),
     "grpo": ("#c8401f", "s", (4.0, 1.5)),
     "nsr": ("#0a8f6a", "D", (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)),
@@ -125,22 +135,16 @@ _SPARE_MARKERS = ("d", "p", "h", "X", "P", "<", ">", "v", "^", "D", "s", "o")
 
 KNOWN: Mapping[str, Style] = {
     METHODS[algo]: Style(label=METHODS[algo], color=color, marker=marker, dash=dash)
-    for algo, (color, marker, dash) in _LOOKS.items()
+    for algo, (color, marker, dash) in _OWN.items()
 }
 """Style of each known method, by its printed name."""
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
-    """A style for each method: its own for a known one, for others the next one free, in order of their names.
+    """By printed method, in the order of the tables: its own style, or for an unknown method the next free one by name.
 
-    Call it once a report, with every method that occurs, and hand the result to each figure: what a method looks like
-    then does not depend on which figure it is in. From the 49th unknown method on, styles repeat.
-
-    Args:
-        methods: printed names.
-
-    Returns:
-        By method, in the order of the tables.
+    Call it once a report, with every method that occurs: a method then has one style in all figures. From the 49th
+    unknown method on, styles repeat.
 
     Example:
         >>> styles = styles_of(["my_loss", "APO", "Base"])
@@ -149,7 +153,7 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """
     ordered = in_method_order(methods)
     used = {(style.marker, style.dash) for style in KNOWN.values()}
-    # 5 dashes and 12 markers have no common factor: going round both meets every pair once, neighbours differ in both.
+    # 5 dashes and 12 markers have no common factor: counting through both meets every pair once.
     dashes, markers = DASHES[1:], _SPARE_MARKERS
     pairs = [(markers[i % len(markers)], dashes[i % len(dashes)]) for i in range(len(markers) * len(dashes))]
     free = [pair for pair in pairs if pair not in used]

@@ -129,7 +129,7 @@ PREFLIGHT = Command(
     work="apo_lightning.run.jobs:plan",
     config="train",
     details="Takes every argument of apo train and loads no weights. Prints memory by part and phase, the time of a "
-    "step and of the run, cheaper settings, and all errors at once. The exit status is 1 if there is an error. "
+    "step and of the run, and all errors at once. The exit status is 1 if there is an error. "
     "apo train … preflight=true does the same.",
     axes=TRAIN_AXES | {"rates": "how fast the devices are"},
     settings=(

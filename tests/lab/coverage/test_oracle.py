@@ -239,7 +239,7 @@ PRESETS = names("coverage")
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_keys_are_the_constructors_parameters(name):
-    config = composed(f"coverage={name}", config_name="evaluate").coverage
+    config = composed(f"coverage={name}", config_name="coverage").coverage
     for node in (config, config.hub):
         parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
         assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
@@ -254,7 +254,7 @@ def test_a_local_file_takes_the_place_of_the_hub(name, tmp_path, policy):
         )
     )
     overrides = (f"coverage={name}", f"coverage.path={path}", "coverage.limit=3")
-    config = composed(*overrides, config_name="evaluate").coverage
+    config = composed(*overrides, config_name="coverage").coverage
     coverage = instantiate(config)
     assert coverage.name == name
     coverage.check()

@@ -58,16 +58,16 @@ def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
     baselines_are_measured_on_the_last_policy(runs["grpo", 1])
 
     finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-    assert "9 of 9 runs are there" in start_script("lab", *arguments).finish()
+    assert "9 of 9 runs are finished already" in start_script("lab", *arguments).finish()
     assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
 
 
 def all_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(runs, bases):
     base = json.loads((bases / "locks" / "base.json").read_text())["metrics"]["pass@8"]
     for method in ("grpo", "apo"):
-        assert runs[method, 1].looks[0]["pass@8"] == pytest.approx(base, rel=1e-4)
-    revived = runs["revival_apo", 2].looks[0]["pass@8"]
-    assert revived == pytest.approx(runs["grpo", 2].looks[-1]["pass@8"], rel=1e-4)
+        assert runs[method, 1].points[0]["pass@8"] == pytest.approx(base, rel=1e-4)
+    recovered = runs["revival_apo", 2].points[0]["pass@8"]
+    assert recovered == pytest.approx(runs["grpo", 2].points[-1]["pass@8"], rel=1e-4)
 
 
 def the_numbers_are_those_of_the_file_of_log_probs(run):
@@ -76,7 +76,7 @@ def the_numbers_are_those_of_the_file_of_log_probs(run):
     valid = [[is_valid for _, _, is_valid in row["answers"]] for row in content["problems"]]
     success = (np.exp(logprobs.astype(np.float64)).reshape(16, 12) * np.array(valid)).sum(1)
     expected = exact_pass_at_k(torch.from_numpy(success), 64).mean().item()
-    assert run.looks[-1]["pass@64"] == pytest.approx(expected, abs=1e-6)
+    assert run.points[-1]["pass@64"] == pytest.approx(expected, abs=1e-6)
     logged = [row["val/locks/exact/pass@64"] for row in read_metrics(run.folder)]
     assert float([value for value in logged if value][-1]) == pytest.approx(expected, abs=1e-6)
 

@@ -13,13 +13,19 @@ from report_records import make_covered, make_measurement, make_run
 from apo_lab.reporting.averages import series_name
 from apo_lab.reporting.figures.canvas import encode, inline_svg, save, spread
 from apo_lab.reporting.figures.coverage import coverage_figure
-from apo_lab.reporting.figures.monitors import monitor_panels, monitors_figure
-from apo_lab.reporting.figures.paper import as_measurements, as_recall
 from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_panels
-from apo_lab.reporting.figures.training import entropy_figure, method_curves, runs_by_method, training_figure
-from apo_lab.reporting.published import published
+from apo_lab.reporting.figures.training import (
+    DIAGNOSTICS,
+    TRAINING,
+    curve_panels,
+    curves_figure,
+    entropy_figure,
+    method_curves,
+    runs_by_method,
+)
+from apo_lab.reporting.published import as_measurements, as_recall, published
 from apo_lab.reporting.style import KNOWN, styles_of
 from apo_lightning.common.formatting import moving_mean
 from apo_lightning.evaluation.records import Estimate
@@ -135,8 +141,9 @@ def test_runs_of_a_sweep_are_left_to_the_sensitivity_figure():
 
 def test_training_panels_follow_what_was_logged():
     runs = {"APO": [make_run("apo", keys=("train/reward", "train/pass@8"))]}
-    assert {"Reward", "Pass@8, training prompts", "APO"} <= texts(training_figure(runs, styles_of(runs)))
-    assert "Token entropy [nats]" not in texts(training_figure(runs, styles_of(runs)))
+    figure = curves_figure(curve_panels(runs, TRAINING), styles_of(runs))
+    assert {"Reward", "Pass@8, training prompts", "APO"} <= texts(figure)
+    assert "Token entropy [nats]" not in texts(figure)
 
 
 def test_pareto_points_average_over_the_benchmarks_that_all_methods_have():
@@ -249,7 +256,7 @@ def watched(algo, first):
 
 def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
     (runs,) = runs_by_method([watched("apo", 0.1), watched("grpo", 0.3)]).values()
-    found = {panel.title: panel.reference for panel in monitor_panels(runs)}
+    found = {panel.title: panel.reference for panel in curve_panels(runs, DIAGNOSTICS)}
     assert found == {
         "Squeezing index, error − control": 0.0,
         "Distinct answers in 4": pytest.approx(0.2),
@@ -257,10 +264,9 @@ def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
         "Correct, outside T$_K$": pytest.approx(0.2),
         "Problems lost, sums": 0.0,
     }
-    figure = monitors_figure(runs, styles_of(runs))
+    figure = curves_figure(curve_panels(runs, DIAGNOSTICS), styles_of(runs))
     dotted = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
     assert [line.get_ydata() for line in dotted] == [[0.0, 0.0]]
-    assert "no run logged a diagnostic" in texts(monitors_figure({}, {}))
 
 
 def test_a_report_has_each_figure_once_and_none_without_data():

@@ -13,8 +13,8 @@ from apo_lab.reporting.laboratory.statistics import at_matched, frontier, fronti
 
 def run_with(points):
     listing = Listing((), (), *(torch.tensor([], dtype=torch.long),) * 2, torch.tensor([]).bool())
-    looks = tuple({"step": i, "pass@1": one, "pass@64": many} for i, (one, many) in enumerate(points))
-    return LabRun("locks", "grpo", 1, Path(), listing, looks, 1.0)
+    measured = tuple({"step": i, "pass@1": one, "pass@64": many} for i, (one, many) in enumerate(points))
+    return LabRun("locks", "grpo", 1, Path(), listing, measured)
 
 
 def test_welch_is_scipys():
@@ -34,7 +34,7 @@ def test_a_straight_line_is_read_off_exactly():
     assert at_matched(run, 0.3, "pass@64") == pytest.approx(0.8)
 
 
-def test_looks_far_from_the_level_do_not_enter():
+def test_evaluation_points_far_from_the_level_do_not_enter():
     near = [(0.28, 0.8), (0.32, 0.6)]
     assert at_matched(run_with([(0.10, 0.99), *near, (0.44, 0.1)]), 0.3, "pass@64") == pytest.approx(0.7)
 
@@ -68,6 +68,6 @@ def test_samples_from_two_policies_fail_together(tmp_path):
     (tmp_path / "exact").mkdir()
     for step, success in ((0, [0.5, 0.2]), (3, [0.9, 1e-30])):
         np.savez(tmp_path / "exact" / f"step_{step:06d}.npz", logprobs=np.log(success))
-    run = LabRun("locks", "grpo", 1, tmp_path, listing, ({"step": 0}, {"step": 3}), 1.0)
+    run = LabRun("locks", "grpo", 1, tmp_path, listing, ({"step": 0}, {"step": 3}))
     assert mixed_pass_at_k(run, 4, 0.5).tolist() == pytest.approx([1 - 0.25 * 0.01, 1 - 0.64])
     assert mixed_pass_at_k(run, 4, 0.0).tolist() == pytest.approx([1 - 0.1**4, 0.0])

@@ -53,7 +53,6 @@ def full():
     figures = report_figures([make_run("apo"), make_run("grpo")], measurements, [make_covered()])
     report = contents(
         tables=(make_table(),),
-        published_check=make_table("published_check"),
         evaluations=tuple(make_evaluated(algo, **SMALL) for algo in (None, "apo")),
         coverage=(make_covered(),),
         files={"main_results": ("tables/main_results.csv",), "pareto": ("figures/pareto.pdf",)},

@@ -103,7 +103,7 @@ def test_a_limit_takes_whole_groups_of_every_step_and_says_so(run, tmp_path):
     assert [(r.line["step"], r.line["sample"]) for r in sample.rollouts] == [(s, i) for s in (1, 2) for i in range(4)]
     assert (sample.steps, sample.num_completions) == ((1, 2), 32)
     assert all(rollout.tokens is None for rollout in sample.rollouts)
-    assert "8 of 32 completions\nof 2 of 2 steps that were written: 1, 2." in rollout_page(sample)
+    assert "8 of 32 completions\nfrom 2 of 2 recorded steps: 1, 2." in rollout_page(sample)
     # With a file of their tokens, these steps alone.
     assert read_rollouts(run, 10).steps == (2,)
 

@@ -9,7 +9,7 @@ from apo_lab.commands.report import training_defaults
 from apo_lab.reporting.axes import axes, settings
 from apo_lab.reporting.evaluations import measurements, read_evaluations
 from apo_lab.reporting.records import Evaluations, Measurement, RunCard
-from apo_lab.reporting.runs import read_metrics, read_runs, swept
+from apo_lab.reporting.runs import read_metrics, read_runs
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 
@@ -19,21 +19,17 @@ DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}}
 def test_a_run_is_read_with_its_method_model_and_series(tmp_path: Path) -> None:
     write_run(tmp_path / "run", ["algo=apo", "++seed=3"], seed=3)
     (run,) = read_runs([tmp_path])
-    assert (run.algo, run.label, run.model, run.seed, run.sweep) == ("apo", "APO", "tiny", "3", None)
+    assert (run.algo, run.label, run.model, run.seed) == ("apo", "APO", "tiny", "3")
     assert run.overrides == {"algo": "apo", "seed": "3"}
     # Step 1 stands there twice, as after a resume; step 2 is NaN; step 0 has no entropy.
     assert run.metrics["train/entropy"] == ((1.0,), (2.0,))
     assert run.metrics["val/arithmetic/pass@1"] == ((0.0,), (0.25,))
 
 
-def test_a_run_is_found_once_through_two_folders_and_belongs_to_its_sweep(tmp_path: Path) -> None:
-    sweep = tmp_path / "multirun"
+def test_a_run_is_found_once_through_two_folders(tmp_path: Path) -> None:
     for index in range(2):
-        write_run(sweep / str(index))
-    (sweep / "multirun.yaml").write_text("hydra: {}\n")
-    runs = read_runs([tmp_path, sweep])
-    assert [run.folder.name for run in runs] == ["0", "1"]
-    assert swept(runs) == {str(sweep): runs}
+        write_run(tmp_path / "multirun" / str(index))
+    assert [run.folder.name for run in read_runs([tmp_path, tmp_path / "multirun"])] == ["0", "1"]
 
 
 def test_what_an_experiment_chose_is_read_from_hydras_choices(tmp_path: Path) -> None:

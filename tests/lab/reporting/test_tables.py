@@ -172,6 +172,9 @@ def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None
         ["NSR", "1", "Minerva", "Pass@16", "70.00", "66.12", "+3.88"],
     ]
     assert [row.cells[5].marked for row in table.rows] == [True, True]
+    assert table.notes[1] == (
+        "Marked: the published number does not add up: it is no share of the problems and samples there are."
+    )
 
 
 def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_nothing() -> None:
@@ -194,7 +197,7 @@ def test_a_training_sweep_alone_makes_main_sensitivity_and_held_out_tables(tmp_p
     assert [texts(row)[:3] for row in table.rows] == [["β = 0.02", "1", "40.00"], ["β = 0.1 (default)", "2", "60.00"]]
     assert texts(held_out_table(found).rows[0]) == ["APO", "2", "arithmetic", "25.00", "60.00", "+35.00"]
     names = [table.name for table in report_tables(runs, Evaluations(), DEFAULTS)]
-    assert names == ["main_results", "held_out", "sensitivity_tiny_apo", "hyperparameters", "published_check"]
+    assert names == ["main_results", "held_out", "sensitivity_tiny_apo", "hyperparameters"]
 
 
 def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) -> None:
@@ -207,5 +210,5 @@ def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) 
 
 
 def test_tables_of_nothing_are_empty() -> None:
-    assert [table.name for table in report_tables((), Evaluations())] == ["published_check"]
+    assert report_tables((), Evaluations()) == ()
     assert main_results([]).rows == sensitivity_table([], block="x", method="APO").rows == ()

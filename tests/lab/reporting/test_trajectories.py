@@ -7,11 +7,10 @@ import pytest
 from report_records import make_result, make_run
 
 from apo_lab.reporting.evaluations import measurements, snapshot_measurements
-from apo_lab.reporting.figures.collapse import collapse_figure, collapse_panels
+from apo_lab.reporting.figures.collapse import collapse_figure, collapse_panels, trajectories
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.records import Evaluated, Evaluations
 from apo_lab.reporting.style import styles_of
-from apo_lab.reporting.trajectories import trajectories
 
 SMALL = {"num_problems": 8, "num_samples": 4}
 

@@ -4,7 +4,6 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox, BboxBase
+from scipy.optimize import isotonic_regression
 
 from apo_lab.reporting.style import COLUMN_INCHES, INK, PAGE_INCHES, QUIET, RC, Style
 from apo_lightning.common.files import write_atomically
@@ -97,21 +97,14 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
         [0.375, 0.625, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    blocks: list[tuple[float, int]] = []
-    for rank, index in enumerate(order):
-        mean, size = heights[index] - rank * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            below, below_size = blocks.pop()
-            mean, size = (mean * size + below * below_size) / (size + below_size), size + below_size
-        blocks.append((mean, size))
+    gaps = gap * np.arange(len(heights))
     moved = np.empty(len(heights))
-    moved[order] = np.repeat([mean for mean, _ in blocks], [size for _, size in blocks])
-    moved[order] += gap * np.arange(len(heights))
+    moved[order] = isotonic_regression(np.asarray(heights)[order] - gaps).x + gaps
     return moved.tolist()
 
 
 def label_ends(axes: Axes, labels: Sequence[EndLabel]) -> None:
-    """Write each label beside the end of its line, a thin leader where it had to give way to another.
+    """Write each label next to the end of its line, with a thin leader where it was moved to avoid another.
 
     Call it last: what is drawn later may move the ends.
     """
@@ -142,7 +135,7 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel]) -> None:
 
 
 def label_points(axes: Axes, labels: Sequence[EndLabel], avoid: Sequence[tuple[float, float]] = ()) -> None:
-    """Write each label beside its point, on the side where it covers the least of other labels and points.
+    """Write each label next to its point, on the side where it covers the least of other labels and points.
 
     Call it last: what is drawn later may move the points.
 
@@ -157,19 +150,24 @@ def label_points(axes: Axes, labels: Sequence[EndLabel], avoid: Sequence[tuple[f
     scale = figure.dpi / 72
     places = [axes.transData.transform(place).tolist() for place in [*((label.x, label.y) for label in labels), *avoid]]
     marks = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in places]
-    taken: list[Bbox] = []
+    taken: list[BboxBase] = []
     for index, label in enumerate(labels):
         text = axes.annotate(
             label.text, (label.x, label.y), xytext=(0, 0), textcoords="offset points", fontsize=7, zorder=40
         )
         size, others = text.get_window_extent(), [*taken, *marks[:index], *marks[index + 1 :]]
-        boxes = {side: _beside(places[index], size, side, scale) for side in _SIDES}
-        best = min(_SIDES, key=partial(_hidden, boxes=boxes, others=others, inside=axes.get_window_extent()))
-        text.set(ha=best[0], va=best[1], position=best[2:])
+        boxes = [_beside(places[index], size, side, scale) for side in _SIDES]
+        # What a label covers costs its area [square dots]; what lies outside of the axes costs four times as much.
+        inside = axes.get_window_extent()
+        costs = [
+            sum(_overlap(box, other) for other in others) + 4 * (box.width * box.height - _overlap(box, inside))
+            for box in boxes
+        ]
+        best = costs.index(min(costs))
+        text.set(ha=_SIDES[best][0], va=_SIDES[best][1], position=_SIDES[best][2:])
         taken.append(boxes[best])
 
 
-Side = tuple[str, str, int, int]
 _SIDES = (
     ("left", "center", 6, 0),
     ("right", "center", -6, 0),
@@ -183,16 +181,10 @@ _SIDES = (
 """Horizontal and vertical alignment and offset [points] of a label, the preferred first."""
 
 
-def _beside(point: Sequence[float], size: BboxBase, side: Side, scale: float) -> Bbox:
+def _beside(point: Sequence[float], size: BboxBase, side: tuple[str, str, int, int], scale: float) -> Bbox:
     x = point[0] + side[2] * scale - {"left": 0, "center": size.width / 2, "right": size.width}[side[0]]
     y = point[1] + side[3] * scale - {"bottom": 0, "center": size.height / 2, "top": size.height}[side[1]]
     return Bbox.from_bounds(x, y, size.width, size.height)
-
-
-def _hidden(side: Side, boxes: Mapping[Side, Bbox], others: Sequence[Bbox], inside: BboxBase) -> float:
-    """The cost of a side: what its label covers, and four times what of it lies outside the axes [square dots]."""
-    box = boxes[side]
-    return sum(_overlap(box, other) for other in others) + 4 * (box.width * box.height - _overlap(box, inside))
 
 
 def _overlap(one: BboxBase, other: BboxBase) -> float:
@@ -201,15 +193,8 @@ def _overlap(one: BboxBase, other: BboxBase) -> float:
     return 0.0 if shared is None else shared.width * shared.height
 
 
-def legend_handle(style: Style) -> Line2D:
-    """Colour, marker and dash of a method beside its label."""
-    return Line2D(
-        [], [], color=style.color, marker=style.marker, linestyle=style.linestyle, label=style.label, linewidth=1.2
-    )
-
-
 def filled_and_hollow() -> list[Line2D]:
-    """Legend entries: what was measured here is filled, what was published is hollow."""
+    """Legend entries: filled markers were measured here, hollow ones were published."""
     shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
     return [
         Line2D([], [], markerfacecolor=QUIET, label="measured", **shared),
@@ -237,11 +222,6 @@ def log2_axis(axes: Axes, name: str) -> None:
 def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str]) -> None:
     """One legend below all panels, of the methods that are seen in any, in the order of the tables."""
     shown = set(seen)
-    handles = [legend_handle(style) for method, style in styles.items() if method in shown]
+    known = [style for method, style in styles.items() if method in shown]
+    handles = [Line2D([], [], **style.marked_line, label=style.label, linewidth=1.2) for style in known]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)))
-
-
-def say_empty(axes: Axes, text: str) -> None:
-    """An axes without data says so instead of showing an empty frame."""
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=QUIET)

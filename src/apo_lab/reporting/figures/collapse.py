@@ -1,16 +1,18 @@
-"""What training costs in coverage, step by step: each method's snapshots against the model that it began as."""
+"""Pass@1, Pass@n and entropy of a run's snapshots against the training step, with the model before training."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apo_lab.reporting.averages import mean_over_seeds, series_name
+from apo_lab.reporting.evaluations import STEP
 from apo_lab.reporting.figures.canvas import count_steps, method_legend, panels, styled
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.style import QUIET, Style
-from apo_lab.reporting.trajectories import Trajectory
-from apo_lightning.evaluation.records import Estimate
 
 PANELS = (
     ("pass@1", "Pass@1"),
@@ -20,6 +22,60 @@ PANELS = (
     ("support_coverage", "Support mass"),
 )
 """Metric and title of each panel; n is the number of samples a problem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The snapshots of one method on one benchmark."""
+
+    block: str
+    """Model and way of measuring, as `Measurement.block`."""
+    benchmark: str
+    method: str
+    """The printed name of the method, with the settings in which it departs from its defaults."""
+    num_samples: int
+    """n completions a problem."""
+    base: Measurement | None
+    """The policy before training; None where it was not measured."""
+    points: tuple[tuple[int, Measurement], ...]
+    """(training step, mean over training seeds), by step; the steps that every seed has."""
+
+
+def trajectories(measurements: Sequence[Measurement]) -> list[Trajectory]:
+    """The snapshots of each method and benchmark, averaged over training seeds step by step.
+
+    Args:
+        measurements: from `evaluations.snapshot_measurements`.
+
+    Raises:
+        ConfigError: measurements of one name and step are not training seeds measured alike.
+    """
+    bases: dict[tuple[str, str, int], Measurement] = {}
+    found: dict[tuple[str, str, int, str], list[tuple[int, Measurement]]] = defaultdict(list)
+    for item in mean_over_seeds(measurements):
+        plain = replace(item, settings={name: value for name, value in item.settings.items() if name != STEP})
+        where = (item.block, item.benchmark, item.num_samples)
+        if item.method == BASE:
+            bases[where] = plain
+        else:
+            found[*where, series_name(plain)].append((int(item.settings[STEP]), plain))
+    return [
+        Trajectory(
+            block=block,
+            benchmark=benchmark,
+            method=method,
+            num_samples=num_samples,
+            base=bases.get((block, benchmark, num_samples)),
+            points=_of_every_seed(points),
+        )
+        for (block, benchmark, num_samples, method), points in found.items()
+    ]
+
+
+def _of_every_seed(points: Sequence[tuple[int, Measurement]]) -> tuple[tuple[int, Measurement], ...]:
+    """The steps that every seed has: a mean over other seeds at some steps would jump where no policy did."""
+    num_seeds = max(len(item.policies) for _, item in points)
+    return tuple(sorted((p for p in points if len(p[1].policies) == num_seeds), key=lambda point: point[0]))
 
 
 def collapse_panels(lines: Sequence[Trajectory]) -> list[tuple[str, str]]:
@@ -46,11 +102,8 @@ def collapse_figure(lines: Sequence[Trajectory], styles: Mapping[str, Style]) ->
     for axes, (key, title) in zip(grid, shown, strict=True):
         _draw_base(axes, next((line.base for line in lines if line.base is not None), None), key)
         for line in lines:
-            _draw(
-                axes,
-                [(step, item.metrics[key]) for step, item in line.points if key in item.metrics],
-                styles[line.method],
-            )
+            if any(key in item.metrics for _, item in line.points):
+                _draw(axes, line, key, styles[line.method])
         axes.set_title(title)
         axes.set_xlim(left=0)
         count_steps(axes)
@@ -77,16 +130,8 @@ def _draw_base(axes: Axes, base: Measurement | None, key: str) -> None:
     )
 
 
-def _draw(axes: Axes, points: Sequence[tuple[int, Estimate]], style: Style) -> None:
-    steps = [step for step, _ in points]
-    low, high = [e.low for _, e in points], [e.high for _, e in points]
+def _draw(axes: Axes, line: Trajectory, key: str, style: Style) -> None:
+    steps, found = zip(*((step, item.metrics[key]) for step, item in line.points if key in item.metrics), strict=True)
+    low, high = [e.low for e in found], [e.high for e in found]
     axes.fill_between(steps, low, high, color=style.color, alpha=0.15, linewidth=0, zorder=2)
-    axes.plot(
-        steps,
-        [e.value for _, e in points],
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        markersize=3.5,
-        zorder=3 + style.rank,
-    )
+    axes.plot(steps, [e.value for e in found], **style.marked_line, markersize=3.5, zorder=3 + style.rank)

@@ -1,11 +1,11 @@
-"""How much of worked solutions lies among a model's K most likely tokens."""
+"""Recall of worked solutions among a model's K most likely tokens."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from apo_lab.reporting.figures.canvas import log2_axis, say_empty, styled
+from apo_lab.reporting.figures.canvas import log2_axis, styled
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Covered
 from apo_lab.reporting.style import COLUMN_INCHES, QUIET, styles_of
@@ -15,8 +15,8 @@ from apo_lab.reporting.style import COLUMN_INCHES, QUIET, styles_of
 def coverage_figure(covered: Sequence[Covered], published: Mapping[str, Mapping[int, float]] | None = None) -> Figure:
     """Recall of the next token of a worked solution against K, a line a model with its 95 % interval as a band.
 
-    What lies below a line is lost to a policy that keeps the model's K most likely tokens alone. Hollow markers on
-    a dotted line are published numbers.
+    A policy that can sample the model's K most likely tokens only cannot produce the tokens above the line. Hollow
+    markers on a dotted line are published numbers.
 
     Source: APO paper, table "Oracle Coverage Analysis".
 
@@ -26,9 +26,6 @@ def coverage_figure(covered: Sequence[Covered], published: Mapping[str, Mapping[
     """
     figure = Figure(figsize=(COLUMN_INCHES, 2.3))
     axes = figure.subplots()
-    if not covered and not published:
-        say_empty(axes, "no coverage was measured")
-        return figure
     names = [_name(item) for item in covered]
     styles = styles_of(names)
     for name, item in zip(names, covered, strict=True):
@@ -37,8 +34,7 @@ def coverage_figure(covered: Sequence[Covered], published: Mapping[str, Mapping[
             100 * np.array([getattr(item.result.recall[k], end) for k in ks]) for end in ("value", "low", "high")
         )
         axes.fill_between(ks, low, high, color=style.color, alpha=0.15, linewidth=0)
-        line = {"linestyle": style.linestyle, "marker": style.marker, "markersize": 4}
-        axes.plot(ks, values, color=style.color, label=name, **line)
+        axes.plot(ks, values, **style.marked_line, markersize=4, label=name)
     for model, recall in (published or {}).items():
         ks = sorted(recall)
         values = [100 * recall[k] for k in ks]

@@ -1,4 +1,4 @@
-"""What sampling more buys: pass@k against k, and Pass@1 against Pass@K."""
+"""pass@k against k, and Pass@1 against Pass@K."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,11 @@ from apo_lab.reporting.figures.canvas import (
     log2_axis,
     method_legend,
     panels,
-    say_empty,
     styled,
 )
 from apo_lab.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
 from apo_lab.reporting.records import Measurement
-from apo_lab.reporting.style import COLLAPSE, COLUMN_INCHES, PAGE_INCHES, Style
+from apo_lab.reporting.style import COLLAPSE, Style
 from apo_lab.reporting.tables.main_results import without_variants
 from apo_lab.reporting.tables.series import average, budgets, common_benchmarks, series
 from apo_lightning.evaluation.records import Estimate
@@ -37,6 +36,17 @@ class ParetoPoint:
     pass_at_1: Estimate
     pass_at_k: Estimate
     """Pass@K, where K is the sample budget of each benchmark."""
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """Pass@1 and Pass@K [%]."""
+        return 100 * self.pass_at_1.value, 100 * self.pass_at_k.value
+
+    @property
+    def cross(self) -> tuple[tuple[Sequence[float], Sequence[float]], ...]:
+        """The two intervals [%] as lines: x and y of their ends."""
+        (x, y), one, many = self.place, self.pass_at_1, self.pass_at_k
+        return ((100 * one.low, 100 * one.high), (y, y)), ((x, x), (100 * many.low, 100 * many.high))
 
 
 def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -63,18 +73,14 @@ def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
 def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, Style]) -> Figure:
     """pass@k against k on a logarithmic axis, a line a method, a panel a benchmark (and model).
 
-    Bands are 95 % intervals. Where the lines cross, training has traded what many samples reach for what the first
-    one does.
+    Bands are 95 % intervals. Where a trained model's line crosses below the base model's, training has improved pass@1
+    at the cost of pass@k.
     """
     curves = [item for item in shown_methods(measurements) if item.pass_at_k]
     blocks = list(dict.fromkeys(item.block for item in curves))
     benchmarks = in_benchmark_order(item.benchmark for item in curves)
     present = {(item.block, item.benchmark) for item in curves}
     wanted = [(block, name) for block in blocks for name in benchmarks if (block, name) in present]
-    if not wanted:
-        figure = Figure(figsize=(PAGE_INCHES, 1.2))
-        say_empty(figure.subplots(), "no evaluation has a pass@k curve")
-        return figure
     figure, grid = panels(len(wanted), height=1.9)
     for axes, (block, benchmark) in zip(grid, wanted, strict=True):
         shown = [item for item in curves if (item.block, item.benchmark) == (block, benchmark)]
@@ -114,10 +120,6 @@ def pareto_figure(
     measured = {item.benchmark for item in measurements if not item.held_out}
     theirs = pareto_points([item for item in published if not ours or item.benchmark in measured])
     blocks = list(dict.fromkeys(point.block for point in ours or theirs))
-    if not blocks:
-        figure = Figure(figsize=(COLUMN_INCHES, 1.2))
-        say_empty(figure.subplots(), "nothing was evaluated")
-        return figure
     figure, grid = panels(len(blocks), height=2.7, most_columns=2)
     # The paper's points have no block but their model.
     models = {item.block: item.model for item in measurements}
@@ -136,7 +138,7 @@ def pareto_figure(
     figure.draw_without_rendering()
     # Only now is it known how steep an arrow is on paper.
     for axes, (mine, paper) in zip(grid, shown, strict=True):
-        places = [_per_cent(point) for point in paper] + [place for point in mine for place in _on_cross(point)]
+        places = [point.place for point in paper] + [place for point in mine for place in _on_cross(point)]
         avoid = _collapse_arrow(axes, mine or paper) + places
         label_points(axes, _pareto_labels(mine, paper, styles), avoid)
     return figure
@@ -153,9 +155,7 @@ def _curve(axes: Axes, measurement: Measurement, style: Style) -> EndLabel:
     axes.plot(
         ks,
         values,
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
+        **style.marked_line,
         markevery=powers[:: max(1, len(powers) // 4)],
         markersize=3.5,
         zorder=3 + style.rank,
@@ -169,9 +169,10 @@ def _pareto_panel(
     for points, hollow in ((paper, True), (mine, False)):
         for point in points:
             style = styles[point.method]
-            _cross(axes, point, style)
+            for line in point.cross:
+                axes.plot(*line, color=style.color, alpha=0.35, linewidth=1, zorder=2)
             axes.plot(
-                *_per_cent(point),
+                *point.place,
                 linestyle="none",
                 marker=style.marker,
                 markersize=6.5,
@@ -192,37 +193,22 @@ def _pareto_labels(
 ) -> list[EndLabel]:
     """Names at every point but published ones whose method was measured: colour and marker say what they are."""
     measured = {point.method for point in mine}
-    named = [*mine, *(point for point in paper if point.method not in measured)]
     return [
-        EndLabel(text=styles[point.method].label, x=x, y=y, color=styles[point.method].color)
-        for point in named
-        for x, y in [_per_cent(point)]
+        EndLabel(text=style.label, x=point.place[0], y=point.place[1], color=style.color)
+        for point in [*mine, *(point for point in paper if point.method not in measured)]
+        for style in [styles[point.method]]
     ]
-
-
-def _per_cent(point: ParetoPoint) -> tuple[float, float]:
-    return 100 * point.pass_at_1.value, 100 * point.pass_at_k.value
-
-
-def _cross(axes: Axes, point: ParetoPoint, style: Style) -> None:
-    x, y = _per_cent(point)
-    first, every = point.pass_at_1, point.pass_at_k
-    axes.plot([100 * first.low, 100 * first.high], [y, y], color=style.color, alpha=0.35, linewidth=1, zorder=2)
-    axes.plot([x, x], [100 * every.low, 100 * every.high], color=style.color, alpha=0.35, linewidth=1, zorder=2)
 
 
 def _on_cross(point: ParetoPoint) -> list[tuple[float, float]]:
     """Places on the intervals of a point, for labels to avoid; none where there is no interval."""
-    x, y = _per_cent(point)
-    across = np.linspace(100 * point.pass_at_1.low, 100 * point.pass_at_1.high, 9).tolist()
-    along = np.linspace(100 * point.pass_at_k.low, 100 * point.pass_at_k.high, 9).tolist()
-    places = [(place, y) for place in across] + [(x, place) for place in along]
-    return [place for place in places if np.isfinite(place).all()]
+    lines = [np.linspace(*zip(x, y, strict=True), 9) for x, y in point.cross]
+    return [(float(x), float(y)) for line in lines for x, y in line if np.isfinite([x, y]).all()]
 
 
 def _collapse_arrow(axes: Axes, points: Sequence[ParetoPoint]) -> list[tuple[float, float]]:
     """Draw an arrow from the base model to GRPO, if that is a collapse; returns places on it, for labels to avoid."""
-    found = {point.method: _per_cent(point) for point in points}
+    found = {point.method: point.place for point in points}
     start, end = found.get(BASE), found.get(METHODS["grpo"])
     if start is None or end is None or not (end[0] > start[0] and end[1] < start[1]):
         return []

@@ -1,4 +1,4 @@
-"""How much a result hangs on a setting: one panel an axis of a sweep."""
+"""Pass@1 against each setting of a sweep, one panel a setting."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apo_lab.reporting.axes import plain, value_place
-from apo_lab.reporting.figures.canvas import filled_and_hollow, panels, say_empty, styled
+from apo_lab.reporting.figures.canvas import filled_and_hollow, panels, styled
 from apo_lab.reporting.names import METHODS, axis_name, axis_place
 from apo_lab.reporting.records import Measurement
-from apo_lab.reporting.style import INK, KNOWN, PAGE_INCHES
+from apo_lab.reporting.style import INK, KNOWN
 from apo_lab.reporting.tables.series import average, common_benchmarks, evaluated_or_held_out, series
 from apo_lightning.evaluation.records import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensitivityPoint:
-    """One value of a setting, and what it led to."""
+    """The result at one value of a setting."""
 
     value: str
     """The value as it was typed: `0.02`."""
@@ -70,10 +70,6 @@ def sensitivity_figure(shown: Sequence[SensitivityPanel]) -> Figure:
 
     Source: APO paper, figure "Hyperparameter Sensitivity Analysis".
     """
-    if not shown:
-        figure = Figure(figsize=(PAGE_INCHES, 1.2))
-        say_empty(figure.subplots(), "no setting was varied")
-        return figure
     figure, grid = panels(len(shown), height=1.9)
     for axes, panel in zip(grid, shown, strict=True):
         _panel(axes, panel)
@@ -118,9 +114,9 @@ def _panel(axes: Axes, panel: SensitivityPanel) -> None:
     place = {value: index for index, value in enumerate(values)}
     for points, hollow in ((panel.published, True), (panel.points, False)):
         x = [place[point.value] for point in points]
-        y = np.array([point.estimate.value for point in points]) * 100
-        low = np.array([point.estimate.low for point in points]) * 100
-        high = np.array([point.estimate.high for point in points]) * 100
+        y, low, high = (
+            100 * np.array([getattr(point.estimate, end) for point in points]) for end in ("value", "low", "high")
+        )
         axes.vlines(x, low, high, color=style.color, alpha=0.35, linewidth=1.2)
         axes.plot(x, y, ":" if hollow else "-", color=style.color, linewidth=0.8 if hollow else 1.3, zorder=3)
         for point, at, height in zip(points, x, y, strict=True):

@@ -1,7 +1,8 @@
-"""How training went: entropy, reward, pass@k and support coverage against the step, a line a method."""
+"""Metrics of training runs and of their diagnostics against the step, a line a method."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,24 +12,45 @@ from matplotlib.figure import Figure
 from apo_lab.reporting.averages import variant_name
 from apo_lab.reporting.axes import Defaults, settings
 from apo_lab.reporting.axes import axes as swept_axes
-from apo_lab.reporting.figures.canvas import EndLabel, count_steps, label_ends, method_legend, panels, say_empty, styled
+from apo_lab.reporting.figures.canvas import EndLabel, count_steps, label_ends, method_legend, panels, styled
 from apo_lab.reporting.names import in_model_order, model_name
 from apo_lab.reporting.records import RunCard
-from apo_lab.reporting.style import COLUMN_INCHES, PAGE_INCHES, Style
+from apo_lab.reporting.style import COLUMN_INCHES, QUIET, Style
 from apo_lightning.common.formatting import moving_mean
 
 WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
 ENTROPY = "train/entropy"
-PANELS = (
-    ("train/reward", "Reward"),
-    ("train/pass@1", "Pass@1, training prompts"),
-    ("train/pass@G", "Pass@{G}, training prompts"),
-    ("support/coverage_correct", "Support coverage, correct"),
-    ("support/coverage_incorrect", "Support coverage, incorrect"),
-    (ENTROPY, "Token entropy [nats]"),
+TRAINING = (
+    ("train/reward", "Reward", "none"),
+    ("train/pass@1", "Pass@1, training prompts", "none"),
+    (r"train/pass@(?!1$)(\d+)", "Pass@{}, training prompts", "none"),
+    ("support/coverage_correct", "Support coverage, correct", "none"),
+    ("support/coverage_incorrect", "Support coverage, incorrect", "none"),
+    (ENTROPY, "Token entropy [nats]", "none"),
 )
-"""Metric and title of each panel; G is the group size."""
+DIAGNOSTICS = (
+    ("squeeze/index_difference", "Squeezing index, error − control", "zero"),
+    ("squeeze/share_tail_difference", "Tail's share, error − control", "zero"),
+    ("history/net_recovered", "Prompts recovered − lost", "zero"),
+    (r"history/distinct_answers@(\d+)", "Distinct answers in {}", "base"),
+    ("history/missing_mass", "Mass of answers not seen", "base"),
+    ("alarm/entropy_cusum", "Fall of log entropy, CUSUM [sd]", "threshold"),
+    ("reach/correct_outside", "Correct, outside T$_K$", "base"),
+    ("recovery/survival_path_right", "Right alternatives never lost", "none"),
+    ("recovery/selectivity_verdict", "Rise, right − wrong [nats]", "zero"),
+    ("recovery/selectivity_rank", "Rise, T$_K$ − the next K [nats]", "zero"),
+    ("geometry/logits/cos_push_pull", "cos(push, pull)", "zero"),
+    ("geometry/logits/cancelled", "Cancelled share of the terms", "none"),
+    ("geometry/logits/align_push_anchors", "cos(push, ∇ of Σ$_S$ π)", "zero"),
+    ("geometry/logits/align_pull_anchors", "cos(pull, ∇ of Σ$_S$ π)", "zero"),
+    ("geometry/outside_after", "Tokens out of trust region", "none"),
+    ("geometry/anchor_outside_after", "Anchors out of trust region", "none"),
+    ("alarm/([^/]+)/num_lost", "Problems lost, {}", "zero"),
+)
+"""A pattern of metric keys, the panel's title with the pattern's group, and the dotted line: 0, the first logged value,
+the alarm's threshold, or none."""
+THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method → its runs, which differ in their seed alone."""
@@ -98,9 +120,44 @@ def _over_seeds(method: str, seeds: Sequence[tuple[tuple[float, ...], tuple[floa
     )
 
 
-def training_panels(runs: RunsByMethod) -> list[tuple[str, list[MethodCurve]]]:
-    """Title and curves of each panel that some run logged values for."""
-    return [(title, curves) for key, title in _panels(runs) if (curves := method_curves(runs, key))]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePanel:
+    """One metric of all methods."""
+
+    title: str
+    curves: Sequence[MethodCurve]
+    reference: float
+    """Height of the dotted line; NaN: none."""
+
+
+def curve_panels(runs: RunsByMethod, wanted: Sequence[tuple[str, str, str]]) -> list[CurvePanel]:
+    """A panel for each key that some run logged and that matches a pattern of `TRAINING` or `DIAGNOSTICS`."""
+    return [
+        CurvePanel(
+            title=title.format(*match.groups()),
+            curves=method_curves(runs, match[0]),
+            reference=_reference(runs, match[0], kind),
+        )
+        for pattern, title, kind in wanted
+        for match in _matches(runs, pattern)
+    ]
+
+
+def _matches(runs: RunsByMethod, pattern: str) -> Iterator[re.Match[str]]:
+    """The logged keys that match; numbers by size: 8 before 16."""
+    keys = {key for group in runs.values() for run in group for key in run.metrics}
+    found = [match for key in keys if (match := re.fullmatch(pattern, key))]
+    return iter(sorted(found, key=lambda match: [(len(g) if g.isdecimal() else 0, g) for g in match.groups()]))
+
+
+def _reference(runs: RunsByMethod, key: str, kind: str) -> float:
+    everything = [run for group in runs.values() for run in group]
+    if kind == "base":
+        first = [run.metrics[key][1][0] for run in everything if key in run.metrics]
+        return sum(first) / len(first)
+    if kind == "threshold":
+        return float(next((run.config[THRESHOLD] for run in everything if THRESHOLD in run.config), math.nan))
+    return 0.0 if kind == "zero" else math.nan
 
 
 @styled
@@ -115,9 +172,6 @@ def entropy_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
     figure = Figure(figsize=(COLUMN_INCHES, 2.3))
     axes = figure.subplots()
     labels = draw_curves(axes, method_curves(runs, ENTROPY), styles)
-    if not labels:
-        say_empty(axes, f"no run logged {ENTROPY}")
-        return figure
     axes.set_title("Token entropy of the policy")
     axes.set_ylabel("entropy [nats]")
     axes.set_ylim(bottom=0, top=1.06 * axes.get_ylim()[1])
@@ -127,34 +181,17 @@ def entropy_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
 
 
 @styled
-def training_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
-    """Small multiples of a training run: reward, pass@1, pass@G, support coverage and entropy, a line a method.
-
-    Panels without a value in any run are left out. Lines, bands and faint lines as in `entropy_figure`.
-    """
-    shown = training_panels(runs)
-    if not shown:
-        figure = Figure(figsize=(PAGE_INCHES, 1.2))
-        say_empty(figure.subplots(), "no run logged a training metric")
-        return figure
+def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> Figure:
+    """Small multiples of logged metrics, a line a method; lines, bands and faint lines as in `entropy_figure`."""
     figure, grid = panels(len(shown), height=1.75)
-    for axes, (title, curves) in zip(grid, shown, strict=True):
-        draw_curves(axes, curves, styles)
-        axes.set_title(title)
+    for axes, panel in zip(grid, shown, strict=True):
+        if math.isfinite(panel.reference):
+            axes.axhline(panel.reference, color=QUIET, linestyle=":", linewidth=1, zorder=2)
+        draw_curves(axes, panel.curves, styles)
+        axes.set_title(panel.title)
         count_steps(axes)
-    method_legend(figure, styles, {curve.method for _, curves in shown for curve in curves})
+    method_legend(figure, styles, {curve.method for panel in shown for curve in panel.curves})
     return figure
-
-
-def _panels(runs: RunsByMethod) -> list[tuple[str, str]]:
-    """`PANELS`, pass@G once for every group size that occurs."""
-    keys = {key for group in runs.values() for run in group for key in run.metrics}
-    logged = {int(found[1]) for key in keys if (found := re.fullmatch(r"train/pass@(\d+)", key))}
-    result = []
-    for key, title in PANELS:
-        sizes = sorted(logged - {1}) if key.endswith("@G") else [0]
-        result += [(key.replace("@G", f"@{size}"), title.replace("{G}", str(size))) for size in sizes]
-    return result
 
 
 def draw_curves(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, Style]) -> list[EndLabel]:
@@ -169,9 +206,7 @@ def draw_curves(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, 
         axes.plot(
             curve.steps,
             curve.mean,
-            color=style.color,
-            linestyle=style.linestyle,
-            marker=style.marker,
+            **style.marked_line,
             markevery=max(1, len(curve.steps) // 6),
             markersize=3.5,
             zorder=3 + style.rank,

@@ -1,4 +1,4 @@
-"""What the laboratory's runs come to: tables, figures, verdicts on the predictions."""
+"""Tables and figures of the laboratory's runs, and the outcomes of the predictions."""
 
 from apo_lab.reporting.laboratory.report import laboratory_report
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from apo_lab.reporting.laboratory.reading import BASELINES, LabRun, by_method, puzzles_of
 from apo_lab.reporting.laboratory.statistics import difference_of, mean_of
 from apo_lab.reporting.names import method_name
-from apo_lab.reporting.records import Cell, Column, Table, TableRow
+from apo_lab.reporting.records import Table, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, number_cell, share_cell, with_best_bold
 from apo_lab.statistics.exact import exact_pass_at_k
 
@@ -36,7 +36,7 @@ def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problem
         1 − (1 − p_base)^{k·share}·(1 − p)^{k·(1 − share)}
 
     Args:
-        run: whose first look is the base model's.
+        run: its first evaluation point is the base model.
         k: samples in all.
         share: of them from the base model; k·share is whole. A single sample is the last policy's.
     """
@@ -46,7 +46,7 @@ def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problem
 
 
 def baselines_table(runs: Sequence[LabRun]) -> Table:
-    """What can be had from GRPO's last policy and the base model without another step."""
+    """pass@k of GRPO's last policy, changed without training: warmer, averaged or mixed with the base model."""
     rows = []
     for puzzle in puzzles_of(runs):
         methods = by_method(runs, puzzle)
@@ -57,20 +57,16 @@ def baselines_table(runs: Sequence[LabRun]) -> Table:
             against = EMPTY
             if name != method_name("grpo"):
                 against = number_cell(difference_of(grpo[-1], pass_at[-1]), scale=100.0, decimals=2, signed=True)
-            cells = (Cell(text=name), *(share_cell(mean_of(table)) for table in pass_at), against)
-            rows.append(TableRow(cells=cells, section=puzzle, highlight=is_apo))
+            means = (share_cell(mean_of(table)) for table in pass_at)
+            rows.append(row_of(name, *means, against, section=puzzle, highlight=is_apo))
     return Table(
         name="lab_baselines",
         title="Baselines that cost no training, on GRPO's last policy, in per cent",
-        columns=(
-            Column(name="Baseline", align="left"),
-            *(Column(name=f"pass@{k}") for k in KS),
-            Column(name="pass@64 − GRPO"),
-        ),
+        columns=(*left("Baseline"), *right(*(f"pass@{k}" for k in KS), "pass@64 − GRPO")),
         rows=with_best_bold(rows),
         notes=(
-            "All exact. Averaged: (1 − w)·θ + w·θ_base. From the base: that many of the 64 samples (of 8, the same "
-            "share) are the base model's; the first is GRPO's.",
+            "All exact. Averaged: (1 − w)·θ + w·θ_base. From the base: so many of the 64 samples (the same share of 8) "
+            "are the base model's; a single sample is GRPO's.",
         ),
     )
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
+from torch import Tensor
 
 from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
 from apo_lab.reporting.figures.report import NamedFigure
@@ -22,6 +25,8 @@ from apo_lab.statistics.exact import DEAD
 MAIN = ("grpo", "nsr", "grpo_kl", "grpo_kl_error_only", "apo")
 """The paper's methods: figures of curves show these; the tables have all."""
 Styles = Mapping[str, Style]
+Methods = Mapping[str, Sequence[LabRun]]
+"""The runs of one puzzle, by method."""
 
 
 def laboratory_figures(
@@ -31,130 +36,107 @@ def laboratory_figures(
     styles = styles_of([method_name("base"), *(method_name(run.method) for run in runs)])
     figures = []
     for puzzle in puzzles_of(runs):
-        methods = by_method(runs, puzzle)
+        methods, title = by_method(runs, puzzle), puzzle.capitalize()
         seeds = len(next(iter(methods.values())))
         over = f"Means over {seeds} training seed{'s' if seeds > 1 else ''}."
         figures += [
             NamedFigure(
-                name=f"lab_{puzzle}_pareto",
-                title=f"{puzzle.capitalize()}: what is gained at pass@1 and lost at pass@64",
-                caption="Each method's way from the base model (cross) to its last step (marker), looks joined. "
+                f"lab_{puzzle}_pareto",
+                f"{title}: gain in pass@1 and loss in pass@64",
+                "Each method from the base model (cross) through its evaluation points to its last step (marker). "
                 f"{over} Open squares: GRPO's last weights averaged with the base model's, w = 0.25, 0.5, 0.75. "
-                "Grey line: the frontier, the best choice of strategies by class, carried out without a mistake.",
-                figure=pareto_figure(methods, frontiers.get(puzzle, ()), styles),
+                "Grey line: the frontier, the best choice of strategies by class, executed without a mistake.",
+                trade_off_figure(methods, frontiers.get(puzzle, ()), styles),
             ),
             NamedFigure(
-                name=f"lab_{puzzle}_curves",
-                title=f"{puzzle.capitalize()} over training",
-                caption=f"{over} Bands: smallest to largest seed. Grey line: the base model.",
-                figure=curves_figure(methods, styles),
+                f"lab_{puzzle}_curves",
+                f"{title} over training",
+                f"{over} Bands: smallest to largest seed. Grey line: the base model.",
+                curves_figure(methods, styles),
             ),
             NamedFigure(
-                name=f"lab_{puzzle}_pass_at_k",
-                title=f"{puzzle.capitalize()}: pass@k at the last step",
-                caption=f"{over} Bands: smallest to largest seed. Grey: the base model.",
-                figure=pass_at_k_figure(methods, styles),
+                f"lab_{puzzle}_pass_at_k",
+                f"{title}: pass@k at the last step",
+                f"{over} Bands: smallest to largest seed. Grey: the base model.",
+                pass_at_k_figure(methods, styles),
             ),
             NamedFigure(
-                name=f"lab_{puzzle}_survival",
-                title=f"{puzzle.capitalize()}: which ways to a right answer survive",
-                caption="Share of valid (problem, strategy) pairs that the policy takes with a probability of "
-                f"{DEAD:g} "
+                f"lab_{puzzle}_survival",
+                f"{title}: ways to a right answer that are retained",
+                f"Share of valid (problem, strategy) pairs that the policy takes with a probability of {DEAD:g} "
                 f"or more at the last step, by the strategy's mass in the base model. {over}",
-                figure=survival_figure(methods, styles),
+                survival_figure(methods, styles),
             ),
         ]
         if sweep := sweep_of(runs, puzzle):
             figures.append(
                 NamedFigure(
-                    name=f"lab_{puzzle}_sweep",
-                    title=f"{puzzle.capitalize()}: APO's coefficients, one at a time",
-                    caption="At the last step, a mark a seed. Dotted: GRPO.",
-                    figure=sweep_figure(sweep, methods.get("grpo", ()), styles[method_name("apo")]),
+                    f"lab_{puzzle}_sweep",
+                    f"{title}: APO's coefficients, one at a time",
+                    "At the last step, a mark a seed. Dotted: GRPO.",
+                    sweep_figure(sweep, methods.get("grpo", ()), styles[method_name("apo")]),
                 )
             )
     return figures
 
 
 @styled
-def pareto_figure(
-    methods: Mapping[str, Sequence[LabRun]], frontier: Sequence[tuple[float, float]], styles: Styles
-) -> Figure:
+def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], styles: Styles) -> Figure:
     """pass@64 against pass@1, from the base model to the last step."""
-    figure, (axes,) = panels(1, height=2.9)
-    figure.set_size_inches(5.2, 3.0)
+    figure, axes = _single()
     if frontier:
         ordered = sorted(frontier)
         axes.plot(*zip(*ordered, strict=True), color=QUIET, linewidth=1.0, zorder=1)
-        axes.annotate(
-            "frontier", ordered[-1], xytext=(-4, 4), textcoords="offset points", color=QUIET, fontsize=7, ha="right"
-        )
+        _note(axes, "frontier", ordered[-1], (-4, 4), color=QUIET, ha="right")
     handles = []
     for method in _shown(methods):
         style = styles[method_name(method)]
         ones, many = (_mean_curve(methods[method], f"pass@{k}") for k in (1, 64))
-        axes.plot(ones, many, color=style.color, linestyle=style.linestyle, linewidth=1.2, zorder=2 + style.rank)
+        axes.plot(ones, many, **style.line, linewidth=1.2, zorder=2 + style.rank)
         axes.plot(ones[-1], many[-1], style.marker, color=style.color, zorder=20 + style.rank)
-        handles.append(
-            Line2D([], [], color=style.color, linestyle=style.linestyle, marker=style.marker, label=style.label)
-        )
+        handles.append(Line2D([], [], **style.marked_line, label=style.label))
     if averaged := averaged_points(methods.get("grpo", ())):
-        color = styles[method_name("grpo")].color
-        look: dict[str, Any] = {"color": color, "marker": "s", "markerfacecolor": "white", "linestyle": ":"}
-        axes.plot(*zip(*averaged, strict=True), **look, linewidth=1.0, zorder=15)
-        handles.append(Line2D([], [], **look, label="GRPO, averaged\nwith the base"))
-    base = next(iter(methods.values()))[0].looks[0]
-    axes.plot(base["pass@1"], base["pass@64"], "X", color=styles["Base"].color, zorder=40)
-    axes.annotate(
-        "Base",
-        (base["pass@1"], base["pass@64"]),
-        xytext=(6, 5),
-        textcoords="offset points",
-        fontsize=7,
-        color=styles["Base"].color,
-    )
+        open_squares: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "linestyle": ":"}
+        open_squares["color"] = styles[method_name("grpo")].color
+        axes.plot(*zip(*averaged, strict=True), **open_squares, linewidth=1.0, zorder=15)
+        handles.append(Line2D([], [], **open_squares, label="GRPO, averaged\nwith the base"))
+    base = _base(methods)
+    start = (base["pass@1"], base["pass@64"])
+    axes.plot(*start, "X", color=styles["Base"].color, zorder=40)
+    _note(axes, "Base", start, (6, 5), color=styles["Base"].color)
     if "grpo" in methods:  # the arrow that the paper draws
-        ones, many = (_mean_curve(methods["grpo"], f"pass@{k}") for k in (1, 64))
-        axes.annotate(
-            "",
-            (ones[-1], many[-1]),
-            (base["pass@1"], base["pass@64"]),
-            arrowprops={"arrowstyle": "->", "color": COLLAPSE, "linewidth": 0.8, "linestyle": (0, (2, 2))},
-        )
+        end = tuple(_mean_curve(methods["grpo"], f"pass@{k}")[-1] for k in (1, 64))
+        arrow = {"arrowstyle": "->", "color": COLLAPSE, "linewidth": 0.8, "linestyle": (0, (2, 2))}
+        axes.annotate("", end, start, arrowprops=arrow)
     axes.set_xlabel("pass@1")
     axes.set_ylabel("pass@64")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _per_cent(axes.xaxis, axes.yaxis)
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
 @styled
-def curves_figure(methods: Mapping[str, Sequence[LabRun]], styles: Styles) -> Figure:
+def curves_figure(methods: Methods, styles: Styles) -> Figure:
     """pass@1, pass@64, entropy, max-prob and support mass over steps."""
-    first = next(iter(methods.values()))[0].looks[0]
-    kind = next(key.partition("/")[2] for key in first if key.startswith("entropy/"))
-    kind = "operator" if "entropy/operator" in first else kind
+    base = _base(methods)
+    kind = next(key.partition("/")[2] for key in base if key.startswith("entropy/"))
+    kind = "operator" if "entropy/operator" in base else kind
     shown = (
         ("pass@1", "pass@1"),
         ("pass@64", "pass@64"),
-        ("alive", "valid ways alive"),
+        ("alive", "valid ways retained"),
         (f"entropy/{kind}", f"entropy, {kind} [nats]"),
         (f"max_prob/{kind}", f"max-prob, {kind}"),
         (f"support/{kind}", f"support mass, {kind}"),
     )
     figure, grid = panels(len(shown), height=1.75)
     for place, (axes, (metric, title)) in enumerate(zip(grid, shown, strict=True)):
-        axes.axhline(first[metric], color=styles["Base"].color, linewidth=1.0, linestyle=(0, (1, 1.3)))
+        axes.axhline(base[metric], color=styles["Base"].color, linewidth=1.0, linestyle=(0, (1, 1.3)))
         labels = []
         for method in _shown(methods):
             style, runs = styles[method_name(method)], methods[method]
-            steps, table = runs[0].steps, np.array([run.curve(metric) for run in runs])
-            if len(runs) > 1:
-                axes.fill_between(steps, table.min(0), table.max(0), color=style.color, alpha=0.12, linewidth=0)
-            mean = table.mean(0)
-            axes.plot(steps, mean, color=style.color, linestyle=style.linestyle, linewidth=1.2, zorder=2 + style.rank)
-            labels.append(EndLabel(text=style.label, x=steps[-1], y=float(mean[-1]), color=style.color))
+            table = np.array([run.curve(metric) for run in runs])
+            labels.append(_line_and_band(axes, runs[0].steps, table, style, linewidth=1.2))
         axes.set_title(title)
         axes.set_xlim(0, None)
         if place >= 3:
@@ -165,68 +147,88 @@ def curves_figure(methods: Mapping[str, Sequence[LabRun]], styles: Styles) -> Fi
 
 
 @styled
-def pass_at_k_figure(methods: Mapping[str, Sequence[LabRun]], styles: Styles) -> Figure:
+def pass_at_k_figure(methods: Methods, styles: Styles) -> Figure:
     """pass@k against k at the last step, with the base model's."""
-    figure, (axes,) = panels(1, height=2.9)
-    figure.set_size_inches(5.2, 3.0)
-    base = next(iter(methods.values()))[0].looks[0]
+    figure, axes = _single()
+    base = _base(methods)
     ks = [int(key.removeprefix("pass@")) for key in base if key.startswith("pass@")]
-    curve = [base[f"pass@{k}"] for k in ks]
-    style = styles["Base"]
-    axes.plot(ks, curve, color=style.color, linestyle=style.linestyle)
+    curve, style = [base[f"pass@{k}"] for k in ks], styles["Base"]
+    axes.plot(ks, curve, **style.line)
     labels = [EndLabel(text="Base", x=ks[-1], y=curve[-1], color=style.color)]
     for method in _shown(methods):
-        style = styles[method_name(method)]
-        table = np.array([[run.looks[-1][f"pass@{k}"] for k in ks] for run in methods[method]])
-        axes.fill_between(ks, table.min(0), table.max(0), color=style.color, alpha=0.12, linewidth=0)
-        axes.plot(ks, table.mean(0), color=style.color, linestyle=style.linestyle, zorder=2 + style.rank)
-        labels.append(EndLabel(text=style.label, x=ks[-1], y=float(table.mean(0)[-1]), color=style.color))
+        table = np.array([[run.points[-1][f"pass@{k}"] for k in ks] for run in methods[method]])
+        labels.append(_line_and_band(axes, ks, table, styles[method_name(method)]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
     axes.set_xlabel("k")
     axes.set_ylabel("pass@k")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _per_cent(axes.yaxis)
     label_ends(axes, labels)
     return figure
 
 
 @styled
-def survival_figure(methods: Mapping[str, Sequence[LabRun]], styles: Styles) -> Figure:
-    """Share alive at the last step, by how likely the base model takes the way."""
-    figure, (axes,) = panels(1, height=2.9)
-    figure.set_size_inches(5.2, 3.0)
+def survival_figure(methods: Methods, styles: Styles) -> Figure:
+    """Share of valid ways retained at the last step, by their probability under the base model."""
+    figure, axes = _single()
     base = next(iter(methods.values()))[0].scores(0)
     mass = base.valid_mass[base.has_valid]
     edges = [DEAD, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0]
-    centres = [math.sqrt(low * min(high, 0.3)) for low, high in itertools.pairwise(edges)]
+    bins = list(itertools.pairwise(edges))
+    centres = np.array([math.sqrt(low * min(high, 0.3)) for low, high in bins])
     for method in _shown(methods):
         style = styles[method_name(method)]
-        rows = []
-        for run in methods[method]:
-            last = run.last
-            alive = last.valid_mass[last.has_valid] >= DEAD
-            rows.append([_share(alive[(mass >= low) & (mass < high)]) for low, high in itertools.pairwise(edges)])
-        table = np.array(rows)
+        retained = [run.last.valid_mass[run.last.has_valid] >= DEAD for run in methods[method]]
+        table = np.array([[_share(each[(mass >= low) & (mass < high)]) for low, high in bins] for each in retained])
         known = ~np.isnan(table).any(0)
         if not known.any():
             continue  # the base model takes no way as often as that
-        x, y = np.array(centres)[known], table[:, known].mean(0)
-        axes.plot(x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, label=style.label)
+        axes.plot(centres[known], table[:, known].mean(0), **style.marked_line, label=style.label)
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("probability under the base model")
-    axes.set_ylabel("alive at the last step")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("retained at the last step")
+    _per_cent(axes.yaxis)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
-def _share(alive) -> float:
-    return alive.double().mean().item() if len(alive) else math.nan
+def _single() -> tuple[Figure, Axes]:
+    figure, (axes,) = panels(1, height=2.9)
+    figure.set_size_inches(5.2, 3.0)
+    return figure, axes
 
 
-def _shown(methods: Mapping[str, Sequence[LabRun]]) -> list[str]:
+def _line_and_band(axes: Axes, x: Sequence[int], table: np.ndarray, style: Style, **line: float) -> EndLabel:
+    """The mean over seeds and the band from the smallest to the largest; returns the name at the end of the line."""
+    if len(table) > 1:
+        axes.fill_between(x, table.min(0), table.max(0), color=style.color, alpha=0.12, linewidth=0)
+    mean = table.mean(0)
+    axes.plot(x, mean, **style.line, **line, zorder=2 + style.rank)
+    return EndLabel(text=style.label, x=x[-1], y=float(mean[-1]), color=style.color)
+
+
+def _note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, int], **how: Any) -> None:
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", fontsize=7, **how)
+
+
+def _per_cent(*axes: Axis) -> None:
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _share(flags: Tensor) -> float:
+    return flags.double().mean().item() if len(flags) else math.nan
+
+
+def _base(methods: Methods) -> Mapping[str, float]:
+    """The base model's evaluation point, the same for all runs of a puzzle."""
+    return next(iter(methods.values()))[0].points[0]
+
+
+def _shown(methods: Methods) -> list[str]:
     return [method for method in MAIN if method in methods]
 
 

@@ -1,4 +1,4 @@
-"""Reads the folders that `lab.py` leaves: `<puzzle>/<method>/seed_<n>/exact/…`."""
+"""Reads the folders that `apo lab` writes: `<puzzle>/<method>/seed_<n>/exact/…`."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ class Listing:
     is_valid: Bool[Tensor, "answers"]
 
     def scores(self, logprobs: Float[Tensor, "answers"]) -> AnswerScores:
-        """These answers with what a policy says of them."""
+        """These answers with their log-probs under a policy."""
         return AnswerScores(
             problem=self.problem,
             strategy=self.strategy,
@@ -50,32 +50,31 @@ class LabRun:
     seed: int
     folder: Path
     listing: Listing
-    looks: tuple[dict[str, float | int], ...]
-    """What `exact/metrics.jsonl` says, in order of steps; the first is the base model."""
-    seconds: float
+    points: tuple[dict[str, float | int], ...]
+    """The evaluation points of `exact/metrics.jsonl`, in order of steps; the first is the base model's."""
 
     @property
     def steps(self) -> list[int]:
-        """The step of each look."""
-        return [int(look["step"]) for look in self.looks]
+        """The step of each evaluation point."""
+        return [int(point["step"]) for point in self.points]
 
     def curve(self, metric: str) -> list[float]:
-        """One metric, a value a look."""
-        return [look[metric] for look in self.looks]
+        """One metric, a value for each evaluation point."""
+        return [point[metric] for point in self.points]
 
-    def scores(self, look: int) -> AnswerScores:
-        """All answers' log-probs at a look, −1 being the last."""
-        path = self.folder / "exact" / f"step_{self.steps[look]:06d}.npz"
+    def scores(self, point: int) -> AnswerScores:
+        """All answers' log-probs at an evaluation point, −1 being the last."""
+        path = self.folder / "exact" / f"step_{self.steps[point]:06d}.npz"
         return self.listing.scores(torch.from_numpy(np.load(path)["logprobs"]))
 
     @cached_property
     def last(self) -> AnswerScores:
-        """The answers at the last look."""
+        """The answers at the last evaluation point."""
         return self.scores(-1)
 
-    def pass_at(self, k: int, look: int = -1) -> Float[Tensor, "problems"]:
+    def pass_at(self, k: int, point: int = -1) -> Float[Tensor, "problems"]:
         """Exact pass@k of each problem."""
-        scores = self.last if look == -1 else self.scores(look)
+        scores = self.last if point == -1 else self.scores(point)
         return exact_pass_at_k(scores.success, k)
 
     @cached_property
@@ -112,12 +111,11 @@ def read_laboratory(folder: Path) -> list[LabRun]:
                 seed=int(run_folder.name.removeprefix("seed_")),
                 folder=run_folder,
                 listing=listings[puzzle],
-                looks=tuple(json.loads(line) for line in lines),
-                seconds=float(json.loads(path.read_text())["seconds"]),
+                points=tuple(json.loads(line) for line in lines),
             )
         )
     if not runs:
-        raise ConfigError(f"{folder} has no finished run: python lab.py makes them")
+        raise ConfigError(f"{folder} has no finished run: `apo lab` makes them")
     return runs
 
 

@@ -32,7 +32,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
 
     Args:
         folder: of the laboratory.
-        date: as it is printed; the page itself never looks at a clock.
+        date: as it is printed; the page never reads a clock.
 
     Returns:
         `report.html`.
@@ -59,7 +59,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
         paths += save(figure.figure, output / "figures" / figure.name)
     write_atomically(output / "results.json", to_json({table.name: _plain(table) for table in tables}, indent=1))
     contents = ReportContents(
-        title="The laboratory: collapse and what it is fought with",
+        title="The laboratory: collapse of pass@k, and methods against it",
         date=date,
         num_runs=len(runs),
         tables=tables,
@@ -71,7 +71,7 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
 
 
 def _frontiers(runs: Sequence[LabRun]) -> dict[str, list[tuple[float, float]]]:
-    """Of locks, where a policy sees the class and no more of whether a strategy opens; Countdown hides nothing."""
+    """The frontier of locks, where a policy sees only the class of a problem; Countdown hides nothing and has none."""
     locks = next((run for run in runs if run.puzzle == "locks"), None)
     if locks is None:
         return {}
@@ -86,9 +86,8 @@ def _plain(table: Table) -> list[dict[str, object]]:
     for row in table.rows:
         cells: dict[str, object] = {"section": row.section} if row.section else {}
         for column, cell in zip(table.columns, row.cells, strict=True):
-            name = " ".join(filter(None, (column.group, column.name)))
-            cells[name] = cell.text if cell.value is None else cell.value
+            cells[column.title] = cell.text if cell.value is None else cell.value
             if cell.interval is not None:
-                cells[f"{name} interval"] = list(cell.interval)
+                cells[f"{column.title} interval"] = list(cell.interval)
         rows.append(cells)
     return rows

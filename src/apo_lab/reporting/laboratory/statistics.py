@@ -15,16 +15,16 @@ from apo_lab.statistics.seeds import seed_difference_intervals, seed_mean_interv
 from apo_lightning.evaluation.records import Estimate
 
 MATCHED_WINDOW = 0.05
-"""Looks whose pass@1 lies this near to a level enter the fit at it."""
+"""Evaluation points whose pass@1 lies this near to a level enter the fit at it."""
 
 
 def mean_pass_at_k(runs: Sequence[LabRun], k: int) -> Estimate:
-    """pass@k at the last look with its interval over seeds and problems; of one seed the mean alone."""
+    """pass@k at the last step with its interval over seeds and problems; of one seed the mean alone."""
     return mean_of(torch.stack([run.pass_at(k) for run in runs]))
 
 
 def difference(before: Sequence[LabRun], after: Sequence[LabRun], k: int) -> Estimate:
-    """By how much one method's pass@k at the last look exceeds another's, on the same problems."""
+    """By how much one method's pass@k at the last step exceeds another's, on the same problems."""
     return difference_of(*(torch.stack([run.pass_at(k) for run in runs]) for runs in (before, after)))
 
 
@@ -66,25 +66,17 @@ def welch(before: Sequence[float], after: Sequence[float]) -> Estimate:
     return Estimate(value=value, low=value - half, high=value + half)
 
 
-def at_matched(run: LabRun, level: float, metric: str, *, window: float = MATCHED_WINDOW) -> float:
-    """A run's metric where its pass@1 passes a level: a line through the looks near it.
+def at_matched(run: LabRun, level: float, metric: str) -> float:
+    """A run's metric where its pass@1 passes a level: a line through the evaluation points near it.
 
-    Least squares of the metric on pass@1 over looks with |pass@1 − level| ≤ `window`, read off at the level. The looks
-    are exact, so no half of the samples needs to be set aside against regression to the mean.
-
-    Args:
-        run: with its looks.
-        level: of pass@1.
-        metric: of `LabRun.curve`.
-        window: in pass@1.
-
-    Returns:
-        NaN where the run has no look on one of the two sides of the level.
+    Least squares of the metric on pass@1 over points with |pass@1 − level| ≤ `MATCHED_WINDOW`, read off at the level;
+    NaN where the run has no point on one of the two sides of it. The points are exact, so no half of the samples needs
+    to be set aside against regression to the mean.
     """
     ones, values = run.curve("pass@1"), run.curve(metric)
     if not min(ones) <= level <= max(ones):
         return math.nan
-    near = [(one, value) for one, value in zip(ones, values, strict=True) if abs(one - level) <= window]
+    near = [(one, value) for one, value in zip(ones, values, strict=True) if abs(one - level) <= MATCHED_WINDOW]
     if len(near) < 2:
         return math.nan
     x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*near, strict=True))

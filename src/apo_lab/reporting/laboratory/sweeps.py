@@ -9,7 +9,7 @@ from apo_lab.reporting.figures.canvas import panels, styled
 from apo_lab.reporting.laboratory.reading import REVIVAL, LabRun, puzzles_of
 from apo_lab.reporting.laboratory.statistics import mean_pass_at_k
 from apo_lab.reporting.names import axis_name
-from apo_lab.reporting.records import Cell, Column, Table, TableRow
+from apo_lab.reporting.records import Cell, Table, left, right, row_of
 from apo_lab.reporting.style import QUIET, Style
 from apo_lab.reporting.tables.cells import share_cell
 
@@ -39,26 +39,21 @@ def sweep_table(runs: Sequence[LabRun]) -> Table:
     rows = []
     for puzzle in puzzles_of(runs):
         for axis, values in sweep_of(runs, puzzle).items():
+            name = axis_name(f"algo.loss.{axis}")
             for value, members in values:
                 rows.append(
-                    TableRow(
-                        cells=(
-                            Cell(text=f"{axis_name(f'algo.loss.{axis}')} = {value:g}", value=value),
-                            Cell(text=str(len(members))),
-                            *(share_cell(mean_pass_at_k(members, k)) for k in (1, 8, 64)),
-                        ),
-                        section=f"{puzzle}, {axis_name(f'algo.loss.{axis}')}",
+                    row_of(
+                        Cell(f"{name} = {value:g}", value),
+                        str(len(members)),
+                        *(share_cell(mean_pass_at_k(members, k)) for k in (1, 8, 64)),
+                        section=f"{puzzle}, {name}",
                         highlight=any(run.method == "apo" for run in members),
                     )
                 )
     return Table(
         name="lab_sweep",
         title="APO with one coefficient changed, in per cent",
-        columns=(
-            Column(name="Value", align="left"),
-            Column(name="Seeds"),
-            *(Column(name=f"pass@{k}") for k in (1, 8, 64)),
-        ),
+        columns=(*left("Value"), *right("Seeds", "pass@1", "pass@8", "pass@64")),
         rows=tuple(rows),
         notes=("At the last step.",),
     )
@@ -70,12 +65,12 @@ def sweep_figure(sweep: Sweep, grpo: Sequence[LabRun], style: Style) -> Figure:
     figure, grid = panels(len(sweep), height=1.9)
     for place, (axes, (axis, values)) in enumerate(zip(grid, sweep.items(), strict=True)):
         for k, fill in ((64, style.color), (1, "white")):
-            marks = [[run.looks[-1][f"pass@{k}"] for run in members] for _, members in values]
+            marks = [[run.points[-1][f"pass@{k}"] for run in members] for _, members in values]
             for x, column in enumerate(marks):
                 axes.plot([x] * len(column), column, style.marker, color=style.color, markerfacecolor=fill)
             axes.plot(range(len(marks)), [sum(column) / len(column) for column in marks], color=style.color)
             if grpo:
-                level = sum(run.looks[-1][f"pass@{k}"] for run in grpo) / len(grpo)
+                level = sum(run.points[-1][f"pass@{k}"] for run in grpo) / len(grpo)
                 axes.axhline(level, color=QUIET, linewidth=1.0, linestyle=":")
         axes.set_xticks(range(len(values)), [f"{value:g}" for value, _ in values])
         axes.set_xlabel(axis_name(f"algo.loss.{axis}"))

@@ -1,15 +1,51 @@
-"""What was measured here beside what was published, cell by cell."""
+"""What was measured here next to what was published: accuracies, oracle coverage, hyper-parameters."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
-from apo_lab.reporting.names import benchmark_name, in_benchmark_order
-from apo_lab.reporting.published import AVERAGE, NUM_SAMPLES, Name, PublishedCell, published_cell
-from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow
-from apo_lab.reporting.tables.cells import PER_CENT, share_cell
+from apo_lab.reporting.axes import plain, same_value, value_place
+from apo_lab.reporting.names import (
+    benchmark_name,
+    in_benchmark_order,
+    in_method_order,
+    in_model_order,
+    method_name,
+    model_name,
+)
+from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, Name, PublishedCell, published, published_cell
+from apo_lab.reporting.records import (
+    Cell,
+    Covered,
+    Evaluations,
+    Measurement,
+    RunCard,
+    Table,
+    TableRow,
+    left,
+    right,
+    row_of,
+)
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, share_cell
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.main_results import label
 from apo_lab.reporting.tables.series import Series, average, evaluated_or_held_out, interval_note, series
 from apo_lightning.evaluation.records import Estimate
+
+SETTINGS: Mapping[str, str] = {
+    "prompts_per_step": "Global batch size [prompts]",
+    "prompts_per_minibatch": "Mini-batch size [prompts]",
+    "optimizer.lr": "Learning rate",
+    "group_size": "Group size",
+    "algo.loss.clip_eps": "Clip ratio ε",
+    "aggregation": "Loss aggregation",
+    "context_tokens": "Max. context [tokens]",
+    "data.max_prompt_tokens": "Max. prompt [tokens]",
+    "trainer.max_steps": "Training steps",
+    "platform": "Training platform",
+    "algo.loss.push_coef": "Push coefficient λ",
+    "algo.loss.pull_coef": "Pull coefficient β",
+    "algo.loss.anchor_size": "Anchor size K",
+    "algo.loss.kl_coef": "KL coefficient",
+}
 
 
 def beside_published(measurements: Sequence[Measurement]) -> Table:
@@ -19,25 +55,26 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
     paper's K.
     """
     items = series([item for item in evaluated_or_held_out(measurements) if not item.held_out])
-    rows = [
-        _row(item, name, metric, ours, theirs)
+    found = [
+        (item, name, metric, ours, theirs)
         for item in items
         for name, metric, ours in _numbers(item)
-        if (theirs := _published(item, name, metric)) is not None
+        if (theirs := _published_cell(item, name, metric)) is not None
     ]
-    marks = any(cell.marked for row in rows for cell in row.cells)
-    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if rows else []
+    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if found else []
+    if faults := dict.fromkeys(FAULTS[fault] for *_, theirs in found for fault in theirs.mark.split()):
+        notes.append(f"Marked: the published number does not add up: it {', or '.join(faults)}.")
     return Table(
         name="beside_published",
         title="Measured here and published",
         columns=(
-            Column(name="Method", align="left"),
+            *left("Method"),
             SEEDS,
-            *(Column(name=name, align="left") for name in ("Benchmark", "Metric")),
-            *(Column(name=name) for name in ("Here", "Published", "Difference")),
+            *left("Benchmark", "Metric"),
+            *right("Here", "Published", "Difference"),
         ),
-        rows=tuple(rows),
-        notes=(*notes, *(("Marked: the published number does not add up.",) if marks else ())),
+        rows=tuple(_comparison(*each) for each in found),
+        notes=tuple(notes),
     )
 
 
@@ -55,22 +92,103 @@ def _numbers(item: Series) -> Iterator[tuple[str, str, Estimate]]:
                 yield AVERAGE, metric, mean
 
 
-def _published(item: Series, benchmark: str, metric: str) -> PublishedCell | None:
+def _published_cell(item: Series, benchmark: str, metric: str) -> PublishedCell | None:
     setting = ",".join(f"{key}={value}" for key, value in item.settings.items())
     table: Name = "sensitivity" if setting else "main_results"
     names = {"model": item.model, "method": item.method, "benchmark": benchmark, "metric": metric}
     return published_cell(table, **names, setting=setting)
 
 
-def _row(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> TableRow:
+def _comparison(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> TableRow:
     difference = ours.value * PER_CENT - theirs.value
-    cells = (
-        label(item),
+    return row_of(
+        item.name,
         seeds_cell(item, None if benchmark == AVERAGE else [benchmark]),
-        Cell(text="Average" if benchmark == AVERAGE else benchmark_name(benchmark)),
-        Cell(text=metric.replace("p", "P", 1)),
+        "Average" if benchmark == AVERAGE else benchmark_name(benchmark),
+        metric.replace("p", "P", 1),
         share_cell(ours),
-        Cell(text=theirs.text, value=theirs.value, marked=bool(theirs.mark)),
-        Cell(text=f"{difference:+.2f}", value=difference),
+        Cell(theirs.text, theirs.value, marked=bool(theirs.mark)),
+        Cell(f"{difference:+.2f}", difference),
+        section=item.block,
     )
-    return TableRow(cells=cells, section=item.block)
+
+
+def coverage_table(evaluations: Evaluations) -> Table:
+    """Oracle recall at K [%] of every model that was measured, the published row last; a block for each preset.
+
+    Source: the paper's table of oracle coverage.
+    """
+    found = evaluations.coverage
+    sizes = sorted({k for item in found for k in item.result.recall})
+    rows = [_recall(item, sizes) for item in _in_order(found)]
+    if rows:
+        rows.append(_published_recall(sizes))
+    return Table(
+        name="coverage",
+        title="Oracle coverage",
+        columns=(*left("Model", "Method"), *right("Tokens", *(f"Top-{k}" for k in sizes))),
+        rows=tuple(rows),
+        notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",) if rows else (),
+    )
+
+
+def _in_order(found: tuple[Covered, ...]) -> list[Covered]:
+    models = in_model_order(item.model for item in found)
+    methods = in_method_order(item.method for item in found)
+    return sorted(found, key=lambda c: (c.result.preset, models.index(c.model), methods.index(c.method), str(c.path)))
+
+
+def _recall(item: Covered, sizes: list[int]) -> TableRow:
+    recalls = (share_cell(item.result.recall.get(k)) for k in sizes)
+    tokens = Cell(f"{item.result.num_tokens:,}", float(item.result.num_tokens))
+    return row_of(item.model, item.method, tokens, *recalls, section=f"{item.result.preset} solutions")
+
+
+def _published_recall(sizes: list[int]) -> TableRow:
+    recall = {cell.metric: cell for cell in published("coverage")}
+    first, cells = recall["recall@1"], [recall.get(f"recall@{k}") for k in sizes]
+    numbers = (Cell(cell.text, cell.value) if cell else EMPTY for cell in cells)
+    section = f"Published ({first.benchmark}, 1,000 problems)"
+    return row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section)
+
+
+def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
+    """Every setting that the paper gives, and what the runs used; marked where a run differs.
+
+    Source: the paper's table of hyper-parameters. It gives no units; the batch sizes are read as prompts.
+    """
+    cells = published("hyperparameters") if runs else ()
+    return Table(
+        name="hyperparameters",
+        title="Hyper-parameters",
+        columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
+        rows=tuple(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
+        notes=("Marked: not the paper's value in every run.",) if runs else (),
+    )
+
+
+def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
+    values = Counter(_value(run, cell.metric) for run in runs)
+    found = {value: count for value, count in values.items() if value is not None}
+    differs = cell.metric != "platform" and any(not same_value(value, cell.text) for value in found)
+    methods = method_name(cell.method) if cell.method else "all"
+    return row_of(SETTINGS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
+
+
+def _value(run: RunCard, key: str) -> str | None:
+    if key == "platform":
+        parts = [run.config.get(f"trainer.{name}", "?") for name in ("num_nodes", "devices", "accelerator")]
+        return "{} × {} {}".format(*parts) if run.config else None
+    if key == "context_tokens":
+        parts = [run.config.get(f"data.max_{name}_tokens", "") for name in ("prompt", "completion")]
+        return str(sum(map(int, parts))) if all(map(str.isdecimal, parts)) else None
+    value = run.config.get(key)
+    return None if value is None else plain(value)
+
+
+def _counted(values: Mapping[str, int]) -> str:
+    """`0.1`; where runs differ, each value with the number of runs that used it."""
+    if len(values) < 2:
+        return next(iter(values), "–")
+    ordered = sorted(values, key=value_place)
+    return ", ".join(f"{value} ({values[value]} run{'s' if values[value] > 1 else ''})" for value in ordered)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from apo_lab.reporting.records import Cell, TableRow
 from apo_lightning.evaluation.records import Estimate
 
-EMPTY = Cell(text="–")
+EMPTY = Cell("–")
 PER_CENT = 100.0
 
 
@@ -25,11 +25,11 @@ def number_cell(estimate: Estimate | None, *, scale: float = 1.0, decimals: int 
     sign = "+" if signed else ""
     text = f"{estimate.value * scale:{sign}.{decimals}f}"
     if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
-        return Cell(text=text, value=estimate.value * scale)
+        return Cell(text, estimate.value * scale)
     low, high = estimate.low * scale, estimate.high * scale
     fewer = 1 if decimals == 2 else decimals
     interval_text = f"[{low:{sign}.{fewer}f}, {high:{sign}.{fewer}f}]"
-    return Cell(text=text, value=estimate.value * scale, interval=(low, high), interval_text=interval_text)
+    return Cell(text, estimate.value * scale, (low, high), interval_text)
 
 
 def share_cell(estimate: Estimate | None) -> Cell:

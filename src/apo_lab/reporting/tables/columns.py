@@ -1,70 +1,76 @@
-"""The columns that tables of accuracies share: Pass@1 and Pass@K of a benchmark, and their averages."""
+"""The columns that tables of accuracies share: Pass@1 and Pass@K of a benchmark, their averages, gains."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from apo_lab.reporting.names import benchmark_name
-from apo_lab.reporting.records import Cell, Column, Measurement, TableRow
+from apo_lab.reporting.records import Cell, Column, Measurement, TableRow, left, right
 from apo_lab.reporting.tables.cells import PER_CENT, number_cell, share_cell
-from apo_lab.reporting.tables.series import Series, average, interval_note, missing_note, num_seeds
-from apo_lightning.evaluation.records import Estimate
+from apo_lab.reporting.tables.series import Series, average, budgets, interval_note, missing_note, num_seeds
 
-SEEDS = Column(name="Seeds")
+SEEDS = Column("Seeds")
 
 
 def seeds_cell(item: Series, names: Iterable[str] | None = None) -> Cell:
     """Training seeds behind a row; of all its benchmarks, or of some."""
     chosen = item.by_benchmark if names is None else [name for name in names if name in item.by_benchmark]
-    return Cell(text=num_seeds(item.by_benchmark[name] for name in chosen))
+    return Cell(num_seeds(item.by_benchmark[name] for name in chosen))
 
 
-def accuracy_columns(benchmark: str, k: int) -> list[Column]:
-    """Pass@1, and Pass@K where K is above 1."""
-    return [Column(name=f"Pass@{size}", group=benchmark_name(benchmark)) for size in _sizes(k)]
-
-
-def accuracy_cells(measured: Measurement | None, k: int) -> list[Cell]:
-    """The cells under `accuracy_columns`, in per cent."""
-    metrics: Mapping[str, Estimate] = measured.metrics if measured else {}
-    return [share_cell(metrics.get(f"pass@{size}")) for size in _sizes(k)]
-
-
-def average_columns(several_k: bool) -> list[Column]:
-    """Columns of the averages of Pass@1, and of Pass@K unless every K is 1."""
-    return [Column(name=name, group="Average") for name in (("Pass@1", "Pass@K") if several_k else ("Pass@1",))]
-
-
-def average_cells(item: Series, names: Iterable[str], budget: Mapping[str, int], several_k: bool) -> list[Cell]:
-    """The cells under `average_columns`, in per cent."""
-    names = list(names)
-    first = share_cell(average(item, names, dict.fromkeys(names, "pass@1")))
-    every = share_cell(average(item, names, {name: f"pass@{budget[name]}" for name in names}))
-    return [first, every] if several_k else [first]
-
-
-def gain_columns(names: Iterable[str]) -> list[Column]:
-    """A column for the gain on each held-out set."""
-    return [Column(name="Gain", group=benchmark_name(name)) for name in names]
-
-
-def gain_cells(item: Series, names: Iterable[str]) -> list[Cell]:
+def gain_cell(item: Series, name: str) -> Cell:
     """Pass@1 minus the untrained model's on the same problems, in points of per cent."""
-    measured = (item.by_benchmark.get(name) for name in names)
-    gains = (measurement.metrics.get("gain") if measurement else None for measurement in measured)
-    return [number_cell(gain, scale=PER_CENT, decimals=2, signed=True) for gain in gains]
+    measured = item.by_benchmark.get(name)
+    return number_cell(measured.metrics.get("gain") if measured else None, scale=PER_CENT, decimals=2, signed=True)
 
 
-def reading_notes(rows: Sequence[TableRow], items: Sequence[Series], *, held_out: bool) -> list[str]:
-    """How to read the numbers of a table of accuracies; nothing for an empty one."""
-    cells = [cell for row in rows for cell in row.cells]
-    bracket = f" In brackets: {interval_note(items)}." if any(cell.interval for cell in cells) else ""
-    bold = " Bold: best of its block." if any(cell.bold for cell in cells) else ""
-    notes = [f"Per cent.{bracket}{bold}", *missing_note(items)] if rows else []
-    if rows and held_out:
-        notes.append(
-            "No evaluations were found: the training runs' own held-out problems; gain over the untrained model."
-        )
-    return notes
+@dataclass(frozen=True, slots=True)
+class Accuracies:
+    """Pass@1 and Pass@K [%] of each benchmark, then averages and held-out gains where a table has them."""
 
+    benchmarks: Sequence[str]
+    budget: Mapping[str, int]
+    """K of each benchmark."""
+    has_averages: bool
+    is_held_out: bool
 
-def _sizes(k: int) -> tuple[int, ...]:
-    return (1, k) if k > 1 else (1,)
+    @classmethod
+    def of(cls, chosen: Sequence[Measurement], benchmarks: Sequence[str], *, has_averages: bool) -> "Accuracies":
+        """The columns for these measurements."""
+        return cls(benchmarks, budgets(chosen), has_averages, any(item.held_out for item in chosen))
+
+    @property
+    def _averaged(self) -> tuple[str, ...]:
+        several_k = any(self.budget[name] > 1 for name in self.benchmarks)
+        return (("Pass@1", "Pass@K") if several_k else ("Pass@1",)) if self.has_averages else ()
+
+    def columns(self, first: str) -> tuple[Column, ...]:
+        """All columns of the table, the first with a title of its own."""
+        found = [*left(first), SEEDS]
+        for name in self.benchmarks:
+            found += right(*(f"Pass@{k}" for k in self._ks(name)), group=benchmark_name(name))
+        found += right(*self._averaged, group="Average")
+        return (*found, *(Column("Gain", group=benchmark_name(n)) for n in self.benchmarks if self.is_held_out))
+
+    def cells(self, item: Series, averaged: Iterable[str]) -> tuple[Cell, ...]:
+        """The cells of a row but its first; averages are over the benchmarks `averaged`."""
+        found, names = [seeds_cell(item)], list(averaged)
+        for name in self.benchmarks:
+            metrics = item.by_benchmark[name].metrics if name in item.by_benchmark else {}
+            found += [share_cell(metrics.get(f"pass@{k}")) for k in self._ks(name)]
+        for title in self._averaged:
+            metric_of = {name: "pass@1" if title == "Pass@1" else f"pass@{self.budget[name]}" for name in names}
+            found.append(share_cell(average(item, names, metric_of)))
+        return (*found, *(gain_cell(item, name) for name in self.benchmarks if self.is_held_out))
+
+    def notes(self, rows: Sequence[TableRow], items: Sequence[Series]) -> list[str]:
+        """How to read the numbers; nothing for an empty table."""
+        if not rows:
+            return []
+        cells = [cell for row in rows for cell in row.cells]
+        bracket = f" In brackets: {interval_note(items)}." if any(cell.interval for cell in cells) else ""
+        bold = " Bold: best of its block." if any(cell.bold for cell in cells) else ""
+        source = "No evaluations were found: the training runs' own held-out problems; gain over the untrained model."
+        return [f"Per cent.{bracket}{bold}", *missing_note(items), *([source] if self.is_held_out else [])]
+
+    def _ks(self, name: str) -> tuple[int, ...]:
+        return (1, self.budget[name]) if self.budget[name] > 1 else (1,)

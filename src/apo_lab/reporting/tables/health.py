@@ -1,12 +1,12 @@
-"""How much exploration a policy has left: coverage, diversity and uncertainty beside one another."""
+"""Coverage, diversity and uncertainty of each policy."""
 
 from collections.abc import Sequence
 
 from apo_lab.reporting.names import benchmark_name, in_benchmark_order
-from apo_lab.reporting.records import Column, Measurement, Table, TableRow
+from apo_lab.reporting.records import Measurement, Table, left, right, row_of
 from apo_lab.reporting.tables.cells import number_cell, share_cell, with_best_bold
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.main_results import label, without_variants
+from apo_lab.reporting.tables.main_results import without_variants
 from apo_lab.reporting.tables.series import data_notes, interval_note, missing_note, series
 
 METRICS = {
@@ -37,17 +37,12 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                     pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
                     section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
-                    first = (label(item), seeds_cell(item, [name]))
-                    rows.append(TableRow(cells=(*first, pass_at_k, *numbers), section=section))
+                    rows.append(row_of(item.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
     note = f"Pass@K in per cent, entropy in nats. In brackets: {interval_note(items)}. Bold: most spread of its block."
     return Table(
         name="health",
         title="Distributional health",
-        columns=(
-            Column(name="Method", align="left"),
-            SEEDS,
-            *(Column(name=name) for name in ("Pass@K ↑", *METRICS.values())),
-        ),
+        columns=(*left("Method"), SEEDS, *right("Pass@K ↑", *METRICS.values())),
         rows=with_best_bold(rows, lower_is_better=LOWER_IS_HEALTHIER),
         notes=(note, *missing_note(items, ("pass@", *METRICS)), *data_notes(chosen)) if rows else (),
     )

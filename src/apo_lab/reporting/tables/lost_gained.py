@@ -1,17 +1,17 @@
-"""Which problems a method solves that another never does, and the other way round."""
+"""Problems that one method solves and another does not, in both directions."""
 
 from collections.abc import Iterator, Sequence
 
 from apo_lab.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
-from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow
+from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import PER_CENT, number_cell
-from apo_lab.reporting.tables.main_results import label, without_variants
+from apo_lab.reporting.tables.main_results import without_variants
 from apo_lab.reporting.tables.series import Series, num_seeds, series
 from apo_lab.statistics.comparison import Comparison, compare_methods
 from apo_lightning.evaluation.records import Estimate
 
 COMPARED_FROM = (BASE, METHODS["grpo"])
-"""The methods that others are compared with: what training costs, and what a remedy brings back."""
+"""The methods that others are compared with: Base shows the cost of training, GRPO the effect of a remedy."""
 
 
 def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
@@ -32,9 +32,9 @@ def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
         name="lost_gained",
         title="Problems lost and gained",
         columns=(
-            *(Column(name=name, align="left") for name in ("From", "To", "Benchmark")),
-            *(Column(name=name) for name in ("Seeds", "Problems", "Lost", "Gained", "K", "Change of Pass@K")),
-            Column(name="Scope", align="left"),
+            *left("From", "To", "Benchmark"),
+            *right("Seeds", "Problems", "Lost", "Gained", "K", "Change of Pass@K"),
+            *left("Scope"),
         ),
         rows=rows,
         notes=tuple(_notes(rows, len(both) - len(comparable))),
@@ -72,21 +72,21 @@ def _row(a: Series, b: Series, name: str) -> TableRow:
     result = compare_methods(before, after, first.num_samples)
     change = result.difference
     estimate = Estimate(value=change.mean, low=change.low, high=change.high)
-    cells = (
-        label(a),
-        label(b),
-        Cell(text=benchmark_name(name)),
-        Cell(text=f"{num_seeds([first])}, {num_seeds([second])}"),
+    return row_of(
+        a.name,
+        b.name,
+        benchmark_name(name),
+        f"{num_seeds([first])}, {num_seeds([second])}",
         *(_count(count) for count in (result.num_problems, result.num_lost, result.num_gained, result.k)),
         number_cell(estimate, scale=PER_CENT, decimals=2, signed=True),
-        Cell(text=_scope(a, b, result)),
+        _scope(a, b, result),
+        section=a.block,
     )
-    return TableRow(cells=cells, section=a.block)
 
 
 def _count(count: int | float) -> Cell:
     """A whole number as such, another with a decimal."""
-    return Cell(text=f"{count:,.0f}" if abs(count - round(count)) < 1e-9 else f"{count:,.1f}", value=float(count))
+    return Cell(f"{count:,.0f}" if abs(count - round(count)) < 1e-9 else f"{count:,.1f}", float(count))
 
 
 def _scope(a: Series, b: Series, result: Comparison) -> str:

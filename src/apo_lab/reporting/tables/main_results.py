@@ -1,21 +1,11 @@
-"""Models × methods × benchmarks, and what training runs say of their own held-out problems."""
+"""Models × methods × benchmarks, and what training runs measured on their own held-out problems."""
 
 from collections.abc import Mapping, Sequence
 
 from apo_lab.reporting.names import BASE, benchmark_name, in_benchmark_order
-from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow
+from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import share_cell, with_best_bold
-from apo_lab.reporting.tables.columns import (
-    SEEDS,
-    accuracy_cells,
-    accuracy_columns,
-    average_cells,
-    average_columns,
-    gain_cells,
-    gain_columns,
-    reading_notes,
-    seeds_cell,
-)
+from apo_lab.reporting.tables.columns import SEEDS, Accuracies, gain_cell, seeds_cell
 from apo_lab.reporting.tables.series import (
     Series,
     budgets,
@@ -40,26 +30,15 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
     chosen = evaluated_or_held_out(measurements)
     everything = series(chosen)
     shown = without_variants(everything)
-    benchmarks = in_benchmark_order(name for item in shown for name in item.by_benchmark)
-    budget = budgets(chosen)
     common = {item.block: common_benchmarks([other for other in shown if other.block == item.block]) for item in shown}
-    with_averages = any(len(names) > 1 for names in common.values())
-    several_k = any(budget[name] > 1 for name in benchmarks)
-    columns = [Column(name="Method", align="left"), SEEDS]
-    columns += [column for name in benchmarks for column in accuracy_columns(name, budget[name])]
-    columns += average_columns(several_k) if with_averages else []
-    held_out = any(item.held_out for item in chosen)
-    columns += gain_columns(benchmarks) if held_out else []
-    lines = []
-    for item in shown:
-        cells = [label(item), seeds_cell(item)]
-        cells += [cell for n in benchmarks for cell in accuracy_cells(item.by_benchmark.get(n), budget[n])]
-        cells += average_cells(item, common[item.block], budget, several_k) if with_averages else []
-        cells += gain_cells(item, benchmarks) if held_out else []
-        lines.append(TableRow(cells=tuple(cells), section=item.block))
-    rows = with_best_bold(lines)
-    notes = reading_notes(rows, shown, held_out=held_out)
-    if with_averages:
+    has_averages = any(len(names) > 1 for names in common.values())
+    benchmarks = in_benchmark_order(name for item in shown for name in item.by_benchmark)
+    accuracies = Accuracies.of(chosen, benchmarks, has_averages=has_averages)
+    rows = with_best_bold(
+        [row_of(item.name, *accuracies.cells(item, common[item.block]), section=item.block) for item in shown]
+    )
+    notes = accuracies.notes(rows, shown)
+    if has_averages:
         notes.append(f"Average over the benchmarks that all methods of a block have: {_listed(common)}.")
     if hidden := len(everything) - len(shown):
         notes.append(
@@ -68,7 +47,7 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
     return Table(
         name="main_results",
         title="Main results",
-        columns=tuple(columns),
+        columns=accuracies.columns("Method"),
         rows=rows,
         notes=(*notes, *data_notes(chosen)),
     )
@@ -84,26 +63,26 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
     before = {(i.block, name): m for i in items if i.method == BASE for name, m in i.by_benchmark.items()}
     several_k = any(k > 1 for k in budget.values())
     names = ("Pass@1", "Pass@K") if several_k else ("Pass@1",)
-    rows = []
+    rows: list[TableRow] = []
     for item in items:
         for name in in_benchmark_order(item.by_benchmark) if item.method != BASE else ():
             sides = (before.get((item.block, name)), item.by_benchmark[name])
             metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
             shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
-            k = [Cell(text=f"{budget[name]}", value=float(budget[name]))] if several_k else []
-            first = (label(item), seeds_cell(item, [name]), Cell(text=benchmark_name(name)), *k)
-            rows.append(TableRow(cells=(*first, *shares, *gain_cells(item, [name])), section=item.block))
+            k = [Cell(f"{budget[name]}", float(budget[name]))] if several_k else []
+            cells = (item.name, seeds_cell(item, [name]), benchmark_name(name), *k, *shares, gain_cell(item, name))
+            rows.append(row_of(*cells, section=item.block))
     note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {interval_note(items)}."
     return Table(
         name="held_out",
         title="Held-out problems, before and after training",
         columns=(
-            Column(name="Method", align="left"),
+            *left("Method"),
             SEEDS,
-            Column(name="Problems", align="left"),
-            *([Column(name="K")] if several_k else []),
-            *(Column(name=when, group=name) for name in names for when in ("Before", "After")),
-            Column(name="Gain"),
+            *left("Problems"),
+            *right(*(["K"] if several_k else [])),
+            *(column for name in names for column in right("Before", "After", group=name)),
+            *right("Gain"),
         ),
         rows=tuple(rows),
         notes=(note, *missing_note(items), *data_notes(held_out)) if rows else (),
@@ -114,11 +93,6 @@ def without_variants(items: Sequence[Series]) -> list[Series]:
     """The series with default settings, and those of methods that were run with no defaults."""
     plain = {(item.block, item.method) for item in items if not item.settings}
     return [item for item in items if not item.settings or (item.block, item.method) not in plain]
-
-
-def label(item: Series) -> Cell:
-    """The method, and where its runs depart from the defaults."""
-    return Cell(text=item.name)
 
 
 def _listed(common: Mapping[str, set[str]]) -> str:

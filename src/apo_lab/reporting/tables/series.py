@@ -29,7 +29,7 @@ class Series:
 
 
 def evaluated_or_held_out(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The evaluations; where there is none, what the training runs themselves measured on held-out problems."""
+    """The evaluations; where there is none, the training runs' own measurements on held-out problems."""
     evaluated = [item for item in measurements if not item.held_out]
     return evaluated or list(measurements)
 
@@ -45,16 +45,12 @@ def budgets(measurements: Iterable[Measurement]) -> dict[str, int]:
 def at_budget(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Every measurement with `pass@K` at the common K of its benchmark, so that a column compares equals.
 
-    What means something else with more samples than that, such as the diversity of a problem's samples, is left out.
+    Metrics whose value depends on the number of samples, such as diversity, are left out where it is not K.
     """
-    common = budgets(measurements)
-    cut = []
+    common, cut = budgets(measurements), []
     for item in measurements:
         k = common[item.benchmark]
-        kept = {
-            name: estimate for name, estimate in item.metrics.items() if item.num_samples == k or not depends_on_n(name)
-        }
-        # Without counts a problem, as of an old held-out set, there are the few that were logged.
+        kept = {name: e for name, e in item.metrics.items() if item.num_samples == k or not depends_on_n(name)}
         at_k = {f"pass@{k}": item.pass_at_k[k - 1]} if item.pass_at_k else {}
         cut.append(replace(item, num_samples=k, metrics={**kept, **at_k}, pass_at_k=item.pass_at_k[:k]))
     return cut
@@ -68,20 +64,19 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
     blocks = blocks_in_order(measurements)
     methods = in_method_order(method for _, method, _, _ in groups)
     order = sorted(groups, key=lambda key: (blocks.index(key[0]), methods.index(key[1]), *key[2:]))
-    return [_series(groups[key]) for key in order]
-
-
-def _series(by_benchmark: Mapping[str, Measurement]) -> Series:
-    first = next(iter(by_benchmark.values()))
-    return Series(
-        block=first.block,
-        model=first.model,
-        method=first.method,
-        settings=first.settings,
-        which=first.which,
-        name=series_name(first),
-        by_benchmark=by_benchmark,
-    )
+    return [
+        Series(
+            block=first.block,
+            model=first.model,
+            method=first.method,
+            settings=first.settings,
+            which=first.which,
+            name=series_name(first),
+            by_benchmark=groups[key],
+        )
+        for key in order
+        for first in [next(iter(groups[key].values()))]
+    ]
 
 
 def common_benchmarks(items: Sequence[Series]) -> set[str]:
@@ -114,7 +109,7 @@ def num_seeds(items: Iterable[Measurement]) -> str:
 
 
 def interval_note(items: Iterable[Series]) -> str:
-    """A note on what the intervals in some rows are over: of one policy, other seeds of its method are not in it."""
+    """What the intervals in some rows are over; one policy's interval does not hold other seeds of its method."""
     several = any(measured.seeds for item in items for measured in item.by_benchmark.values())
     over = "training seeds and problems; of a single seed, problems alone" if several else "problems"
     return f"95 % confidence interval over {over}"

@@ -1,5 +1,5 @@
 "use strict";
-// One completion is drawn at a time, so that a page of thousands stays fluid. Text goes in as text, never as HTML.
+// One completion is drawn at a time, so that a page of thousands stays fast. Text is inserted as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
 const parsed = (id) => JSON.parse($(id).textContent);
@@ -38,9 +38,9 @@ const QUANTITIES = {
 // ------------------------------------------------------------------ state
 
 let shown = [];      // indices into lines, as filtered
-let place = -1;      // in shown
-let tokens = null;   // what was written of the drawn completion's; null: nothing
-let token = -1;      // in them
+let place = -1;      // index into shown
+let tokens = null;   // token values of the shown completion; null: none were recorded
+let token = -1;      // index of the inspected token
 
 const element = (name, attributes = {}, ...children) => {
   const made = document.createElement(name);
@@ -97,9 +97,9 @@ function select(next) {
 // ------------------------------------------------------------------ one completion
 
 function draw() {
-  $("inspector").replaceChildren(element("p", { class: "quiet" }, "Point at a token, or go to one with h and l."));
+  $("inspector").replaceChildren(element("p", { class: "quiet" }, "Point at a token, or move to one with h and l."));
   if (place < 0) {
-    $("facts").textContent = "Nothing fits these filters.";
+    $("facts").textContent = "No completion matches the filters.";
     $("prompt").textContent = "";
     $("tokens").replaceChildren();
     tokens = null;
