@@ -149,7 +149,7 @@ def _markdown_cell(cell: Cell) -> str:
 
 def _padded(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
     fill = {"left": str.ljust, "right": str.rjust}
-    return f"| {' | '.join(fill[c.align](*pair) for c, *pair in zip(columns, cells, widths, strict=True))} |"
+    return f"| {' | '.join(fill[c.align](cell, n) for c, cell, n in zip(columns, cells, widths, strict=True))} |"
 
 
 def _rule(widths: Sequence[int], columns: Sequence[Column]) -> str:

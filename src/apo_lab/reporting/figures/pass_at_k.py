@@ -202,7 +202,7 @@ def _pareto_labels(
 
 def _on_cross(point: ParetoPoint) -> list[tuple[float, float]]:
     """Places on the intervals of a point, for labels to avoid; none where there is no interval."""
-    lines = [np.linspace(*zip(x, y, strict=True), 9) for x, y in point.cross]
+    lines = [np.linspace((x[0], y[0]), (x[1], y[1]), 9) for x, y in point.cross]
     return [(float(x), float(y)) for line in lines for x, y in line if np.isfinite([x, y]).all()]
 
 

@@ -105,9 +105,9 @@ def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], 
     axes.plot(*start, "X", color=styles["Base"].color, zorder=40)
     _note(axes, "Base", start, (6, 5), color=styles["Base"].color)
     if "grpo" in methods:  # the arrow that the paper draws
-        end = tuple(_mean_curve(methods["grpo"], f"pass@{k}")[-1] for k in (1, 64))
+        one, other = (_mean_curve(methods["grpo"], f"pass@{k}")[-1] for k in (1, 64))
         arrow = {"arrowstyle": "->", "color": COLLAPSE, "linewidth": 0.8, "linestyle": (0, (2, 2))}
-        axes.annotate("", end, start, arrowprops=arrow)
+        axes.annotate("", (one, other), start, arrowprops=arrow)
     axes.set_xlabel("pass@1")
     axes.set_ylabel("pass@64")
     _per_cent(axes.xaxis, axes.yaxis)
@@ -136,7 +136,7 @@ def curves_figure(methods: Methods, styles: Styles) -> Figure:
         for method in _shown(methods):
             style, runs = styles[method_name(method)], methods[method]
             table = np.array([run.curve(metric) for run in runs])
-            labels.append(_line_and_band(axes, runs[0].steps, table, style, linewidth=1.2))
+            labels.append(_line_and_band(axes, runs[0].steps, table, style, width=1.2))
         axes.set_title(title)
         axes.set_xlim(0, None)
         if place >= 3:
@@ -201,12 +201,12 @@ def _single() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _line_and_band(axes: Axes, x: Sequence[int], table: np.ndarray, style: Style, **line: float) -> EndLabel:
+def _line_and_band(axes: Axes, x: Sequence[int], table: np.ndarray, style: Style, width: float = 1.5) -> EndLabel:
     """The mean over seeds and the band from the smallest to the largest; returns the name at the end of the line."""
     if len(table) > 1:
         axes.fill_between(x, table.min(0), table.max(0), color=style.color, alpha=0.12, linewidth=0)
     mean = table.mean(0)
-    axes.plot(x, mean, **style.line, **line, zorder=2 + style.rank)
+    axes.plot(x, mean, **style.line, linewidth=width, zorder=2 + style.rank)
     return EndLabel(text=style.label, x=x[-1], y=float(mean[-1]), color=style.color)
 
 
