@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from benchmarks.shared import timing
 from composing import ROOT
 

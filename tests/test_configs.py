@@ -5,13 +5,13 @@ import re
 
 import pytest
 import torch
-from composing import CONFIGS, PAPER, ROOT, composed, names
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from loss_cases import ALGORITHMS, algorithm
 from omegaconf import OmegaConf
 
 from apo_lightning.types import AdvantageInputs
+from composing import CONFIGS, PAPER, ROOT, composed, names
+from loss_cases import ALGORITHMS, algorithm
 
 README = (ROOT / "README.md").read_text()
 AXES = {

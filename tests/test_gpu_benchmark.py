@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
+
+from apo_lightning.preflight.memory_shapes import shape_of
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import rows as gpu_rows
 from benchmarks.gpu import update as gpu_update
 from composing import ROOT
-from transformers import AutoConfig
-
-from apo_lightning.preflight.memory_shapes import shape_of
 
 SECTION = gpu.Section("b", "gpu.kernels", "made up", 60)
 

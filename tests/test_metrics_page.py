@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from composing import ROOT
-from running import SIGNAL, read_metrics, train_tiny
 
 from apo_lightning.model.flops import ModelSize, Work
 from apo_lightning.update.speed import speed_metrics
+from composing import ROOT
+from running import SIGNAL, read_metrics, train_tiny
 
 DIAGNOSTICS = (
     "callbacks=diagnostics",

@@ -17,7 +17,6 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from composing import ROOT
 from hydra._internal.utils import get_args_parser
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import Logger
@@ -38,6 +37,7 @@ from apo_lightning.distributed.lightning_private import (
 from apo_lightning.model import attention, spec
 from apo_lightning.model.adapted_linear import AdaptedLinear
 from apo_lightning.rollout.vllm_engine import _installed_distributions
+from composing import ROOT
 
 SEEN = {
     "lightning": ("2.6", "distributed/lightning_private.py"),

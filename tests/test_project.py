@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from composing import ROOT
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
 from apo_lightning.run.choices import BASE, composed, config_folders
+from composing import ROOT
 
 # An experiment only overrides what other files define, and a base is a part of what they define: neither is whole.
 OPTIONS = sorted(

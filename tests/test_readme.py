@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from composing import CONFIGS, ROOT
-from factories import make_step
 from omegaconf import OmegaConf
 
 from apo_lightning.losses import GRPO
@@ -18,6 +16,8 @@ from apo_lightning.run.choices import composed, expand_glob
 from apo_lightning.run.command_line import refuse_moved
 from apo_lightning.run.commands import find_command
 from apo_lightning.types import LossInputs
+from composing import CONFIGS, ROOT
+from factories import make_step
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

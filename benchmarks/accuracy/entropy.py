@@ -16,15 +16,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import CONFIGS
-from benchmarks.performance.step_runs import recorded_key
-from benchmarks.shared.timing import print_header, print_table
 from hydra import compose, initialize_config_dir
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.run import train
 from apo_lightning.types import GenerationRequest, StepOutput
+from benchmarks import CONFIGS
+from benchmarks.performance.step_runs import recorded_key
+from benchmarks.shared.timing import print_header, print_table
 
 ALGORITHMS = sorted(path.stem for path in (CONFIGS / "algo").glob("*.yaml"))
 COMMON = ("callbacks=none", "checkpoint.save_every=null", "data.num_validation=0", "scheduler.num_warmup_steps=0")

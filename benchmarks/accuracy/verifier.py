@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import ROOT
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from apo_lightning.rewards import MathVerifyReward
+from benchmarks import ROOT
 
 # The rules that make the answers are the tests' own.
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))

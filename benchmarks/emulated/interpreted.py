@@ -12,11 +12,12 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
-from benchmarks.emulated.cardless import imported, on_card
 from torch import Tensor
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.emulated.cardless import imported, on_card
 
 LARGEST_BLOCK = {"XBLOCK": 64, "YBLOCK": 16, "R0_BLOCK": 1024}
 

@@ -165,6 +165,7 @@ def interpreted_rows(device: str) -> Iterator[Row]:
 
 def interpreted_tile_rows() -> Iterator[Row]:
     import torch
+
     from benchmarks.emulated.interpreted import memory_of_the_cpu, through_kernels
     from benchmarks.performance.head import relative_error
 
@@ -180,11 +181,11 @@ def interpreted_tile_rows() -> Iterator[Row]:
 def interpreted_attention_rows() -> Iterator[Row]:
     """Output and gradients of the very kernels of a GPU, against those of a CPU."""
     import torch
-    from benchmarks.emulated.interpreted import memory_of_the_cpu, through_kernels
-    from benchmarks.performance.head import relative_error
 
     from apo_lightning.model.attention import AttentionLayout
     from apo_lightning.model.attention import attend as attend_on_cpu
+    from benchmarks.emulated.interpreted import memory_of_the_cpu, through_kernels
+    from benchmarks.performance.head import relative_error
 
     for heads, kv_heads in FEW_HEADS:
         *inputs, mask = make_inputs(heads, kv_heads, FEW_SIZE, torch.float32)

@@ -26,14 +26,14 @@ def step_rows(device: str) -> Iterator[Row]:
 
 def algorithm_rows(name: str, dtype: str) -> Iterator[Row]:
     import torch
-    from benchmarks.emulated.tensors import emulation, move_to_card, waits
-    from benchmarks.performance.head import relative_error
-    from benchmarks.performance.update import Shape, build_module, make_rollouts
-    from benchmarks.shared.models import TINY, config_of, random_model
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
     from apo_lightning.model.reference import Reference
+    from benchmarks.emulated.tensors import emulation, move_to_card, waits
+    from benchmarks.performance.head import relative_error
+    from benchmarks.performance.update import Shape, build_module, make_rollouts
+    from benchmarks.shared.models import TINY, config_of, random_model
 
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         algorithm = compose("train", overrides=[f"algo={name}", "model=tiny"]).algo
@@ -67,12 +67,12 @@ def algorithm_rows(name: str, dtype: str) -> Iterator[Row]:
 def run_step(module: Any, rollouts: Any) -> list[Any]:
     """The weights after a step of two mini-batches; its metrics are computed too."""
     import torch
-    from benchmarks.performance.update import estimate
 
     from apo_lightning.update.minibatch_update import minibatch_gradient
     from apo_lightning.update.scoring import score_policy, score_reference
     from apo_lightning.update.step_plan import plan_step
     from apo_lightning.update.update_record import UpdateRecord
+    from benchmarks.performance.update import estimate
 
     module.settings = replace(module.settings, prompts_per_minibatch=len(rollouts.prompts) // 2, gradient_clip_norm=1.0)
     optimizer = torch.optim.SGD(module.policy.parameters(), lr=LEARNING_RATE)

@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from benchmarks import CONFIGS
-from benchmarks.gpu.rows import MISSED, OK, Row, judged, not_run, one_line
-from benchmarks.shared.models import LLAMA3B, SMOLLM2, TINY, config_of, random_model
-from benchmarks.shared.timing import synchronize
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
@@ -23,6 +19,10 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import logprob_gap, named_weights, publish
 from apo_lightning.types import Completion, GenerationRequest
+from benchmarks import CONFIGS
+from benchmarks.gpu.rows import MISSED, OK, Row, judged, not_run, one_line
+from benchmarks.shared.models import LLAMA3B, SMOLLM2, TINY, config_of, random_model
+from benchmarks.shared.timing import synchronize
 
 GIB = 2**30
 LARGEST_GAP = 0.03

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
+
+from apo_lightning.logprobs import DetachedHead
 from benchmarks.gpu.rates import bfloat16_rate
 from benchmarks.gpu.rows import Row, attempt, judged
 from benchmarks.performance.head import Case, Inputs, Outputs, chunk_by_chunk, make_inputs, run
 from benchmarks.shared.timing import interleave, waited_for
-from torch import Tensor
-
-from apo_lightning.logprobs import DetachedHead
 
 MOST_OVER_FLOOR = 1.25
 ROUNDS = 5

@@ -13,8 +13,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from benchmarks.gpu.rows import Row, attempt, judged
-from benchmarks.performance.head import Case, Inputs, make_inputs, ours, relative_error, run
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,6 +21,8 @@ from apo_lightning.logprobs import head, softmax
 from apo_lightning.model import attention
 from apo_lightning.model.attention import SHARED_PROMPTS, attention_arguments, block_mask
 from apo_lightning.model.packing import Group
+from benchmarks.gpu.rows import Row, attempt, judged
+from benchmarks.performance.head import Case, Inputs, make_inputs, ours, relative_error, run
 
 CPU = torch.device("cpu")
 HEADS = ((24, 8), (28, 4))

@@ -5,16 +5,16 @@ import random
 from collections.abc import Iterator, Sequence
 
 import torch
-from benchmarks.gpu.kernels import LARGEST_ERROR, LONGEST, NUM_LAYOUTS, graph_row, graphs_so_far, refuse_eager
-from benchmarks.gpu.rows import Row, attempt, judged
-from benchmarks.performance.head import relative_error
-from benchmarks.shared.models import QWEN7B, SMOLLM2, config_of, random_model
 from torch import Tensor
 
 from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import character_tokenizer
+from benchmarks.gpu.kernels import LARGEST_ERROR, LONGEST, NUM_LAYOUTS, graph_row, graphs_so_far, refuse_eager
+from benchmarks.gpu.rows import Row, attempt, judged
+from benchmarks.performance.head import relative_error
+from benchmarks.shared.models import QWEN7B, SMOLLM2, config_of, random_model
 
 FEWER = {"num_hidden_layers": 2, "vocab_size": 512}
 MODELS = {"cuda": {"llama": SMOLLM2, "qwen2": QWEN7B}, "cpu": {"llama": SMOLLM2}}

@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu.rows import MISSED, NOTHING, OK, Row, attempt, failed
 from packaging.version import Version
+
+from benchmarks.gpu.rows import MISSED, NOTHING, OK, Row, attempt, failed
 
 NEEDED = {"torch": "2.11", "transformers": "5.17", "lightning": "2.6.6"}
 """The oldest release of each that will do."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-from benchmarks.gpu.rows import Row
 
 from apo_lightning.preflight.rates import PRODUCT_SIZES, measured_rates, product_rate
+from benchmarks.gpu.rows import Row
 
 # Tokens by inputs by outputs: MLPs of Llama-3.2-3B and Qwen2.5-7B and a tile of the head, and on a CPU SmolLM2's MLP.
 PRODUCTS = {

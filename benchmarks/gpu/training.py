@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+from safetensors.numpy import load_file
+
 from benchmarks import ROOT
 from benchmarks.gpu.rows import MISSED, OK, Row, attempt, judged
-from safetensors.numpy import load_file
 
 STEPS, STOPPED = 4, 2
 LEARNING_RATE = 1e-3

@@ -6,11 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from benchmarks.gpu.rates import bfloat16_rate
-from benchmarks.gpu.rows import Row, attempt, judged, not_run
-from benchmarks.performance.update import Shape, build_module, make_rollouts, only_minibatch
-from benchmarks.shared.models import LLAMA3B, QWEN7B, config_of, random_model
-from benchmarks.shared.timing import interleave, waited_for
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
@@ -21,6 +16,11 @@ from apo_lightning.preflight.memory_plan import plan_memory, process_bytes
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
 from apo_lightning.types import Rollouts
 from apo_lightning.update.minibatch_update import minibatch_gradient
+from benchmarks.gpu.rates import bfloat16_rate
+from benchmarks.gpu.rows import Row, attempt, judged, not_run
+from benchmarks.performance.update import Shape, build_module, make_rollouts, only_minibatch
+from benchmarks.shared.models import LLAMA3B, QWEN7B, config_of, random_model
+from benchmarks.shared.timing import interleave, waited_for
 
 GIB = 2**30
 LEAST_MFU = 0.45

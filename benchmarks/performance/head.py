@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from apo_lightning.logprobs import DetachedHead, token_statistics
 from benchmarks.shared.timing import (
     Action,
     count,
@@ -24,9 +27,6 @@ from benchmarks.shared.timing import (
     print_table,
     ratio,
 )
-from torch import Tensor
-
-from apo_lightning.logprobs import DetachedHead, token_statistics
 
 SIZES = {"default": (1024, 576, 49152), "large": (2048, 512, 128256)}
 PULL = 0.1

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
-from benchmarks import ROOT
-from benchmarks.shared.runs import even_start, rows_of, write_stub
-from benchmarks.shared.timing import print_header, print_table
 
 from apo_lightning.update import assignment
 from apo_lightning.update.balance import Balance, RankCosts
+from benchmarks import ROOT
+from benchmarks.shared.runs import even_start, rows_of, write_stub
+from benchmarks.shared.timing import print_header, print_table
 
 SIZES = (
     *("model=tiny", "model.config.hidden_size=128", "model.config.intermediate_size=512"),

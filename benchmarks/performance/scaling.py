@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+
 from benchmarks.performance.head import WITH_ANCHORS, Case, build
 from benchmarks.shared.timing import (
     WITHHELD,

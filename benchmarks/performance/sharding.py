@@ -18,10 +18,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from benchmarks import ROOT
-from benchmarks.shared.timing import megabytes, print_header, print_table, resident_bytes, verdict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from benchmarks import ROOT
+from benchmarks.shared.timing import megabytes, print_header, print_table, resident_bytes, verdict
 
 TENSORS = ("weights", "gradients", "optimizer state", "reference")
 PROCESS = ("peak while loading", "peak", "proportional set at the end")

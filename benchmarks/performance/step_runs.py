@@ -19,8 +19,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from benchmarks import CONFIGS
-from benchmarks.shared.timing import pin_threads
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import Tensor
@@ -30,6 +28,8 @@ from apo_lightning.rollout.engine import EngineContext, FinishedListener, Rollou
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.run.training import prepare, train
 from apo_lightning.types import Completion, GenerationRequest
+from benchmarks import CONFIGS
+from benchmarks.shared.timing import pin_threads
 
 TOKENS_PER_MICROBATCH = 2048
 

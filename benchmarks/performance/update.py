@@ -22,18 +22,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from benchmarks.shared.timing import (
-    Action,
-    Timing,
-    count,
-    counted_positions,
-    has_peer,
-    interleave,
-    pin_threads,
-    print_header,
-    print_table,
-    ratio,
-)
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
@@ -57,6 +45,18 @@ from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.step_plan import StepPlan, plan_step
+from benchmarks.shared.timing import (
+    Action,
+    Timing,
+    count,
+    counted_positions,
+    has_peer,
+    interleave,
+    pin_threads,
+    print_header,
+    print_table,
+    ratio,
+)
 
 LLAMA = LlamaConfig(
     vocab_size=49152,

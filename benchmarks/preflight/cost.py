@@ -17,13 +17,13 @@ import statistics
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.preflight.cost_rates import RATES_FILE
-from benchmarks.shared.timing import print_header, print_table
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.run.sizes import plan_run, plan_time, rank_layout
+from benchmarks.preflight.cost_rates import RATES_FILE
+from benchmarks.shared.timing import print_header, print_table
 
 BAR = 0.30
 SMALL = 0.02

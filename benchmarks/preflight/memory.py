@@ -21,12 +21,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import CONFIGS, ROOT
-from benchmarks.shared.timing import print_header, print_table
 from hydra import compose, initialize_config_dir
 
 from apo_lightning.preflight.memory_plan import MIB
 from apo_lightning.run.sizes import plan_run
+from benchmarks import CONFIGS, ROOT
+from benchmarks.shared.timing import print_header, print_table
 
 SECONDS_BETWEEN_LOOKS = 0.5
 LEAST_OF_A_RANK = 300 * MIB

@@ -12,14 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import CONFIGS
-from benchmarks.shared.models import LLAMA3B, QWEN7B
-from benchmarks.shared.timing import print_header, print_table
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.run.sizes import Plan, plan_run, plan_time, rank_layout
+from benchmarks import CONFIGS
+from benchmarks.shared.models import LLAMA3B, QWEN7B
+from benchmarks.shared.timing import print_header, print_table
 
 SHAPES = {"llama3b": LLAMA3B, "qwen7b": QWEN7B, "qwen_math7b": QWEN7B}
 SHOWN = "qwen7b_apo"

@@ -16,10 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from benchmarks import ROOT
 from benchmarks.shared.runs import rows_of, write_stub
 from benchmarks.shared.timing import print_header, print_table
-from safetensors.torch import load_file
 
 COMMAND = ("algo=apo", "trainer=fsdp8", "data=dapo17k")
 ON_A_CPU = (

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from benchmarks import ROOT
 from safetensors.torch import load_file
+
+from benchmarks import ROOT
 
 RUN = (
     "model=tiny",

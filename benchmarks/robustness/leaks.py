@@ -13,8 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import torch
-from benchmarks import CONFIGS
-from benchmarks.shared.timing import megabytes, pin_threads, print_header, print_table, resident_bytes, verdict
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
@@ -24,6 +22,8 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.types import GenerationRequest
+from benchmarks import CONFIGS
+from benchmarks.shared.timing import megabytes, pin_threads, print_header, print_table, resident_bytes, verdict
 
 BAR = 1.02
 

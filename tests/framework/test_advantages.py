@@ -9,11 +9,11 @@ import pytest
 import torch
 from hydra.utils import get_class, instantiate
 from hypothesis import given
-from loss_cases import ALGORITHMS, algorithm
 
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs
+from loss_cases import ALGORITHMS, algorithm
 
 CENTERED = [GroupNormalized(), GroupNormalized(normalize_std=False), LeaveOneOut()]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from composing import composed
-from running import RUN, SIGNAL, train_tiny, training_rows
-from running import run as run_of
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.transformers_engine import TransformersEngine
+from composing import composed
+from running import RUN, SIGNAL, train_tiny, training_rows
+from running import run as run_of
 
 SETTINGS = ("prompts_per_minibatch=4", "optimizer.lr=1e-3")
 

@@ -3,10 +3,9 @@
 from dataclasses import asdict, replace
 from typing import get_args
 
-from factories import make_rollouts
-
 from apo_lightning.checkpoints.small_files import rollouts_from_plain
 from apo_lightning.types import VerdictStatus, concatenate, count_statuses
+from factories import make_rollouts
 
 
 def test_every_status_is_counted_even_where_there_is_none():

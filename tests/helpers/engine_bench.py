@@ -6,7 +6,6 @@ import traceback
 from pathlib import Path
 
 import torch
-from processes import CONTEXT
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from apo_lightning.common.formatting import GIB
@@ -14,6 +13,7 @@ from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
 from apo_lightning.rollout.weight_sync import publish
+from processes import CONTEXT
 
 VOCAB = 128
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
-from engine_bench import VOCAB, Bench, perturbed, reference_logprobs
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap, named_weights, publish
 from apo_lightning.types import GenerationRequest
+from engine_bench import VOCAB, Bench, perturbed, reference_logprobs
 
 ATOL = 1e-3
 

@@ -4,11 +4,11 @@ import functools
 from dataclasses import dataclass, fields, replace
 
 import torch
-from composing import composed, names
 from hydra.utils import instantiate
-from reference.token_losses import Token, log_softmax, top_k
 
 from apo_lightning.types import Anchor, LossInputs
+from composing import composed, names
+from reference.token_losses import Token, log_softmax, top_k
 
 ALGORITHMS = names("algo")
 VOCAB = 12

@@ -1,8 +1,7 @@
 """The sizes of the paper's run: Qwen2.5-Math-7B on eight GPUs, as configs/experiment/paper has it."""
 
-from benchmarks.shared.models import QWEN7B, config_of
-
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
+from benchmarks.shared.models import QWEN7B, config_of
 
 # Bfloat16, checkpointing, 16384 tokens a micro-batch, 24 GiB of keys and values.
 PAPER = RunShape(

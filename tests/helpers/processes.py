@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
+
 from composing import ROOT
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -4,10 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from factories import sampling_settings
-
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
+from factories import sampling_settings
 
 
 def estimate(value: float, half_width: float = 0.0) -> Estimate:

@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 import numpy as np
-from factories import sampling_settings
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.names import method_name, model_name
 from apo_lab.reporting.records import Cell, Column, Covered, Evaluated, Measurement, RunCard, Table, TableRow
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
+from factories import sampling_settings
 
 SHA = "3f9a" * 16
 ENTROPY_ENDS = {"grpo": 0.08, "nsr": 0.22, "grpo_kl": 0.33, "apo": 0.30}

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import torch
-from composing import ROOT, composed
-from processes import start_script
 
 from apo_lightning.module import RLVRModule
 from apo_lightning.run import train
+from composing import ROOT, composed
+from processes import start_script
 
 RUN = (
     "model=tiny",

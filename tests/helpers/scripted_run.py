@@ -7,12 +7,12 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from factories import make_prompt, make_step, make_validation
 from torch import nn
 from torch.utils.data import DataLoader
 
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.types import StepOutput, ValidationOutput
+from factories import make_prompt, make_step, make_validation
 
 
 class TinyPolicy(nn.Module):

@@ -1,5 +1,4 @@
 import pytest
-from composing import composed
 from hydra.utils import instantiate
 
 from apo_lab.diagnostics import (
@@ -11,6 +10,7 @@ from apo_lab.diagnostics import (
     SqueezingMonitor,
 )
 from apo_lightning.callbacks import DistributionMonitor, ExportPolicy, ProgressDisplay, RolloutWriter, RunSummary
+from composing import composed
 
 
 def test_the_default_callbacks_are_these_and_the_progress_display_comes_first():

@@ -3,8 +3,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import composed, names
-from factories import make_step
 from hydra.utils import instantiate
 
 from apo_lightning.callbacks import DistributionMonitor
@@ -13,6 +11,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.run.sizes import callbacks_for
 from apo_lightning.types import Anchor, LossInputs, Needs
+from composing import composed, names
+from factories import make_step
 
 NAN = math.nan
 

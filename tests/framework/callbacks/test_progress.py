@@ -3,12 +3,12 @@ import re
 import sys
 
 import pytest
-from factories import make_step, make_validation
 from rich.console import Console
 
 from apo_lightning.callbacks import ProgressDisplay
 from apo_lightning.callbacks.progress_view import RunState, held_out_line, panel
 from apo_lightning.common.formatting import sparkline
+from factories import make_step, make_validation
 
 METRICS = {
     "train/reward": 0.25,

@@ -3,10 +3,10 @@ import json
 
 import pytest
 import torch
-from factories import make_step
 
 from apo_lightning.callbacks.rollout_writer import RolloutWriter, completion_lines
 from apo_lightning.common.files import to_json, write_atomically
+from factories import make_step
 
 LINE = (
     '{"step": 1, "prompt_id": "p0", "sample": 1, "problem": "What is 1 + 1?", "prompt": "Q: What is 1 + 1? A:", '

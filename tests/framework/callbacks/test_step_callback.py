@@ -2,11 +2,11 @@ import dataclasses
 
 import pytest
 import torch
-from factories import make_step, make_validation
-from running import read_metrics
 
 from apo_lightning.callbacks import DistributionMonitor, RolloutWriter, RunSummary, StepCallback
 from apo_lightning.errors import ConfigError
+from factories import make_step, make_validation
+from running import read_metrics
 
 
 class Noting(StepCallback):

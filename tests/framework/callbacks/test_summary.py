@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from factories import make_step, make_validation
 from torch import nn
 
 from apo_lightning.callbacks import RunSummary
@@ -11,6 +10,7 @@ from apo_lightning.callbacks.curves import curves_png
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.fingerprint import weights_sha256
+from factories import make_step, make_validation
 
 KEYS = ["steps", "max_steps", "seed", "wall_seconds", "train", "held_out", "verdicts", "versions", "weights_sha256"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SIGNAL, read_metrics, train_tiny, weights, without_clock
 
 import apo_lightning.checkpoints.checkpointer
 import apo_lightning.module
@@ -17,6 +16,7 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
+from running import SIGNAL, read_metrics, train_tiny, weights, without_clock
 
 STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
 SETTINGS = (

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from composing import composed
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
-from running import RUN, SIGNAL, train_tiny, weights
 from safetensors.torch import load_file
 
 import apo_lightning.checkpoints.checkpointer
@@ -24,6 +22,8 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.module import RLVRModule
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.run import evaluate
+from composing import composed
+from running import RUN, SIGNAL, train_tiny, weights
 
 KEPT = ("checkpoint.snapshot_every=2", "checkpoint.save_every=null", "optimizer.lr=1e-2", "trainer.max_steps=3")
 MEASURED = ("engine=transformers", "limit=3", "num_samples=2", "samples_per_batch=2", "support_anchor_size=4", "seed=5")

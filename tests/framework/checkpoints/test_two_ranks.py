@@ -10,9 +10,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from composing import composed
-from processes import on_two_ranks
-from running import run_train, start_train, training_rows, without_clock
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +19,9 @@ from apo_lightning.checkpoints.tensors import background_group, load_tensors, sa
 from apo_lightning.checkpoints.writing import Written
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import export
+from composing import composed
+from processes import on_two_ranks
+from running import run_train, start_train, training_rows, without_clock
 
 pytestmark = pytest.mark.slow
 

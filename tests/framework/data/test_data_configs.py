@@ -4,11 +4,11 @@ import inspect
 import json
 
 import pytest
-from composing import composed, names
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.data import ProblemSet
+from composing import composed, names
 
 SOURCES = names("data")
 

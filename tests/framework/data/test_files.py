@@ -8,11 +8,11 @@ import sys
 import pyarrow
 import pyarrow.parquet
 import pytest
-from composing import composed
 from hydra.utils import instantiate
 
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.errors import ConfigError
+from composing import composed
 
 RECORDS = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "2 + 2?", "answer": "4"}]
 

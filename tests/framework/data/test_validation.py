@@ -5,12 +5,12 @@ from dataclasses import replace
 import lightning.pytorch as pl
 import pytest
 import torch
-from factories import make_rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.data.validation import ValidationPass, restore_prompt_order
 from apo_lightning.errors import VerifierError
+from factories import make_rollouts
 
 
 def trainer(**settings):

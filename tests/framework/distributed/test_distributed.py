@@ -3,7 +3,6 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from composing import composed
 from hydra.utils import instantiate
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from apo_lightning.distributed.ranks import zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.rollout.process_guard import environment
+from composing import composed
 
 
 @pytest.fixture

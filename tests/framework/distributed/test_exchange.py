@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from processes import on_two_ranks
 
 from apo_lightning.distributed.exchange import Exchange
+from processes import on_two_ranks
 
 CPU = torch.device("cpu")
 # Rank 0 has three items of 1, 2 and 3 rows, and gives the second away; rank 1 has two and gives both.

@@ -6,15 +6,15 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from composing import composed
 from hydra.utils import instantiate
-from processes import on_two_ranks
 
 from apo_lightning.distributed.replicating import on_first_rank, replicate
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
+from composing import composed
+from processes import on_two_ranks
 
 CPU = torch.device("cpu")
 BFLOAT16 = torch.bfloat16

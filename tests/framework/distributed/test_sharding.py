@@ -5,11 +5,8 @@ import os
 import lightning.pytorch as pl
 import pytest
 import torch
-from composing import composed
-from factories import logprob_sum
 from hydra.utils import instantiate
 from lightning.pytorch.strategies import ModelParallelStrategy
-from processes import on_two_ranks
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
@@ -21,6 +18,9 @@ from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec
+from composing import composed
+from factories import logprob_sum
+from processes import on_two_ranks
 
 CPU = torch.device("cpu")
 SEQUENCES = PackedSequences(

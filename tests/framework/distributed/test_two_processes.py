@@ -4,6 +4,7 @@ import importlib.util
 import json
 
 import pytest
+
 from running import read_metrics, run_train
 
 pytestmark = pytest.mark.slow

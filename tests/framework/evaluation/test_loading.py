@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from factories import sampling_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from apo_lightning.evaluation.records import (
     ModelCard,
     ProblemCount,
 )
+from factories import sampling_settings
 
 DATA = DataCard(source="π.jsonl", sha256="ab", num_problems=1, num_available=2)
 MODEL = ModelCard(

@@ -5,13 +5,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from factories import sampling_settings
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.card import card, warnings, write_card
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import DataCard, ModelCard, Sample
 from apo_lightning.evaluation.results import reported_k, summarise
+from factories import sampling_settings
 
 
 def sample(problem, index, status="incorrect", extracted="7", **changes) -> Sample:

@@ -5,13 +5,13 @@ import random
 
 import pytest
 import torch
-from composing import composed
 from hydra.utils import instantiate
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.scoring import microbatches, pack, score_completions
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Prompt
+from composing import composed
 
 
 def new_policy(seed=1) -> Policy:

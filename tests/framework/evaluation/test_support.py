@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from composing import composed
-from factories import make_step
 from hydra.utils import instantiate
 
 from apo_lightning.callbacks.distribution_monitor import support_facts
@@ -13,6 +11,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.scoring import support_statistics
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Anchor, Prompt
+from composing import composed
+from factories import make_step
 
 
 def new_policy(seed) -> Policy:

@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from factories import head_problem
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from apo_lightning.logprobs import DetachedHead, divergence, softmax, token_statistics, workspace
+from factories import head_problem
 
 problem = partial(head_problem, num_tokens=37, vocab=53)
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from factories import head_problem as problem
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs import head, reference_statistics, token_statistics
 from apo_lightning.logprobs.reference import top_ids
+from factories import head_problem as problem
 
 
 def test_the_reference_returns_its_largest_probabilities_in_descending_order():

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from factories import head_problem as problem
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs import DetachedHead, full_kl, head, reference_statistics, token_statistics, workspace
+from factories import head_problem as problem
 
 
 def naive(hidden, weight, token_ids, anchor_ids, temperature):

@@ -4,12 +4,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from loss_cases import make_case, value_and_gradient
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.losses.functional import anchor_log_ratio, anchor_set
 from apo_lightning.types import Anchor, LossInputs
+from loss_cases import make_case, value_and_gradient
 
 # One token over five: the policy and the reference differ, the sampled token y = 1 is in the reference's top 3.
 LOGITS = torch.tensor([[0.3, 1.0, -0.5, 0.8, -1.0]], dtype=torch.float64)

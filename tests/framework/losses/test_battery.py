@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
-from reference.token_losses import loss_and_gradient
 
 from apo_lab.losses import RandomAnchorAPO, TopKForwardKL, UngatedAPO
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
+from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
+from reference.token_losses import loss_and_gradient
 
 CONFIGURED = {name: configured_loss(name) for name in ALGORITHMS}
 VARIANTS = {

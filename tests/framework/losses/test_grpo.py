@@ -6,12 +6,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from loss_cases import make_case, value_and_gradient
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 from apo_lightning.losses.functional import clipped_objective, is_clipped
 from apo_lightning.types import Needs
+from loss_cases import make_case, value_and_gradient
 
 
 @pytest.mark.parametrize(

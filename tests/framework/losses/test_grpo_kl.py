@@ -4,12 +4,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from loss_cases import make_case, value_and_gradient
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GRPOKL
 from apo_lightning.losses.functional import KL_ESTIMATORS, kl_estimate
 from apo_lightning.types import Needs
+from loss_cases import make_case, value_and_gradient
 
 LOGITS = torch.tensor([0.2, -0.4, 0.9, 0.0], dtype=torch.float64)
 REF = torch.tensor([0.1, 0.5, 0.2, -0.3], dtype=torch.float64).log_softmax(0)

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from loss_cases import make_case, value_and_gradient
 
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.types import LossOutput, Needs
+from loss_cases import make_case, value_and_gradient
 
 ADVANTAGES = torch.tensor([-1.0, 0.0, 0.5, 0.0])
 IS_CORRECT = torch.tensor([False, False, True, True])

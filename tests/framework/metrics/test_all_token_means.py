@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from factories import make_step
 
 from apo_lightning.metrics.all_token_means import FIT_FROM, AllTokenMeans, completion_totals
+from factories import make_step
 
 NUM_OTHERS = 6
 

@@ -5,8 +5,6 @@ import random
 
 import pytest
 import torch
-from composing import composed
-from factories import logprob_sum
 from hydra.utils import instantiate
 from torch._dynamo.utils import counters
 
@@ -14,6 +12,8 @@ from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
+from composing import composed
+from factories import logprob_sum
 
 CPU = torch.device("cpu")
 

@@ -6,12 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from composing import composed
-from engine_bench import tiny_llama
-from factories import logprob_sum
 from hydra.utils import instantiate
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
-from running import SIGNAL, train_tiny
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -26,6 +22,10 @@ from apo_lightning.model.spec import describe
 from apo_lightning.rollout.weight_audit import parameter_shapes
 from apo_lightning.rollout.weight_sync import named_weights
 from apo_lightning.types import Advantages
+from composing import composed
+from engine_bench import tiny_llama
+from factories import logprob_sum
+from running import SIGNAL, train_tiny
 
 CPU = torch.device("cpu")
 NO_ADVANTAGE = Advantages(values=torch.zeros(1, 2), keep=torch.ones(1, 2, dtype=torch.bool))

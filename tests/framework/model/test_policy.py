@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from composing import composed
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec, cpu_multiplies_bfloat16, refuse_unsupported_head
 from apo_lightning.model.tokenizer import character_tokenizer
+from composing import composed
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import composed, names
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
-from paper_sizes import PAPER, qwen_math7b
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
@@ -18,6 +16,8 @@ from apo_lightning.preflight.memory_shapes import AdapterShape
 from apo_lightning.preflight.rates import Rates, measured_rates, seconds_of
 from apo_lightning.preflight.workload import NOTHING, Expected, Part, Workload, expected_workload
 from apo_lightning.run.sizes import step_settings
+from composing import composed, names
+from paper_sizes import PAPER, qwen_math7b
 
 MODEL = qwen_math7b()
 RUN = PAPER

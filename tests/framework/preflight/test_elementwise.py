@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.shared.models import LLAMA3B, config_of
-from composing import ROOT
-from paper_sizes import PAPER, qwen_math7b
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
@@ -16,6 +13,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from apo_lightning.preflight.elementwise import COMPILED, EAGER, NORMS_APART, between_bytes
 from apo_lightning.preflight.memory_shapes import shape_of
+from benchmarks.shared.models import LLAMA3B, config_of
+from composing import ROOT
+from paper_sizes import PAPER, qwen_math7b
 
 # Width, inner width and heads of a layer.
 SIZES = {"small": (512, 512, 8), "wide": (1024, 512, 8), "inner": (512, 2048, 8), "heads": (512, 512, 32)}

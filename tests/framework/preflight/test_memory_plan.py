@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.shared.models import QWEN7B
-from factories import logprob_sum
-from paper_sizes import PAPER, qwen_math7b
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.common.formatting import GIB
@@ -24,6 +21,9 @@ from apo_lightning.preflight.memory_plan import (
     trainer_bytes,
 )
 from apo_lightning.preflight.memory_shapes import shape_of
+from benchmarks.shared.models import QWEN7B
+from factories import logprob_sum
+from paper_sizes import PAPER, qwen_math7b
 
 # Qwen2.5-Math-7B. A layer: q 3584² + 3584, k and v 2·(3584·512 + 512), o 3584², MLP 3·3584·18944, two norms 2·3584.
 LAYER = 3584**2 + 3584 + 2 * (3584 * 512 + 512) + 3584**2 + 3 * 3584 * 18944 + 2 * 3584

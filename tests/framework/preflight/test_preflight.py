@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
-from composing import ROOT, composed
-from processes import start_script
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.process_guard import environment
 from apo_lightning.run import prepare, user_message
+from composing import ROOT, composed
+from processes import start_script
 
 TINY = ("model=tiny", "engine=transformers", "callbacks=none")
 

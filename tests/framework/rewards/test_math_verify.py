@@ -2,8 +2,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from answer_rewrites import Rewrite, rewrites
 
+from answer_rewrites import Rewrite, rewrites
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import MathVerifyReward, Reward
 from apo_lightning.types import count_statuses

@@ -3,7 +3,6 @@ import threading
 import time
 
 import pytest
-from engine_bench import context, tiny_llama
 
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import character_tokenizer
@@ -12,6 +11,7 @@ from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.types import Prompt, Verdict
+from engine_bench import context, tiny_llama
 
 GROUP_SIZE = 4
 PROMPTS = [

@@ -1,12 +1,12 @@
 import pytest
 import torch
-from engine_bench import tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from apo_lightning.rollout.decoding import UNREPEATED_KEYS, GrowingLayer, _attention, attend_with_unrepeated_keys
+from engine_bench import tiny_llama
 
 
 def states(generator, rows, tokens):

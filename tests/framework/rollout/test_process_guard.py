@@ -7,7 +7,6 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
-from engine_contract import changes, process_state
 
 from apo_lightning.rollout.process_guard import (
     default_process_group_kept,
@@ -15,6 +14,7 @@ from apo_lightning.rollout.process_guard import (
     process_unchanged,
     stderr_to_log,
 )
+from engine_contract import changes, process_state
 
 
 def disturb():

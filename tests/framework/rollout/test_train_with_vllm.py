@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from running import finish, run_train, start_train, training_rows
 
 pytestmark = [

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from engine_bench import context, tiny_llama
-from engine_contract import request
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
+from engine_bench import context, tiny_llama
+from engine_contract import request
 
 
 def ready_engine(folder, sequences_per_batch):

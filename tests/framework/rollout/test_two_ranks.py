@@ -6,15 +6,15 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from engine_bench import context, make_engine, reference_logprobs, tiny_llama
-from engine_contract import request
-from processes import on_two_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.tensor_parallel import SharedRequests
 from apo_lightning.rollout.weight_sync import logprob_gap, publish
+from engine_bench import context, make_engine, reference_logprobs, tiny_llama
+from engine_contract import request
+from processes import on_two_ranks
 
 VLLM = [
     pytest.mark.vllm,

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_bench import context, make_engine, tiny_llama
-from processes import start_script
 from transformers import LlamaConfig
 
 from apo_lightning.common.formatting import GIB
@@ -15,6 +13,8 @@ from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
 from apo_lightning.rollout.weight_audit import parameter_shapes
+from engine_bench import context, make_engine, tiny_llama
+from processes import start_script
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -3,7 +3,6 @@ import re
 
 import pytest
 import torch
-from engine_bench import tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from apo_lightning.rollout.weight_sync import (
     unwrapped_name,
 )
 from apo_lightning.types import Completion
+from engine_bench import tiny_llama
 
 names = st.sampled_from(["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"])
 wrappers = st.lists(st.sampled_from(["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"]))

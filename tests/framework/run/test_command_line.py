@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from composing import PAPER, ROOT, composed, names
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from processes import start_script
 
 from apo_lightning import run
 from apo_lightning.errors import ConfigError
@@ -20,6 +18,8 @@ from apo_lightning.model.spec import inside_package
 from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
+from composing import PAPER, ROOT, composed, names
+from processes import start_script
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
 

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from composing import composed, names
 from hydra.utils import instantiate
-from processes import start_script
-from running import finish, run_train, start_cold
 
 import apo_lightning.run.evaluating
 from apo_lightning.errors import ConfigError
@@ -24,6 +21,9 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.rollout import weight_sync
 from apo_lightning.run import evaluate, user_message
 from apo_lightning.run.command_line import main
+from composing import composed, names
+from processes import start_script
+from running import finish, run_train, start_cold
 
 SMALL = ("model=tiny", "engine=transformers", "limit=12", "num_samples=4", "samples_per_batch=8")
 EVEN_START = (

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from apo_lightning.run import train
 from benchmarks.shared.runs import write_stub
 from composing import CONFIGS, composed
 from processes import on_two_ranks
 from running import training_rows
-
-from apo_lightning.run import train
 
 pytestmark = pytest.mark.slow
 OPTIONS = (

@@ -7,12 +7,12 @@ import subprocess
 import time
 
 import pytest
-from processes import start_script
-from running import RUN, start_cold
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.process_guard import stderr_to_log
 from apo_lightning.rollout.transformers_engine import TransformersEngine
+from processes import start_script
+from running import RUN, start_cold
 
 pytestmark = pytest.mark.slow
 

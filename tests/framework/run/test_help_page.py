@@ -4,7 +4,6 @@ import re
 
 import pytest
 import yaml
-from composing import composed, names
 from omegaconf import OmegaConf
 
 from apo_lightning.errors import ConfigError
@@ -12,6 +11,7 @@ from apo_lightning.run import commands as records
 from apo_lightning.run.choices import config_folders
 from apo_lightning.run.commands import BUILT_IN, commands, find_command
 from apo_lightning.run.help_page import command_page, find_setting, index_page
+from composing import composed, names
 
 CONFIGURED = [command for command in commands().values() if command.config is not None]
 FOLDERS = config_folders()

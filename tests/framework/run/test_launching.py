@@ -4,9 +4,9 @@ import os
 import time
 
 import torch.distributed
-from processes import free_port, on_two_ranks
 
 from apo_lightning.run.launching import launch_time
+from processes import free_port, on_two_ranks
 
 
 def launched(rank, port, folder):

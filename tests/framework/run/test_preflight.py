@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from benchmarks.shared.models import LLAMA3B, QWEN7B
-from composing import composed
-from processes import start_script
 
 from apo_lightning.run.preflight import preflight
 from apo_lightning.run.sizes import bytes_beside_engine, plan_run
+from benchmarks.shared.models import LLAMA3B, QWEN7B
+from composing import composed
+from processes import start_script
 
 
 def row(printed: str, name: str) -> list[str]:

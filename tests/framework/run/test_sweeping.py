@@ -5,14 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.shared.runs import write_stub
-from composing import CONFIGS, ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import read_write
-from running import training_rows
 
 from apo_lightning.run.sweeping import each_job_a_run, is_swept
+from benchmarks.shared.runs import write_stub
+from composing import CONFIGS, ROOT
+from running import training_rows
 
 
 def begin_job(*overrides):

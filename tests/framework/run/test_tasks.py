@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import composed
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
 from apo_lightning.run.tasks import prepare_tasks
+from composing import composed
 
 
 def batch_on(device, *overrides):

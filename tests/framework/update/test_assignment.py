@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from factories import SETTINGS, Alone, make_rollouts
-from processes import on_two_ranks
 
 from apo_lightning.losses import APO
 from apo_lightning.model.packing import padding_microbatch
@@ -16,6 +14,8 @@ from apo_lightning.types import Advantages, TokenStatistics
 from apo_lightning.update.assignment import assign, assign_at_home
 from apo_lightning.update.engine_check import _largest_gap
 from apo_lightning.update.table import StepTable
+from factories import SETTINGS, Alone, make_rollouts
+from processes import on_two_ranks
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 1], [2, 4]]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from factories import Alone
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.evaluation.engine_check import check_engine
@@ -17,6 +16,7 @@ from apo_lightning.update import engine_check
 from apo_lightning.update.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
 from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.scoring import table_to_check
+from factories import Alone
 
 TINY = {
     "model_type": "llama",

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 import torch
-from running import SIGNAL, train_tiny, training_rows, weights
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apo_lightning.errors import DoesNotFitError
 from apo_lightning.model.policy import Policy
 from apo_lightning.update.memory import MemoryBudget, is_out_of_memory
+from running import SIGNAL, train_tiny, training_rows, weights
 
 SETTINGS = ("algo=apo", "data.num_validation=2", "optimizer.eps=1", "optimizer.lr=1e-2")
 

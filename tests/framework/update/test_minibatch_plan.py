@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from factories import SETTINGS, Alone, make_rollouts
 
 from apo_lightning.losses import GRPO
 from apo_lightning.types import Advantages
 from apo_lightning.update.minibatch_plan import equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.table import StepTable
+from factories import SETTINGS, Alone, make_rollouts
 
 CPU = torch.device("cpu")
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import lightning.pytorch as pl
 import pytest
 import torch
-from processes import start_script
-from running import RUN, SIGNAL, train_tiny, training_rows
 
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.losses import GRPO
 from apo_lightning.rewards import CallableReward
+from processes import start_script
+from running import RUN, SIGNAL, train_tiny, training_rows
 
 SETTINGS = (*SIGNAL, "algo=grpo", "data.num_validation=2", "prompts_per_step=2", "prompts_per_minibatch=1")
 

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from running import SIGNAL, train_tiny
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.types import Needs, Probe
+from running import SIGNAL, train_tiny
 
 CHOSEN = (0, 1, 5)
 GIVEN = (7, -1, 3)

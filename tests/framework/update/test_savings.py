@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import SIGNAL, run_train, train_tiny, training_rows
-from running import weights as final_weights
 
 import apo_lightning.module
 import apo_lightning.run.training
@@ -22,6 +20,8 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.step_metrics import StepMetrics
+from running import SIGNAL, run_train, train_tiny, training_rows
+from running import weights as final_weights
 
 # Groups of two, so that every other one is all right or all wrong; eps=1, so that Adam does not blow up the last bits;
 # decay and momentum, so that an optimizer step with a gradient of zero is not the same as none.

@@ -5,11 +5,11 @@ import functools
 import pytest
 import torch
 import transformers
-from composing import composed
 from hydra.utils import instantiate
-from running import train_tiny
 
 from apo_lightning.update.schedule import begin_schedule
+from composing import composed
+from running import train_tiny
 
 LR = 0.5
 

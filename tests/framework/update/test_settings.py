@@ -1,11 +1,11 @@
 """Every size that cannot work is refused in one line that names it."""
 
 import pytest
-from composing import composed
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.training import prepare
 from apo_lightning.update.settings import StepSettings
+from composing import composed
 
 GOOD = {
     "prompts_per_step": 4,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from factories import make_rollouts
 
 from apo_lightning.update.subset import SMALLEST, draw_subset, smallest, subset_size
+from factories import make_rollouts
 
 B = 16
 

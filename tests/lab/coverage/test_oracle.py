@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import composed, names
 from hydra.utils import get_class, instantiate
 from tokenizers.processors import TemplateProcessing
 
@@ -20,6 +19,7 @@ from apo_lightning.evaluation.scoring import pack
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import START_OF_TURN
 from apo_lightning.types import Prompt
+from composing import composed, names
 
 
 def new_policy() -> Policy:

@@ -2,11 +2,11 @@ import math
 
 import lightning.pytorch as pl
 import pytest
-from factories import make_step, make_validation
 
 from apo_lab.diagnostics import CollapseAlarm
 from apo_lab.diagnostics.collapse_alarm import lost_and_gained
 from apo_lightning.errors import ConfigError
+from factories import make_step, make_validation
 
 
 def begun(max_steps=10, interval=5, **settings):

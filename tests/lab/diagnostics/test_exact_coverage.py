@@ -5,9 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from composing import composed
 from hydra.utils import instantiate
-from running import read_metrics, training_rows, weights
 
 from apo_lab.diagnostics import ExactCoverage
 from apo_lab.pretraining.supervised import IGNORED, encode
@@ -23,6 +21,8 @@ from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.run import train
+from composing import composed
+from running import read_metrics, training_rows, weights
 
 LAB = (
     "experiment=lab/locks",

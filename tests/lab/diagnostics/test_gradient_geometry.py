@@ -3,9 +3,7 @@ import math
 import lightning.pytorch as pl
 import pytest
 import torch
-from composing import composed
 from hydra.utils import instantiate
-from running import SIGNAL, run, train_tiny
 
 from apo_lab.diagnostics import GradientGeometry
 from apo_lab.diagnostics.gradient_spaces import Measured, _gradient, _statistics
@@ -14,6 +12,8 @@ from apo_lightning.callbacks import StepCallback
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.types import Needs
+from composing import composed
+from running import SIGNAL, run, train_tiny
 
 GEOMETRY = (
     "callbacks=gradient_geometry",

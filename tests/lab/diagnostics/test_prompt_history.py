@@ -2,10 +2,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from factories import make_step
 
 from apo_lab.diagnostics import PromptHistory
 from apo_lightning.errors import ConfigError
+from factories import make_step
 
 
 def visit(callback, step, groups, answers=None):

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from factories import make_step
-from running import SIGNAL, run, train_tiny
 
 from apo_lab.diagnostics import RecoveryTracker
 from apo_lab.diagnostics.recovery_probes import RecoveryProbe, read_probes, write_probes
@@ -13,6 +11,8 @@ from apo_lab.theory.problems import Tree
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.types import Needs, ProbeStatistics, TokenStatistics
+from factories import make_step
+from running import SIGNAL, run, train_tiny
 
 REF = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1], *[[0.25] * 4] * 2]).double()
 """A tree of two tokens over four: the root, and a node behind each of its tokens."""

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from factories import make_step
 
 from apo_lab.diagnostics import SqueezingMonitor
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.types import Needs, ProbeStatistics, ReferenceStatistics, TokenStatistics
+from factories import make_step
 
 STATUSES = ("incorrect", "correct", "incorrect", "incorrect", "correct", "incorrect", "incorrect", "incorrect")
 

@@ -2,8 +2,6 @@ import json
 
 import pytest
 import torch
-from composing import composed
-from factories import make_step
 from hydra.utils import instantiate
 
 from apo_lab.diagnostics import TokenWriter
@@ -12,6 +10,8 @@ from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.types import Anchor, Needs
+from composing import composed
+from factories import make_step
 
 
 @pytest.fixture

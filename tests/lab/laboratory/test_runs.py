@@ -6,10 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from composing import ROOT
 from omegaconf import OmegaConf
-from processes import start_script
-from running import finish, read_metrics, start_cold
 
 from apo_lab.laboratory.baselines import average
 from apo_lab.laboratory.runs import plan
@@ -19,6 +16,9 @@ from apo_lab.reporting.laboratory.reading import read_laboratory
 from apo_lab.reporting.laboratory.sweeps import sweep_of
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lightning.errors import ConfigError
+from composing import ROOT
+from processes import start_script
+from running import finish, read_metrics, start_cold
 
 SIZES = ["data.num_validation=16", "data.num_train=256"]
 QUICK = (

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from loss_cases import make_case, value_and_gradient
 
 from apo_lab.losses import CrossEntropyAPO, GateOnlyAPO, LogMassAPO, RandomAnchorAPO, TopKForwardKL, UngatedAPO
 from apo_lab.losses.topk_forward_kl import topk_forward_kl
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO
 from apo_lightning.types import Anchor, LossInputs
+from loss_cases import make_case, value_and_gradient
 
 # S = {0, 1}, Z_ref = 3/4, Σ_S π = 1/2, r_anchor = 2/3, ρ = 1.05 − 0.0667 = 0.9833
 POLICY = torch.tensor([[0.2, 0.3, 0.1, 0.4]], dtype=torch.float64)

@@ -1,10 +1,10 @@
 """A base model is made once for a configuration, and measured exactly."""
 
 import pytest
-from composing import composed
 
 from apo_lab.pretraining.base_models import pretrain, read_record
 from apo_lightning.errors import ConfigError
+from composing import composed
 
 SMALL = (
     *("data=locks", "data.num_validation=8"),

@@ -1,8 +1,8 @@
 import pytest
-from composing import composed
 from hydra.utils import instantiate
 
 from apo_lab.puzzles import Countdown, Locks
+from composing import composed
 
 
 @pytest.mark.parametrize("model", ["tiny", "smollm2_135m"])

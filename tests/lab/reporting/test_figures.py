@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_records import make_covered, make_measurement, make_run
 
 from apo_lab.reporting.averages import series_name
 from apo_lab.reporting.figures.canvas import encode, inline_svg, save, spread
@@ -29,6 +28,7 @@ from apo_lab.reporting.published import as_measurements, as_recall, published
 from apo_lab.reporting.style import KNOWN, styles_of
 from apo_lightning.common.formatting import moving_mean
 from apo_lightning.evaluation.records import Estimate
+from report_records import make_covered, make_measurement, make_run
 
 SMALL = {"num_problems": 8, "num_samples": 4}
 KEY = "algo.loss.pull_coef"

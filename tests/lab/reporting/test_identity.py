@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from factories import sampling_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_cases import measured, write_run
 
 from apo_lab.reporting.averages import mean_over_seeds
 from apo_lab.reporting.evaluations import measurements, read_evaluations
@@ -22,6 +20,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
 from apo_lightning.metrics.functional import pass_at_k_curve
+from factories import sampling_settings
+from report_cases import measured, write_run
 
 DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}, "grpo": {}}
 

@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from composing import ROOT
 
 from apo_lab.reporting.laboratory.predictions import PREDICTIONS
+from composing import ROOT
 
 RESULTS = json.loads((ROOT / "docs/lab/results.json").read_text())
 PAGE = (ROOT / "docs/lab.md").read_text()

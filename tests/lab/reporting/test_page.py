@@ -4,11 +4,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from report_records import make_covered, make_evaluated, make_measurement, make_run, make_table
 
 from apo_lab.reporting.figures.report import NamedFigure, report_figures
 from apo_lab.reporting.page import ReportContents, page, warnings_of
 from apo_lab.reporting.records import Table
+from report_records import make_covered, make_evaluated, make_measurement, make_run, make_table
 
 SMALL = {"num_problems": 8, "num_samples": 4}
 VOID = {"meta", "br", "link", "img", "input", "hr"}

@@ -5,9 +5,9 @@ from fractions import Fraction
 from typing import get_args
 
 import pytest
-from published_check import exact, half_unit, inconsistencies, nearest_shares
 
 from apo_lab.reporting.published import FAULTS, Name, PublishedCell, published, published_cell
+from published_check import exact, half_unit, inconsistencies, nearest_shares
 
 TABLES = get_args(Name)
 

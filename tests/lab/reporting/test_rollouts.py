@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from running import SIGNAL, train_tiny
 
 from apo_lab.commands.report import report
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
 from apo_lightning.errors import ConfigError
+from running import SIGNAL, train_tiny
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 HOSTILE = "</script><script>alert('x')</script><!-- <img src=http://x.example/ onerror=alert(1)>"

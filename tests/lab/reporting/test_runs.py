@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from report_cases import result, write_run
 
 from apo_lab.commands.report import training_defaults
 from apo_lab.reporting.axes import axes, settings
@@ -12,6 +11,7 @@ from apo_lab.reporting.records import Evaluations, Measurement, RunCard
 from apo_lab.reporting.runs import read_metrics, read_runs
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
+from report_cases import result, write_run
 
 DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_cases import measured, result, write_run
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.averages import mean_over_benchmarks
@@ -28,6 +27,7 @@ from apo_lab.reporting.tables import (
     swept_methods,
 )
 from apo_lightning.evaluation.records import Estimate
+from report_cases import measured, result, write_run
 
 PULL, PUSH = "algo.loss.pull_coef", "algo.loss.push_coef"
 DEFAULTS = {"apo": {PULL: "0.1", PUSH: "1.05"}}

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_records import make_result, make_run
 
 from apo_lab.reporting.evaluations import measurements, snapshot_measurements
 from apo_lab.reporting.figures.collapse import collapse_figure, collapse_panels, trajectories
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.records import Evaluated, Evaluations
 from apo_lab.reporting.style import styles_of
+from report_records import make_result, make_run
 
 SMALL = {"num_problems": 8, "num_samples": 4}
 

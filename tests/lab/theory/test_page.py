@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from composing import ROOT
 
 from apo_lab.theory.__main__ import main
 from apo_lab.theory.page import BEGIN, END, fill, telling
 from apo_lab.theory.statements import STATEMENTS, Finding, Reading
+from composing import ROOT
 
 PAGE = ROOT / "docs" / "theory.md"
 SECTION = re.compile(r"^### (\w+)\. (.+): ([a-z ]+)$", re.MULTILINE)
