@@ -37,8 +37,9 @@ def loads(ranks, destinations, minibatch, num_minibatches):
 
 
 def test_the_largest_group_goes_first_to_the_rank_with_the_fewest_tokens():
-    # With a prompt of 1: 10, 6, 5 and 3. On 2 ranks 10 + 3 and 6 + 5; parts would be whole completions again.
-    first, second = costs([9, 2], [True, True]), costs([5, 4], [True, True])
+    # With a prompt of 1: 10, 6, 5 and 3. On 2 ranks 10 + 3 and 6 + 5, by position 16 and 8; parts would be whole
+    # completions again.
+    first, second = costs([9, 5], [True, True]), costs([4, 2], [True, True])
     balance = balanced([first, second], 1)
     assert loads([first, second], balance.destinations, 0, 1) in ([13, 11], [11, 13])
     assert balance.ratio == pytest.approx(12 / 13)
