@@ -55,7 +55,7 @@ def run_shape(kind: str, positions: int, longest: int, *, recomputes: bool) -> R
 
 def planned_bytes(model: ModelShape, run: RunShape) -> int:
     """Of tensors in the update; the context lies outside of what torch allocates."""
-    return plan_memory(model, run).update - process_bytes(run)
+    return plan_memory(model, run).total("update") - process_bytes(run)
 
 
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:

