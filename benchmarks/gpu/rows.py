@@ -1,4 +1,4 @@
-"""What a check of `make gpu` came to: one row of its table, and how it is judged. Standard library alone."""
+"""One row of the table of `make gpu`: the result of a check, and its verdict. Imports the standard library alone."""
 
 import json
 import math
