@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.advantages import AdvantageEstimator
+from apo_lightning.advantages import AdvantageEstimator, reads_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.common.phases import StepTimer
 from apo_lightning.data.validation import ValidationPass
@@ -80,7 +80,7 @@ class RLVRModule(pl.LightningModule):
         self.timer.enter()
         with phase("generate"):
             rollouts = self._sample_step(batch)
-        advantages = self.advantage(AdvantageInputs.of(rollouts))
+        advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage)))
         with phase("prepare"):
             plan = plan_step(self, rollouts, advantages)
         with phase("reference"):

@@ -10,9 +10,9 @@ T packed response tokens (completion after completion, no padding), K anchor slo
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,8 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 VerdictStatus = Literal["correct", "incorrect", "unparsed", "timeout", "error"]
+AdvantageInput = Literal["truncated", "mean_logprobs", "answers", "history"]
+"""The optional fields of `AdvantageInputs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,17 @@ class Rollouts:
         return count_statuses(verdict.status for verdict in self.verdicts)
 
     @property
+    def is_truncated(self) -> Bool[Tensor, "prompts group"]:
+        """True where a completion was cut at its length limit."""
+        return torch.tensor([c.finish_reason == "length" for c in self.completions]).view(-1, self.group_size)
+
+    @property
+    def mean_logprobs(self) -> Float[Tensor, "prompts group"]:
+        """Mean of log π_rollout over the tokens of each completion [nats]."""
+        means = [sum(c.logprobs) / len(c.logprobs) for c in self.completions]
+        return torch.tensor(means).view(-1, self.group_size)
+
+    @property
     def lengths(self) -> Int[Tensor, "prompts group"]:
         """Response tokens of each completion, its stop token included."""
         return torch.tensor([len(completion.token_ids) for completion in self.completions]).view(-1, self.group_size)
@@ -147,18 +160,74 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRecord:
+    """What the run has seen of one prompt before this step."""
+
+    num_sampled: int = 0
+    """Completions."""
+    num_correct: int = 0
+    answers: Mapping[str, int] = field(default_factory=dict)
+    """Parsed answer → completions that gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """The inputs of an advantage estimator."""
+    """The inputs of an advantage estimator; the optional ones are filled when its `reads` names them."""
 
     rewards: Float[Tensor, "prompts group"]
     is_correct: Bool[Tensor, "prompts group"]
     lengths: Int[Tensor, "prompts group"]
     """Response tokens of each completion."""
+    truncated: Bool[Tensor, "prompts group"] | None = None
+    """True where the completion was cut at its length limit."""
+    mean_logprobs: Float[Tensor, "prompts group"] | None = None
+    """Mean of log π_rollout over a completion's tokens [nats]."""
+    answers: tuple[tuple[str | None, ...], ...] | None = None
+    """[P][G] the parsed answers; None where none was found."""
+    history: tuple[PromptRecord, ...] | None = None
+    """[P] what earlier steps saw of each prompt, on all ranks."""
 
     @classmethod
-    def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
-        """The part of the rollouts that an estimator may read."""
-        return cls(rewards=rollouts.rewards, is_correct=rollouts.is_correct, lengths=rollouts.lengths)
+    def of(
+        cls,
+        rollouts: Rollouts,
+        reads: Collection[AdvantageInput] = (),
+        history: Callable[[str], PromptRecord] = lambda prompt_id: PromptRecord(),
+    ) -> "AdvantageInputs":
+        """The part of the rollouts that an estimator reads.
+
+        Args:
+            rollouts: of this rank.
+            reads: the optional fields to fill.
+            history: prompt id → its record.
+        """
+        size, verdicts = rollouts.group_size, rollouts.verdicts
+        answers = tuple(tuple(v.extracted for v in verdicts[i : i + size]) for i in range(0, len(verdicts), size))
+        optional: dict[AdvantageInput, Callable[[], Any]] = {
+            "truncated": lambda: rollouts.is_truncated,
+            "mean_logprobs": lambda: rollouts.mean_logprobs,
+            "answers": lambda: answers,
+            "history": lambda: tuple(history(prompt.id) for prompt in rollouts.prompts),
+        }
+        return cls(
+            rewards=rollouts.rewards,
+            is_correct=rollouts.is_correct,
+            lengths=rollouts.lengths,
+            **{name: optional[name]() for name in reads},
+        )
+
+    def part(self, prompt: int, members: Sequence[int]) -> "AdvantageInputs":
+        """Some completions of one prompt, as a group of their own."""
+        wanted = list(members)
+        return AdvantageInputs(
+            rewards=self.rewards[prompt : prompt + 1, wanted],
+            is_correct=self.is_correct[prompt : prompt + 1, wanted],
+            lengths=self.lengths[prompt : prompt + 1, wanted],
+            truncated=None if self.truncated is None else self.truncated[prompt : prompt + 1, wanted],
+            mean_logprobs=None if self.mean_logprobs is None else self.mean_logprobs[prompt : prompt + 1, wanted],
+            answers=None if self.answers is None else (tuple(self.answers[prompt][i] for i in wanted),),
+            history=None if self.history is None else (self.history[prompt],),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +280,59 @@ class LossInputs:
     """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
     importance_weights: Float[Tensor, "tokens"] | None = None
     """min(π_old/π_rollout, cap), detached: corrects for an engine that samples from slightly other numbers."""
+    marks: Float[Tensor, "tokens"] | None = None
+    """What the loss's `marks` said of each token when the mini-batch was planned; constant."""
+    sequence_mean: Float[Tensor, "tokens"] | None = None
+    """The mean of the loss's `sequence_term` over the token's completion, at the current policy; constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinibatchTokens:
+    """The kept tokens of one mini-batch on this rank, as they are known before the update.
+
+    Its methods are statistics over all ranks, and collective.
+    """
+
+    advantages: Float[Tensor, "tokens"]
+    is_correct: Bool[Tensor, "tokens"]
+    logprobs: Float[Tensor, "tokens"]
+    """log π_rollout(y) [nats]"""
+    keys: Int[Tensor, "tokens"]
+    """Random but stable: a hash of the run's seed, step, prompt, sample and position."""
+    from_all_ranks: Callable[[Any], list[Any]] = lambda part: [part]
+    """Gathers one object a rank."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all ranks."""
+        return sum(self.from_all_ranks(len(self.advantages)))
+
+    def mean(self, values: Float[Tensor, "tokens"]) -> float:
+        """The mean over the tokens of all ranks, summed in float64; NaN where there is no token."""
+        parts = self.from_all_ranks((values.double().sum().item(), len(values)))
+        num = sum(count for _, count in parts)
+        return sum(total for total, _ in parts) / num if num else float("nan")
+
+    def smallest(
+        self, values: Float[Tensor, "tokens"], num: int, among: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """True at the `num` smallest values of all ranks, or at all of `among` where there are fewer.
+
+        Equal values are ordered by their keys, so the choice does not depend on the number of ranks.
+
+        Args:
+            values: finite.
+            num: how many, over all ranks.
+            among: the candidates.
+        """
+        places = among.nonzero().flatten().tolist()
+        found, keys = values[among].tolist(), self.keys[among].tolist()
+        mine = sorted(zip(found, keys, places, strict=True))[:num]
+        ranked = sorted(pair for part in self.from_all_ranks([entry[:2] for entry in mine]) for pair in part)[:num]
+        chosen = torch.zeros_like(among)
+        if ranked:
+            chosen[[place for value, key, place in mine if (value, key) <= ranked[-1]]] = True
+        return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +355,11 @@ class Needs:
     entropy: bool = False
     full_kl: bool = False
     """The exact KL(π‖π_ref): runs the reference once more, with every micro-batch of the update."""
+    marks: bool = False
+    """A value for each token that depends on the whole mini-batch; see `PolicyLoss.marks`."""
+    sequence_mean: bool = False
+    """A mean over each completion at the current policy; see `PolicyLoss.sequence_term`. Costs one more forward of the
+    head in every mini-batch but the first."""
 
     @property
     def reference_statistics(self) -> bool:
@@ -251,6 +378,8 @@ class Needs:
             anchor_size=max(self.anchor_size, other.anchor_size),
             entropy=self.entropy or other.entropy,
             full_kl=self.full_kl or other.full_kl,
+            marks=self.marks or other.marks,
+            sequence_mean=self.sequence_mean or other.sequence_mean,
         )
 
 

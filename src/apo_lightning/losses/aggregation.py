@@ -82,3 +82,15 @@ def truncated_importance_weights(
         tensor([1., 2.])
     """
     return (old_logprobs - rollout_logprobs).detach().exp().clamp(max=cap)
+
+
+def sequence_means(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """The mean of a value over the tokens of each completion, at every token.
+
+    Example:
+        >>> sequence_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([4, 4, 7]))
+        tensor([2., 2., 5.])
+    """
+    _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
+    totals = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add(0, place, values.double())
+    return (totals / counts)[place].to(values.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import Number, clipped_objective, is_clipped
-from apo_lightning.types import LossInputs, LossOutput, Needs
+from apo_lightning.types import LossInputs, LossOutput, MinibatchTokens, Needs
 
 T = TypeVar("T")
 
@@ -83,6 +83,26 @@ class PolicyLoss(ABC):
         On the other tokens `ref_logprobs` and `full_kl` are 0 and anchors are absent.
         """
         return torch.full_like(is_correct, self.needs.reference)
+
+    def marks(self, tokens: MinibatchTokens) -> Float[Tensor, "tokens"]:
+        """A value for each token of a mini-batch that depends on the others; it comes back as `LossInputs.marks`.
+
+        Called once a mini-batch, before the update, where `needs.marks`.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.needs asks for marks, and the class has no `marks`")
+
+    def sequence_term(
+        self, log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
+    ) -> Float[Tensor, "tokens"]:
+        """A value for each token whose mean over its completion comes back as `LossInputs.sequence_mean`.
+
+        Called with every micro-batch where `needs.sequence_mean`.
+
+        Args:
+            log_ratio: log π(y) − log π_old(y) [nats], at the current policy.
+            advantages: A.
+        """
+        return log_ratio
 
     @property
     def support_size(self) -> int:

@@ -124,7 +124,19 @@ class Policy(nn.Module):
         """
         with self.autocast():
             hidden = self.run_backbone(microbatch)
-            return token_statistics(hidden, self.head_weight, microbatch.targets, anchor_ids, temperature=temperature)
+        return self.read_head(hidden, microbatch.targets, anchor_ids, temperature=temperature)
+
+    def read_head(
+        self,
+        hidden: Float[Tensor, "tokens hidden"],
+        targets: Int[Tensor, "tokens"],
+        anchor_ids: Int[Tensor, "tokens anchors"] | None = None,
+        *,
+        temperature: float,
+    ) -> TokenStatistics:
+        """Statistics of the response tokens from the `hidden_states` of a micro-batch."""
+        with self.autocast():
+            return token_statistics(hidden, self.head_weight, targets, anchor_ids, temperature=temperature)
 
     def detached_head(self, hidden: Float[Tensor, "tokens hidden"], *, temperature: float) -> DetachedHead:
         """The head over the `hidden_states` of a micro-batch, for a loss whose gradient is taken chunk by chunk."""

@@ -2,11 +2,13 @@
 
 from contextlib import nullcontext
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
+from apo_lightning.losses.aggregation import sequence_means
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.update.memory import release_memory
 from apo_lightning.update.minibatch_plan import Minibatch
@@ -59,7 +61,9 @@ def microbatch_loss(
     table, needs = plan.table, run.loss.needs
     reference = run.reference if needs.full_kl else None
     compared = () if reference is None else (reference.hidden_states(microbatch), reference.head_weight)
-    head = run.policy.detached_head(run.policy.hidden_states(microbatch), temperature=run.settings.temperature)
+    hidden = run.policy.hidden_states(microbatch)
+    sequence_mean = _sequence_mean(run, plan, minibatch, microbatch, hidden) if needs.sequence_mean else None
+    head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
         chunk = microbatch.part(tokens)
         anchor_ids = table.anchor_ids(chunk, needs.anchor_size, plan.reference_mask)
@@ -73,6 +77,8 @@ def microbatch_loss(
             needs=needs,
             reference_mask=plan.reference_mask,
             importance_cap=run.settings.importance_cap,
+            marks=plan.marks,
+            sequence_mean=None if sequence_mean is None else sequence_mean[tokens],
         )
         output = run.loss(inputs)
         weighted_sum = (minibatch.weights[chunk.token_index] * output.per_token).sum()
@@ -88,6 +94,21 @@ def microbatch_loss(
             )
         )
     return head.total_loss()
+
+
+@torch.no_grad()
+def _sequence_mean(
+    run: Run, plan: StepPlan, minibatch: Minibatch, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
+) -> Float[Tensor, "tokens"]:
+    """The mean of the loss's `sequence_term` over the completion of each token; a micro-batch holds whole ones."""
+    index, old = microbatch.token_index, _old_logprobs(run, plan, minibatch)
+    log_ratio = torch.zeros(len(index), device=hidden.device)
+    if old is not None:
+        statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
+        log_ratio = statistics.logprobs - old[index]
+    return sequence_means(
+        run.loss.sequence_term(log_ratio, plan.table.advantages[index]), plan.table.sequence_ids[index]
+    )
 
 
 def _old_logprobs(run: Run, plan: StepPlan, minibatch: Minibatch) -> Float[Tensor, "tokens"] | None:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.types import Advantages, Needs, Rollouts
 from apo_lightning.update.assignment import assign
+from apo_lightning.update.marks import token_marks
 from apo_lightning.update.minibatch_plan import Minibatch, equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.update.run import Run
 from apo_lightning.update.subset import draw_subset
@@ -30,6 +31,8 @@ class StepPlan:
     """What this step's diagnostics read beyond the loss."""
     unscored: Sequence[Microbatch]
     """What the sampling policy is run on before the update."""
+    marks: Float[Tensor, "tokens"] | None
+    """What the loss's `marks` says of each token, 0 on dropped ones; None: the loss needs none."""
 
 
 def plan_step(run: Run, rollouts: Rollouts, advantages: Advantages) -> StepPlan:
@@ -45,6 +48,7 @@ def plan_step(run: Run, rollouts: Rollouts, advantages: Advantages) -> StepPlan:
         reference_mask=masks_of(run.loss, table.advantages, table.is_correct).reference & updated,
         diagnostic_needs=needs,
         unscored=_unscored(run, table, minibatches, needs),
+        marks=token_marks(run, table, minibatches) if run.loss.needs.marks else None,
     )
 
 

@@ -161,6 +161,8 @@ class StepTable:
         needs: Needs,
         reference_mask: Bool[Tensor, "tokens"],
         importance_cap: float | None,
+        marks: Float[Tensor, "tokens"] | None = None,
+        sequence_mean: Float[Tensor, "part"] | None = None,
     ) -> LossInputs:
         """The inputs of the loss: what it declared, on the tokens it declared, and no more.
 
@@ -174,6 +176,8 @@ class StepTable:
             needs: the loss's own.
             reference_mask: [T] tokens whose reference rows the loss can use.
             importance_cap: of the truncated importance weights; None: none.
+            marks: [T] of the whole step.
+            sequence_mean: of these tokens.
         """
         index = microbatch.token_index
         wanted = reference_mask[index]
@@ -206,6 +210,8 @@ class StepTable:
             entropy=statistics.entropy if needs.entropy else None,
             full_kl=None if statistics.full_kl is None else torch.where(wanted, statistics.full_kl, 0.0),
             importance_weights=importance_weights,
+            marks=None if marks is None else marks[index],
+            sequence_mean=sequence_mean,
         )
 
     def of_minibatch(self, minibatch: int, prompts_per_minibatch: int) -> list[int]:

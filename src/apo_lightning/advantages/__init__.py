@@ -1,0 +1,19 @@
+"""Advantage estimators: rewards of a group → how much better each completion was than expected."""
+
+from apo_lightning.advantages.estimator import AdvantageEstimator, reads_of
+from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
+from apo_lightning.advantages.pass_at_k import PassAtK
+from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated
+from apo_lightning.advantages.signed_reward import SignedReward
+
+__all__ = [
+    "AdvantageEstimator",
+    "GroupNormalized",
+    "LeaveOneOut",
+    "OverlongPenalty",
+    "PassAtK",
+    "Shaped",
+    "SignedReward",
+    "Truncated",
+    "reads_of",
+]

@@ -1,0 +1,72 @@
+"""What every advantage estimator is, and what several of them share.
+
+An estimator is called once a step, with whole groups. `keep` False removes a completion from the update and from every
+denominator; an advantage of 0 does not.
+"""
+
+from collections.abc import Collection
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
+
+EPSILON = 1e-6
+"""Bounds advantages where the standard deviation is nearly 0; verl's value."""
+
+
+@runtime_checkable
+class AdvantageEstimator(Protocol):
+    """Turns the rewards of a step's completions into advantages.
+
+    An estimator that reads more than rewards, verdicts and lengths names it in an attribute `reads`, a collection of
+    optional fields of `AdvantageInputs`.
+    """
+
+    def check(self, group_size: int) -> None:
+        """Raise `ConfigError`, before the run, when it cannot work with groups of this size."""
+        ...
+
+    def __call__(self, inputs: AdvantageInputs) -> Advantages:
+        """Advantages of a step's completions."""
+        ...
+
+
+def reads_of(estimator: AdvantageEstimator) -> Collection[AdvantageInput]:
+    """The optional fields of `AdvantageInputs` that an estimator names in `reads`.
+
+    Example:
+        >>> from apo_lightning.advantages import GroupNormalized
+        >>> reads_of(GroupNormalized())
+        ()
+    """
+    return getattr(estimator, "reads", ())
+
+
+def zero_where_equal(
+    values: Float[Tensor, "prompts group"], rewards: Float[Tensor, "prompts group"]
+) -> Float[Tensor, "prompts group"]:
+    """0 in groups whose rewards are all equal, where rounding would leave a little."""
+    equal: Bool[Tensor, "prompts 1"] = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)
+    return values.masked_fill(equal, 0.0)
+
+
+def keep_all(values: Float[Tensor, "prompts group"]) -> Advantages:
+    """Advantages that drop no completion."""
+    return Advantages(values=values, keep=torch.ones_like(values, dtype=torch.bool))
+
+
+def at_least_two(group_size: int, what: str) -> None:
+    """Raise `ConfigError` for a group of one."""
+    if group_size < 2:
+        raise ConfigError(f"group_size is {group_size}: {what} needs at least 2 completions a prompt")
+
+
+def require_binary(rewards: Float[Tensor, "prompts group"], what: str) -> None:
+    """Raise `ConfigError` for a reward other than 0 and 1."""
+    other = rewards[(rewards != 0) & (rewards != 1)]
+    if len(other):
+        raise ConfigError(f"a reward is {other[0].item():.6g}: {what} is defined for rewards of 0 and 1 only")

@@ -1,0 +1,160 @@
+"""Estimators that change what another estimator sees: shaped rewards, and completions that were cut."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lightning.advantages.estimator import AdvantageEstimator, keep_all, reads_of
+from apo_lightning.errors import ConfigError
+from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
+
+
+@runtime_checkable
+class Shaping(Protocol):
+    """Rewards → other rewards; verdicts stay. `reads` as for an estimator."""
+
+    def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
+        """The rewards from which advantages are taken."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """An estimator of shaped rewards: each shaping sees the rewards of the one before it.
+
+    Attributes:
+        estimator: gets the shaped rewards; one that is defined for rewards of 0 and 1 refuses them.
+        shaping: applied in this order.
+    """
+
+    estimator: AdvantageEstimator
+    shaping: Sequence[Shaping]
+
+    @property
+    def reads(self) -> Collection[AdvantageInput]:
+        """What the estimator or any shaping reads."""
+        return {name for part in (self.estimator, *self.shaping) for name in getattr(part, "reads", ())}
+
+    def check(self, group_size: int) -> None:
+        """Refuse what the estimator refuses."""
+        self.estimator.check(group_size)
+
+    def __call__(self, inputs: AdvantageInputs) -> Advantages:
+        """The estimator's advantages of the shaped rewards."""
+        for shape in self.shaping:
+            inputs = replace(inputs, rewards=shape(inputs))
+        return self.estimator(inputs)
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """Soft overlong punishment: a penalty that grows over the last tokens before the length limit.
+
+        R ← R + penalty·R_len,   L the limit, C the cache
+        R_len = 0 for |y| ≤ L − C,   ((L − C) − |y|)/C beyond
+
+    so R_len is −1 at the limit. The stop token counts as a token.
+
+    Source: Yu et al. 2025 (DAPO), Eq. 13.
+
+    Attributes:
+        max_completion_tokens: L.
+        cache_tokens: C, in [1, L].
+        penalty: the weight, ≥ 0.
+
+    Raises:
+        ConfigError: a value outside its range.
+
+    Example:
+        >>> inputs = AdvantageInputs(rewards=torch.ones(1, 3), is_correct=torch.ones(1, 3).bool(),
+        ...     lengths=torch.tensor([[4, 6, 8]]))
+        >>> OverlongPenalty(max_completion_tokens=8, cache_tokens=4)(inputs)
+        tensor([[1.0000, 0.5000, 0.0000]])
+    """
+
+    max_completion_tokens: int
+    cache_tokens: int
+    penalty: float | int = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cache_tokens <= self.max_completion_tokens:
+            raise ConfigError(
+                f"cache_tokens is {self.cache_tokens}: give 1 to max_completion_tokens, {self.max_completion_tokens}"
+            )
+        if not 0 <= self.penalty < float("inf"):
+            raise ConfigError(f"penalty is {self.penalty}: give a finite number of at least 0")
+
+    def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
+        """R + penalty·R_len."""
+        allowed = self.max_completion_tokens - self.cache_tokens
+        excess = (inputs.lengths - allowed).clamp(min=0, max=self.cache_tokens)
+        return inputs.rewards - self.penalty * excess.to(inputs.rewards.dtype) / self.cache_tokens
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """What becomes of completions that were cut at the length limit.
+
+    | `how` | in the group's mean and std | in the loss | source |
+    |---|---|---|---|
+    | `drop` | yes | no: they leave every denominator | DAPO's overlong filtering (Yu et al. 2025, section 3.4) |
+    | `exclude` | no; with fewer than two others all of the group's A are 0 | no | Skywork-OR1 (He et al. 2025) |
+
+    Without this estimator they are trained like any other completion. With `drop` the kept advantages of a group no
+    longer sum to 0.
+
+    Attributes:
+        estimator: gives the advantages.
+        how: `drop` or `exclude`.
+
+    Raises:
+        ConfigError: `how` is unknown.
+    """
+
+    estimator: AdvantageEstimator
+    how: str = "drop"
+
+    def __post_init__(self) -> None:
+        if self.how not in ("drop", "exclude"):
+            raise ConfigError(f"how is {self.how!r}: choose drop or exclude, or leave this estimator out to train them")
+
+    @property
+    def reads(self) -> Collection[AdvantageInput]:
+        """Which completions were cut, and what the estimator reads."""
+        return {"truncated", *reads_of(self.estimator)}
+
+    def check(self, group_size: int) -> None:
+        """Refuse what the estimator refuses."""
+        self.estimator.check(group_size)
+
+    def __call__(self, inputs: AdvantageInputs) -> Advantages:
+        """The estimator's advantages, with truncated completions left out of the update."""
+        assert inputs.truncated is not None
+        given = self.estimator(inputs) if self.how == "drop" else without(self.estimator, inputs, inputs.truncated)
+        return replace(given, keep=given.keep & ~inputs.truncated)
+
+
+def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
+    """Advantages in groups from which some completions are left out.
+
+    Those have A = 0, and so has a group of which fewer than two remain.
+
+    Args:
+        estimator: called with what remains of each group.
+        inputs: whole groups.
+        left_out: [P, G] True for completions that no mean may contain.
+    """
+    if not left_out.any():
+        return estimator(inputs)
+    result = keep_all(torch.zeros_like(inputs.rewards))
+    for prompt, absent in enumerate(left_out):
+        members = (~absent).nonzero().flatten().tolist()
+        if len(members) >= 2:
+            part = estimator(inputs.part(prompt, members))
+            result.values[prompt, members] = part.values[0]
+            result.keep[prompt, members] = part.keep[0]
+    return result
