@@ -22,6 +22,7 @@ class GroupNormalized:
     Example:
         One of two is correct: the mean is 1/2 and std is 1/√2.
 
+        >>> import torch
         >>> rewards = torch.tensor([[1.0, 0.0]])
         >>> lengths = torch.ones_like(rewards, dtype=torch.long)
         >>> inputs = AdvantageInputs(rewards=rewards, is_correct=rewards > 0, lengths=lengths)
@@ -56,6 +57,7 @@ class LeaveOneOut:
     Source: Ahmadian et al. 2024, Eq. 6; Kool et al. 2019.
 
     Example:
+        >>> import torch
         >>> rewards = torch.tensor([[1.0, 0.0, 0.0]])
         >>> lengths = torch.ones_like(rewards, dtype=torch.long)
         >>> inputs = AdvantageInputs(rewards=rewards, is_correct=rewards > 0, lengths=lengths)

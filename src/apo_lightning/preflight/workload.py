@@ -160,7 +160,17 @@ def expected_workload(
     """
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
-    given = advantage(AdvantageInputs(rewards=rewards, is_correct=is_correct, lengths=lengths))
+    given = advantage(
+        AdvantageInputs(
+            rewards=rewards,
+            is_correct=is_correct,
+            lengths=lengths,
+            truncated=torch.zeros_like(is_correct),
+            mean_logprobs=torch.zeros_like(rewards),
+            answers=tuple(tuple(map(str, row)) for row in is_correct.tolist()),
+            history=tuple(PromptRecord() for _ in is_correct),
+        )
+    )
     tokens = given.values.flatten(), is_correct.flatten()
     masks = masks_of(loss, *tokens)
     updated = masks.gradient.view_as(is_correct) & given.keep
