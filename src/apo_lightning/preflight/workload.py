@@ -11,7 +11,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.flops import Work
-from apo_lightning.types import AdvantageInputs
+from apo_lightning.types import AdvantageInputs, PromptRecord
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
 
