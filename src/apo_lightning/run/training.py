@@ -151,6 +151,9 @@ def prepare(cfg: DictConfig) -> Parts:
     settings = step_settings(cfg, source)
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
     advantage.check(settings.group_size)
+    loss.check(
+        aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
+    )
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
