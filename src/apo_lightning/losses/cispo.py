@@ -50,6 +50,8 @@ class CISPO(PolicyLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.clip_eps, self.clip_eps_high, self.dual_clip) != (PolicyLoss.clip_eps, None, None):
+            raise ConfigError("CISPO has no clip but its cap: leave clip_eps, clip_eps_high and dual_clip out")
         if not self.cap > 0:
             raise ConfigError(f"cap is {self.cap}: give a positive bound of the importance weight, such as 5")
 

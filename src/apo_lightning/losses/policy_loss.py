@@ -70,6 +70,7 @@ class PolicyLoss(ABC):
             advantage: the estimator; it may say in `spares_errors` that no wrong completion gets A < 0, and in
                 `punishes_correct` that correct ones may.
         """
+        return
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> LossOutput:
