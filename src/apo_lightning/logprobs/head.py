@@ -1,7 +1,7 @@
 """The language-model head in tiles (some tokens × a part of the vocabulary): logits and their gradient."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
@@ -38,6 +38,9 @@ class Head:
     """z = h·Wᵀ/τ, one tile at a time.
 
     Autocast does not apply inside: the backward runs outside of it, and both passes must use one dtype.
+
+    Raises:
+        ConfigError: the temperature is not positive.
     """
 
     hidden: Tensor
@@ -47,10 +50,17 @@ class Head:
     compute_dtype: torch.dtype
 
     def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature is {self.temperature}: probabilities need one above 0")
         self.state_dtype = torch.promote_types(self.compute_dtype, torch.float32)
         self.rows_operand = self.hidden.to(self.compute_dtype)
         self.tile_shape = tile_shape(len(self.hidden), len(self.weight), self.hidden.device)
         self.overwrites_tiles = overwrites_tiles(self.hidden.device)
+
+    @property
+    def tile_size(self) -> int:
+        """Number of logits in a tile."""
+        return math.prod(self.tile_shape)
 
     def row_tiles(self) -> Iterator[slice]:
         """Slices of the tokens, one per tile; one empty slice where there are none."""
@@ -109,14 +119,15 @@ class HeadGradient:
 
     Args:
         head: the head.
-        hidden: whether ∂L/∂h is wanted.
-        weight: the accumulator of ∂L/∂W; None: the head is frozen.
+        wanted: whether `finish` gives ∂L/∂h and ∂L/∂W.
+        shared: the accumulator of ∂L/∂W of the calling `DetachedHead`, if any.
     """
 
-    def __init__(self, head: Head, *, hidden: bool, weight: WeightGradient | None) -> None:
+    def __init__(self, head: Head, wanted: Sequence[bool], shared: WeightGradient | None) -> None:
         self._head = head
-        self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if hidden else None
-        self._weight = weight
+        self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if wanted[0] else None
+        self._own = WeightGradient(torch.empty_like(head.weight, dtype=head.state_dtype)) if wanted[1] else None
+        self._weight = self._own if shared is None else shared
 
     def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
         """Add the gradient of one tile.
@@ -137,10 +148,12 @@ class HeadGradient:
         if self._weight is not None:
             self._weight.add(columns, grad_logits.T, head.rows_operand[rows])
 
-    def take_hidden(self) -> Tensor | None:
-        """∂L/∂h in the dtype of h; drops the reference here, as autograd would copy a gradient that has another."""
+    def finish(self) -> tuple[Tensor | None, Tensor | None]:
+        """∂L/∂h and ∂L/∂W in the dtypes of h and W, None where not wanted."""
+        # Autograd would copy a gradient that is referred to from here too.
         hidden, self._hidden = self._hidden, None
-        return None if hidden is None else hidden.to(self._head.hidden.dtype)
+        weight = None if self._own is None else self._own.finish().to(self._head.weight.dtype)
+        return None if hidden is None else hidden.to(self._head.hidden.dtype), weight
 
 
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
@@ -201,12 +214,6 @@ def compute_dtype_of(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
     dtype = torch.promote_types(hidden.dtype, head_weight.dtype)
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and dtype != torch.float64 else dtype
-
-
-def check_temperature(temperature: float | int) -> None:
-    """Raise `ConfigError` unless the temperature is positive."""
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}: probabilities need one above 0")
 
 
 def matmul(left: Tensor, right: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.logprobs.head import part_of, tile_kernel
+from apo_lightning.logprobs.head import Head, part_of, tile_kernel
 
 LOWEST_LOGIT = -1e4
 """Replaces −∞ for z − max z: exp of it is 0 too, but 0 · (−∞) would be NaN."""
@@ -116,16 +116,15 @@ class LogitGradient:
             slope = slope.unsqueeze(1)
         return cls(ids, grad_ids, picked, softmax.largest[tokens].unsqueeze(1), constant.unsqueeze(1), slope)
 
-    def from_exp_logits_(self, columns: slice, exp_logits: Tensor, largest: Tensor) -> Tensor:
-        """∂L/∂z of one tile, from the two results of `Softmax.update`, in the memory of the first."""
-        gradient = _from_exp_logits_(exp_logits, largest.unsqueeze(1) - self.largest, self.constant, self.slope)
-        index, inside = positions(self.ids - columns.start, columns.stop - columns.start)
-        return gradient.scatter_add_(1, index, self.grad_ids * inside)
-
-    def from_exp_logits(self, columns: slice, exp_logits: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-        """`from_exp_logits_` in new memory, rounded to `dtype` at the end."""
+    def of_tile(self, head: Head, columns: slice, exp_logits: Tensor, largest: Tensor) -> Tensor:
+        """∂L/∂z of one tile from the two results of `Softmax.update`: in the memory of the first, or rounded in new."""
         shift, places = largest.unsqueeze(1) - self.largest, self.ids - columns.start
-        return _from_exp_logits(exp_logits, shift, self.constant, self.slope, places, self.at_ids.to(dtype))
+        if not head.overwrites_tiles:
+            at_ids = self.at_ids.to(head.compute_dtype)
+            return _from_exp_logits(exp_logits, shift, self.constant, self.slope, places, at_ids)
+        gradient = _from_exp_logits_(exp_logits, shift, self.constant, self.slope)
+        index, inside = positions(places, exp_logits.shape[1])
+        return gradient.scatter_add_(1, index, self.grad_ids * inside)
 
     @cached_property
     def at_ids(self) -> Float[Tensor, "tokens picks"]:
