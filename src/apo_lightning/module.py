@@ -15,7 +15,6 @@ from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.flops import model_size
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
@@ -241,7 +240,8 @@ class RLVRModule(pl.LightningModule):
         """Shard where the strategy does, compile where a model asks. Lightning calls this once per trainer function."""
         policies = [self.policy, *([] if self.reference is None else self.reference.copies)]
         shard(policies, self.trainer)
-        compile_layers(policies)
+        for policy in policies:
+            policy.compile_layers()
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""

@@ -10,16 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.logprobs.head import (
-    ROWS_MULTIPLE,
-    WeightGradient,
-    compute_dtype_of,
-    even_share,
-    most_rows,
-    slices,
-)
+from apo_lightning.logprobs.head import ROWS_MULTIPLE, compute_dtype_of, even_share, most_rows, slices
 from apo_lightning.logprobs.statistics import token_statistics
-from apo_lightning.logprobs.workspace import HeldLogits, Workspace, num_held
+from apo_lightning.logprobs.workspace import HeldLogits, WeightGradient, Workspace, num_held
 from apo_lightning.types import TokenStatistics
 
 

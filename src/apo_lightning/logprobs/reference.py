@@ -54,8 +54,7 @@ def reference_statistics(
             softmax.update(columns, tile, scratch, keeps=False)
     top.settle_ties()
     logprobs = torch.cat([softmax.finish()[0] for softmax in softmaxes])
-    tops = [softmax.normalise(top.values[rows]) for rows, softmax in zip(row_tiles, softmaxes, strict=True)]
-    anchor_logprobs = torch.cat(tops)
+    anchor_logprobs = torch.cat([s.normalise(top.values[rows]) for rows, s in zip(row_tiles, softmaxes, strict=True)])
     return ReferenceStatistics(
         logprobs=logprobs[:, 0],
         anchor_ids=top.ids.masked_fill(anchor_logprobs == -torch.inf, -1) if anchor_size else None,

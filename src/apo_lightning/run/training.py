@@ -25,7 +25,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference, reference_of
+from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
@@ -208,7 +208,7 @@ def prepare(cfg: DictConfig) -> Parts:
 def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:
     """The model before training, or the one at `reference_path`, which has the same tokens."""
     if cfg.reference_path is None:
-        return reference_of(policy)
+        return Reference(policy)
     with progress_bars_hidden():
         model = replace(parts.model, path=cfg.reference_path, config=None).load_model(cfg.seed)
     return Reference(_policy(parts, model))

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
@@ -185,7 +184,7 @@ def test_planned_activations_are_the_bytes_that_a_real_forward_keeps(
     # Divides a layer in forward and backward as the compiler does, which would take half a minute to build its kernels.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager_decomp_partition"))
     torch.compiler.reset()
-    compile_layers([policy])
+    policy.compile_layers()
     packed = PackedSequences(prompts=[(1,)], completions=[tuple(range(4, 54))] * 8, owners=[0] * 8)
     (microbatch,) = packed.microbatches(range(8), 1000, torch.device("cpu"))
     kept: dict[int, int] = {}
