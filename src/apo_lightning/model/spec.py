@@ -234,5 +234,5 @@ def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: b
     if not has_adapters(model):
         return line
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) / 1e6
-    rank = model.peft_config[ADAPTER].r  # pyright: ignore[reportIndexIssue]
+    rank = model.peft_config[ADAPTER].r  # pyright: ignore[reportIndexIssue, reportAttributeAccessIssue]
     return f"{line}, LoRA rank {rank}: {trained:.1f}M of {millions:.1f}M parameters trained"
