@@ -9,7 +9,7 @@ from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ran
 from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
-from apo_lightning.evaluation.scoring import score_completions, support_statistics
+from apo_lightning.evaluation.scoring import POLICY_MEANS, SUPPORT_MEANS, completion_means
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
@@ -52,7 +52,7 @@ class Sampler:
         top_p: of the sampling.
         token_statistics: score each completion in another forward pass; without it `entropy` and `max_prob` are None.
         tokens_per_microbatch: of that pass.
-        reference: for the support coverage, another pass of both policies; None: not measured.
+        reference: for the support coverage, in a pass of both policies; None: not measured.
         anchor_size: K of the support.
         rank: of this process.
         world_size: processes that share the work.
@@ -139,8 +139,6 @@ class Sampler:
     def _fields(
         self, planned: Sequence[PlannedSample], completions: Sequence[Completion], texts: Sequence[str]
     ) -> list[dict[str, Any]]:
-        prompts, token_ids = [sample.prompt for sample in planned], [one.token_ids for one in completions]
-        budget, temperature = self.tokens_per_microbatch, self.temperature or 1.0
         fields = [
             {
                 "prompt_id": sample.prompt.id,
@@ -151,27 +149,22 @@ class Sampler:
                 "logprob": sum(completion.logprobs),
                 "text": text,
             }
-            | dict.fromkeys(("entropy", "max_prob", "support_coverage", "outside_support"))
+            | dict.fromkeys((*POLICY_MEANS, *SUPPORT_MEANS))
             for sample, completion, text in zip(planned, completions, texts, strict=True)
         ]
-        if self.token_statistics and planned:
-            scores = score_completions(
-                self.policy, prompts, token_ids, temperature=temperature, tokens_per_microbatch=budget
-            )
-            for sample, score in zip(fields, scores, strict=True):
-                sample |= {"entropy": score.mean_entropy, "max_prob": score.mean_max_prob}
-        if self.reference is not None and planned:
-            supports = support_statistics(
+        if planned and (self.token_statistics or self.reference is not None):
+            means = completion_means(
                 self.policy,
-                self.reference,
-                prompts,
-                token_ids,
+                [sample.prompt for sample in planned],
+                [completion.token_ids for completion in completions],
+                temperature=self.temperature or 1.0,
+                tokens_per_microbatch=self.tokens_per_microbatch,
+                reference=self.reference,
                 anchor_size=self.anchor_size,
-                temperature=temperature,
-                tokens_per_microbatch=budget,
             )
-            for sample, support in zip(fields, supports, strict=True):
-                sample |= {"support_coverage": support.coverage, "outside_support": support.outside_fraction}
+            names = POLICY_MEANS + SUPPORT_MEANS if self.token_statistics else SUPPORT_MEANS
+            for sample, own in zip(fields, means, strict=True):
+                sample |= {name: own[name] for name in names if name in own}
         return fields
 
     def _write(self, file: SamplesFile, batch: _Batch, progress: Progress) -> None:

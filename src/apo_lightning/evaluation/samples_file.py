@@ -3,12 +3,14 @@
 import fcntl
 import json
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.types import Prompt
@@ -95,7 +97,7 @@ class SamplesFile:
         """(samples, bytes) up to the end of the last whole batch."""
         assert self._file is not None
         self._file.seek(0)
-        num_good = end = good_end = 0
+        ends = [0]
         for planned, line in zip(self.plan, self._file, strict=False):
             sample = parse_sample(line)
             if sample is None:
@@ -105,12 +107,11 @@ class SamplesFile:
                     f"{self.path} holds sample {sample.sample} of '{sample.prompt_id}' where sample {planned.sample} "
                     f"of '{planned.prompt.id}' belongs: it was edited; remove it to start over"
                 )
-            num_good += 1
-            end += len(line)
-            if num_good % self.samples_per_batch == 0 or num_good == len(self.plan):
-                good_end = end
-        is_whole = num_good == len(self.plan)
-        return (num_good if is_whole else num_good - num_good % self.samples_per_batch), good_end
+            ends.append(ends[-1] + len(line))
+        num_good = len(ends) - 1
+        if num_good < len(self.plan):
+            num_good -= num_good % self.samples_per_batch
+        return num_good, ends[num_good]
 
 
 def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -127,11 +128,15 @@ def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
     if not path.exists():
         return
     found = json.loads(path.read_bytes())
-    difference = first_difference({key: found.get(key) for key in identity}, json.loads(to_json(identity)))
-    if difference is not None:
-        raise ConfigError(
-            f"{folder} holds another evaluation: {difference}. Choose another output_dir, or remove that folder"
-        )
+    there, here = flatten({key: found.get(key) for key in identity}), flatten(json.loads(to_json(identity)))
+    for key in {**there, **here}:
+        # Older files lack settings that were added since, whose value is null.
+        was, is_now = there.get(key, "null"), here.get(key, "null")
+        if was != is_now:
+            raise ConfigError(
+                f"{folder} holds another evaluation: {key} is {textwrap.shorten(was, 80)} there and "
+                f"{textwrap.shorten(is_now, 80)} here. Choose another output_dir, or remove that folder"
+            )
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -168,25 +173,3 @@ def parse_sample(line: bytes) -> Sample | None:
     if not isinstance(record, dict) or record.keys() != {field.name for field in fields(Sample)}:
         return None
     return Sample(**record)
-
-
-def first_difference(before: Any, after: Any, key: str = "") -> str | None:
-    """The first difference between two pieces of plain data, in words; None if they are equal.
-
-    Example:
-        >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
-        'a.b is 1 there and 2 here'
-    """
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in {**before, **after}:
-            inner = f"{key}.{name}" if key else name
-            difference = first_difference(before.get(name), after.get(name), inner)
-            if difference is not None:
-                return difference
-        return None
-    return None if before == after else f"{key} is {_shown(before)} there and {_shown(after)} here"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
