@@ -26,9 +26,7 @@ from apo_lightning.checkpoints.run_state import (
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
-    random_states,
     restore_callbacks,
-    restore_random_states,
     restore_shared_state,
     shared_state,
 )
@@ -50,6 +48,7 @@ from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
+from apo_lightning.rollout.process_guard import random_states, restore_random_states
 from apo_lightning.types import Rollouts
 
 
@@ -79,24 +78,16 @@ class Checkpointer:
         self.root = root
         self.config = config
         self.stop = stop
-        self.num_failed = 0
-        """Number of failed saves."""
         self._resumed = resumed
         self._rollouts: Rollouts | None = None
         self._saved: Position | None = resumed.header.position if resumed else None
         self._resumed_step = resumed.header.position.step if resumed else 0
 
-    # ------------------------------------------------------------------ restoring
-
     def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
-        """Restore the weights and the callbacks, before the first sync.
-
-        Returns:
-            The policy version before the next sync: 0 for a new run.
+        """Restore the weights and the callbacks; returns the policy version before the next sync, 0 for a new run.
 
         Raises:
-            ConfigError: the ranks do not share the folder of the checkpoints, or the checkpoint is damaged; it is then
-                renamed.
+            ConfigError: the ranks do not share the folder of the checkpoints, or the checkpoint is damaged.
         """
         if ranks.world_size > 1:
             require_seen_by_all(self.root, ranks.rank)
@@ -139,14 +130,8 @@ class Checkpointer:
         rollouts, self._rollouts = self._rollouts, None
         return rollouts
 
-    # ------------------------------------------------------------------ saving
-
     def between_steps(self, run: TrainingRun) -> None:
-        """Save if a checkpoint is due or a stop signal was received.
-
-        Raises:
-            Preempted: a stop signal was received, and the run was saved.
-        """
+        """Save if a checkpoint is due or a stop signal was received; after a signal, raise `Preempted`."""
         position = Position(step=run.trainer.global_step)
         if self.settings.snapshot_every is not None and position.step % self.settings.snapshot_every == 0:
             self._snapshot(run, position)
@@ -156,14 +141,9 @@ class Checkpointer:
             self._save(run, position, None)
 
     def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
-        """After a stop signal, save and stop; the rollouts are saved if every rank has them.
+        """After a stop signal, save and raise `Preempted`.
 
-        Args:
-            run: the training.
-            rollouts: of this rank; None: its sampling was abandoned.
-
-        Raises:
-            Preempted: as above.
+        The rollouts are saved if every rank has them; None: the sampling of this rank was abandoned.
         """
         if not self._should_stop(run):
             return
@@ -172,11 +152,7 @@ class Checkpointer:
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 
     def while_validating(self, run: Run) -> None:
-        """Stop after a stop signal. Saves during training; before and after it there is nothing new to save.
-
-        Raises:
-            Preempted: as above.
-        """
+        """After a stop signal, save and raise `Preempted`; before and after training there is nothing new to save."""
         if not self._should_stop(run):
             return
         if run.trainer.state.fn == "fit":
@@ -289,12 +265,10 @@ class Checkpointer:
                     f"{what} could not be written ({reason}): {partial.parent} was removed, or some ranks do not see "
                     "it; restore the folder and continue with resume=auto"
                 )
-        if failures:
-            self.num_failed += 1
-            if run.ranks.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-                newest = self._saved.name if self._saved is not None else "none"
-                say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
+        if failures and run.ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            newest = self._saved.name if self._saved is not None else "none"
+            say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
         return not failures
 
     def _score(self, run: TrainingRun) -> float | None:

@@ -22,11 +22,8 @@ def find_checkpoint(
 ) -> Checkpoint | None:
     """Return the checkpoint that `resume` names; None: start from the beginning.
 
-    Args:
-        resume: None; "auto": the newest checkpoint in `output_dir`, if any; or the folder of a run or of a checkpoint.
-        output_dir: of this run.
-        config: of this run, as nested plain data.
-        world_size: number of ranks.
+    `resume` is None, "auto" (the newest checkpoint in `output_dir`, if any) or the folder of a run or of a checkpoint;
+    `config` is this run's, as nested plain data.
 
     Raises:
         ConfigError: the named folder has no usable checkpoint, its settings differ, or `resume` is None and

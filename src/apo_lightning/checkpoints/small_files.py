@@ -27,7 +27,7 @@ def save_plain(content: Any, path: Path, written: Written) -> None:
 
 
 def load_plain(path: Path) -> Any:
-    """Load what `save_plain` saved; runs no code from the file."""
+    """Load from `save_plain`; runs no code from the file."""
     return torch.load(path, weights_only=True, map_location="cpu")
 
 

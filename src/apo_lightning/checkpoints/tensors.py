@@ -23,12 +23,9 @@ BYTES_PER_FILE = 256 * 2**20
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, written: Written) -> None:
-    """Write all tensors; collective. A shard is written by its owner, a replicated tensor once.
+    """Write tensors, unsharded or sharded, on any device, to a folder that all ranks see; collective.
 
-    Args:
-        tensors: unsharded or sharded, on any device.
-        folder: visible to all ranks.
-        written: records this rank's files.
+    A shard is written by its owner, a replicated tensor once. `written` records this rank's files.
     """
     world_size = num_processes()
     files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)

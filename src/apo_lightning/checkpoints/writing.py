@@ -10,11 +10,7 @@ from typing import Any
 
 
 class SequentialFile(io.BufferedWriter):
-    """A file that is written from beginning to end, with its size and checksum; closing it flushes it to disk.
-
-    Args:
-        path: in an existing folder; an existing file is replaced.
-    """
+    """A file that is written from beginning to end, with its size and checksum; closing it flushes it to disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "wb"))
@@ -45,11 +41,7 @@ class SequentialFile(io.BufferedWriter):
 
 
 class Written:
-    """The files of a checkpoint that one rank has written.
-
-    Args:
-        folder: of the checkpoint.
-    """
+    """The files that one rank has written into the folder of a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -74,8 +74,8 @@ class Benchmark:
 
     def check(self) -> None:
         """Check that a local file exists and its first record can be read; raises `ConfigError`."""
-        if self.path is not None or self.hub is not None:
-            ProblemSet(path=self.path, hub=self.hub).check()
+        if self._file is not None:
+            self._file.check()
 
     def load(self) -> tuple[list[Row], DataCard]:
         """The problems to measure, and their origin.
@@ -127,12 +127,16 @@ class Benchmark:
     def _template(self, prompt_template: str | None) -> PromptTemplate:
         return PromptTemplate(instruction=self.instruction, system=self.system, base_template=prompt_template)
 
+    @property
+    def _file(self) -> ProblemSet | None:
+        has_file = self.path is not None or self.hub is not None
+        return ProblemSet(path=self.path, hub=self.hub) if has_file else None
+
     def _all_rows(self) -> list[Row]:
-        if self.path is not None or self.hub is not None:
-            return ProblemSet(path=self.path, hub=self.hub).rows(self.name)
+        if self._file is not None:
+            return self._file.rows(self.name)
         assert self.source is not None
-        held_out = self.source.load().validation
-        return [row for rows in held_out.values() for row in rows]
+        return [row for rows in self.source.load().validation.values() for row in rows]
 
     @property
     def _origin(self) -> str:

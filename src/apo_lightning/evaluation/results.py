@@ -45,24 +45,23 @@ def summarise(
     Every metric is a mean over problems of a mean over samples. Intervals cover the choice of problems: other problems
     of the same kind.
 
-    Args:
-        samples: a whole file, in its order.
-        benchmark: its name.
-        model: identity of the policy.
-        data: identity of the problems.
-        settings: of the sampling.
-        versions: of the software.
-        measure_diversity: compute 1 − Self-BLEU.
-        encoder: for the similarity of a problem's samples; None: not computed.
+    `samples` is a whole file, in its order. `measure_diversity` adds 1 − Self-BLEU, `encoder` the similarity of a
+    problem's samples; the other arguments are fields of `EvaluationResult`.
     """
-    problems = by_problem(samples)
+    if not samples:
+        raise ConfigError("there are no samples: an evaluation needs at least one problem")
+    problems: dict[str, list[Sample]] = {}
+    for sample in samples:
+        problems.setdefault(sample.prompt_id, []).append(sample)
     values: dict[str, Float[Tensor, "problems"]] = {}
     notes = {}
     num_samples = torch.full((len(problems),), settings.num_samples)
     num_correct = torch.tensor([count_statuses(s.status for s in group)["correct"] for group in problems.values()])
     curve = pass_at_k_curve(num_samples, num_correct, range(1, settings.num_samples + 1))
     values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
-    values[f"maj@{settings.num_samples}"] = _majority(problems)
+    answers = [[(sample.extracted, sample.status) for sample in group] for group in problems.values()]
+    classes = torch.tensor([answer_classes(group) for group in answers])
+    values[f"maj@{settings.num_samples}"] = majority_at_n(classes, classes == CORRECT)
     notes["maj"] = "correct answers vote together, wrong ones by their normalised text; ties count by expectation"
     values |= _sample_means(problems)
     texts = [[sample.text for sample in group] for group in problems.values()]
@@ -129,27 +128,8 @@ def estimate_of(interval: Interval) -> Estimate:
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
 
 
-def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """The samples of each problem, in the order of the file.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    if not samples:
-        raise ConfigError("there are no samples: an evaluation needs at least one problem")
-    problems: dict[str, list[Sample]] = {}
-    for sample in samples:
-        problems.setdefault(sample.prompt_id, []).append(sample)
-    return problems
-
-
 def reported_k(num_samples: int) -> list[int]:
-    """The values of k that are reported: powers of two up to n, and n.
-
-    Example:
-        >>> reported_k(12)
-        [1, 2, 4, 8, 12]
-    """
+    """The values of k that are reported: powers of two up to n, and n."""
     return sorted({2**i for i in range(num_samples.bit_length())} | {num_samples})
 
 
@@ -171,11 +151,6 @@ def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[
         else:
             classes.append(wrong.setdefault(normalise(answer), len(wrong) + 1))
     return classes
-
-
-def _majority(problems: Mapping[str, Sequence[Sample]]) -> Float[Tensor, "problems"]:
-    classes = torch.tensor([answer_classes((s.extracted, s.status) for s in group) for group in problems.values()])
-    return majority_at_n(classes, classes == CORRECT)
 
 
 def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[Tensor, "problems"]]:

@@ -30,37 +30,31 @@ class PlannedSample:
 class SamplesFile:
     """The samples of one evaluation, in the order of its plan.
 
-    `evaluation.json` in the same folder has everything that determines the samples. The same evaluation continues after
-    the last whole batch of the file. An engine computes a batch together, so a resumed file has the same bytes as an
-    uninterrupted one. Another evaluation is refused.
-
-    Args:
-        folder: created if it does not exist.
-        identity: everything that determines the samples, as plain data.
-        plan: all samples, in order.
-        samples_per_batch: samples per call of the engine.
+    `evaluation.json` in the same folder holds `identity`, everything that determines the samples, as plain data. The
+    same evaluation continues after the last whole batch of the file: an engine computes a batch of `samples_per_batch`
+    together, so a resumed file has the same bytes as an uninterrupted one. Another evaluation is refused.
     """
 
     def __init__(
         self, folder: Path, identity: Mapping[str, Any], plan: Sequence[PlannedSample], samples_per_batch: int
     ) -> None:
         self.path = folder / SAMPLES
-        self.identity_path = folder / IDENTITY
         self.identity = identity
         self.plan = plan
         self.samples_per_batch = samples_per_batch
         self._file: IO[bytes] | None = None
 
     def open(self) -> int:
-        """Lock the file and cut off an incomplete last batch.
-
-        Returns:
-            The number of samples in the file.
+        """Lock the file, cut off an incomplete last batch and return the number of samples that remain.
 
         Raises:
             ConfigError: the folder has another evaluation, or another process is writing to it.
         """
-        self._require_same_identity()
+        require_same_identity(self.path.parent, self.identity)
+        identity_path = self.path.with_name(IDENTITY)
+        if not identity_path.exists() and self.path.exists() and self.path.stat().st_size > 0:
+            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
+        write_atomically(identity_path, to_json(self.identity, indent=2) + b"\n")
         self._file = self.path.open("ab+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,14 +79,6 @@ class SamplesFile:
             self._file.close()
             self._file = None
 
-    def _require_same_identity(self) -> None:
-        content = to_json(self.identity, indent=2) + b"\n"
-        if self.identity_path.exists():
-            require_same_identity(self.identity_path.parent, self.identity)
-        elif self.path.exists() and self.path.stat().st_size > 0:
-            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
-        write_atomically(self.identity_path, content)
-
     def _whole_batches(self) -> tuple[int, int]:
         """(samples, bytes) up to the end of the last whole batch."""
         assert self._file is not None
@@ -115,15 +101,7 @@ class SamplesFile:
 
 
 def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder with another evaluation; a folder without any is accepted.
-
-    Args:
-        folder: of the evaluation.
-        identity: the part of it that is known so far.
-
-    Raises:
-        ConfigError: the folder's `evaluation.json` differs.
-    """
+    """Raise `ConfigError` for a folder whose `evaluation.json` differs in a key of `identity`."""
     path = folder / IDENTITY
     if not path.exists():
         return
@@ -140,30 +118,18 @@ def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Every sample of a finished file.
-
-    Raises:
-        ConfigError: a line is not a sample.
-    """
+    """Every sample of a finished file; raises `ConfigError` if a line is not a sample."""
     samples = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            sample = parse_sample(line)
-            if sample is None:
-                raise ConfigError(
-                    f"{path}:{number} is not a whole sample: run the same evaluation again to complete it"
-                )
+            if (sample := parse_sample(line)) is None:
+                raise ConfigError(f"{path}:{number} is not a whole sample: evaluate again to complete the file")
             samples.append(sample)
     return samples
 
 
 def parse_sample(line: bytes) -> Sample | None:
-    """The sample in a line; None for an incomplete line or another record.
-
-    Example:
-        >>> parse_sample(b'{"prompt_id": "1", "sam') is None
-        True
-    """
+    """The sample in a line; None for an incomplete line or another record."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -88,13 +88,6 @@ def pack(prompts: Sequence[Prompt], completions: Sequence[Sequence[int]]) -> Pac
 
     Raises:
         ConfigError: a prompt or completion is empty.
-
-    Example:
-        >>> one = Prompt(id="a", problem="1 + 1", answer="2", text="1 + 1 =", token_ids=(5, 6))
-        >>> two = Prompt(id="b", problem="1 + 2", answer="3", text="1 + 2 =", token_ids=(5, 7))
-        >>> packed = pack([one, two, one], [[1], [2], [3, 4]])
-        >>> packed.prompts, packed.owners
-        (((5, 6), (5, 7)), (0, 1, 0))
     """
     for prompt, completion in zip(prompts, completions, strict=True):
         if not prompt.token_ids or not completion:
@@ -108,13 +101,7 @@ def pack(prompts: Sequence[Prompt], completions: Sequence[Sequence[int]]) -> Pac
 
 
 def sequence_of_each_token(sequences: PackedSequences) -> Int[Tensor, "tokens"]:
-    """The index of the completion that each packed token belongs to.
-
-    Example:
-        >>> packed = PackedSequences(prompts=[(5,)], completions=[(1, 2), (3,)], owners=[0, 0])
-        >>> sequence_of_each_token(packed)
-        tensor([0, 0, 1])
-    """
+    """The index of the completion that each packed token belongs to."""
     lengths = torch.tensor([len(completion) for completion in sequences.completions], dtype=torch.long)
     return torch.arange(len(lengths)).repeat_interleave(lengths)
 
