@@ -133,11 +133,11 @@ class Checkpointer:
     def between_steps(self, run: TrainingRun) -> None:
         """Save if a checkpoint is due or a stop signal was received; after a signal, raise `Preempted`."""
         position = Position(step=run.trainer.global_step)
-        if self.settings.snapshot_every is not None and position.step % self.settings.snapshot_every == 0:
+        if _is_multiple(position.step, self.settings.snapshot_every):
             self._snapshot(run, position)
         if self._should_stop(run):
             self._save_and_stop(run, position, None)
-        elif self._is_due(position):
+        elif position.step > 0 and position != self._saved and _is_multiple(position.step, self.settings.save_every):
             self._save(run, position, None)
 
     def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
@@ -166,10 +166,6 @@ class Checkpointer:
             self._snapshot(run, position)
         if self.settings.save_every is not None and position != self._saved:
             self._save(run, position, None)
-
-    def _is_due(self, position: Position) -> bool:
-        every = self.settings.save_every
-        return every is not None and position.step % every == 0 and position.step > 0 and position != self._saved
 
     def _should_stop(self, run: Run) -> bool:
         return bool(run.ranks.max(self.stop.signal is not None))
@@ -275,3 +271,7 @@ class Checkpointer:
         if self.settings.best is None or run.validation.last_step != run.trainer.global_step:
             return None
         return float(run.trainer.callback_metrics[self.settings.best])
+
+
+def _is_multiple(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

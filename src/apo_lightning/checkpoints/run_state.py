@@ -30,6 +30,7 @@ class Run(Protocol):
     @property
     def trainer(self) -> pl.Trainer:
         """Lightning's trainer."""
+        ...
 
 
 @runtime_checkable
@@ -42,6 +43,7 @@ class TrainingRun(Run, Protocol):
     @property
     def optimizer(self) -> Optimizer:
         """The policy's optimizer."""
+        ...
 
 
 def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:

@@ -83,7 +83,11 @@ class Benchmark:
         Raises:
             ConfigError: they cannot be read, their number is not `num_problems`, or one has no answer.
         """
-        rows = self._all_rows()
+        if self._file is not None:
+            rows = self._file.rows(self.name)
+        else:
+            assert self.source is not None
+            rows = [row for held_out in self.source.load().validation.values() for row in held_out]
         if self.num_problems is not None and len(rows) != self.num_problems:
             raise ConfigError(
                 f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: give the right "
@@ -131,12 +135,6 @@ class Benchmark:
     def _file(self) -> ProblemSet | None:
         has_file = self.path is not None or self.hub is not None
         return ProblemSet(path=self.path, hub=self.hub) if has_file else None
-
-    def _all_rows(self) -> list[Row]:
-        if self._file is not None:
-            return self._file.rows(self.name)
-        assert self.source is not None
-        return [row for rows in self.source.load().validation.values() for row in rows]
 
     @property
     def _origin(self) -> str:

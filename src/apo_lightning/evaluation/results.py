@@ -59,8 +59,7 @@ def summarise(
     num_correct = torch.tensor([count_statuses(s.status for s in group)["correct"] for group in problems.values()])
     curve = pass_at_k_curve(num_samples, num_correct, range(1, settings.num_samples + 1))
     values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
-    answers = [[(sample.extracted, sample.status) for sample in group] for group in problems.values()]
-    classes = torch.tensor([answer_classes(group) for group in answers])
+    classes = torch.tensor([answer_classes((s.extracted, s.status) for s in group) for group in problems.values()])
     values[f"maj@{settings.num_samples}"] = majority_at_n(classes, classes == CORRECT)
     notes["maj"] = "correct answers vote together, wrong ones by their normalised text; ties count by expectation"
     values |= _sample_means(problems)

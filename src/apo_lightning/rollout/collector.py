@@ -84,6 +84,10 @@ class Collector:
             num_preempted=self.engine.num_preempted,
         )
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text that the reward scores; see `completion_text`."""
+        return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
+
     def _generate_and_score(
         self, requests: Sequence[GenerationRequest], answers: Sequence[str]
     ) -> tuple[list[Completion], list[str], list[Verdict]]:
@@ -92,7 +96,7 @@ class Collector:
 
         def score(finished: Sequence[tuple[int, Completion]]) -> None:
             indices = [index for index, _ in finished]
-            texts = [completion_text(self.tokenizer, one.token_ids, self.stop_token_ids) for _, one in finished]
+            texts = [self.text(completion.token_ids) for _, completion in finished]
             verdicts = self.reward.score(texts, [answers[index] for index in indices])
             scored.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
 

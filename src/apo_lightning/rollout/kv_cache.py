@@ -30,8 +30,6 @@ def left_for_kv_cache(*, free: int, total: int, engine: int, trainer: int) -> in
         Negative if even the rest does not fit.
 
     Example:
-        72 of 80 may be used; 10 are in use, and 14 + 6 will be.
-
         >>> left_for_kv_cache(free=70, total=80, engine=14, trainer=6)
         42
     """

@@ -137,8 +137,8 @@ class VLLMEngine(RolloutEngine):
         return [completions[index] for index in shared.mine]
 
     def _start(self, context: EngineContext) -> None:
-        is_distributed = torch.distributed.is_initialized()
-        if context.world_size > 1 and not is_distributed:
+        self._shares_process_group = torch.distributed.is_initialized()
+        if context.world_size > 1 and not self._shares_process_group:
             raise RuntimeError(f"world_size is {context.world_size}: initialise torch.distributed before the engine")
         if _open:
             # They share vLLM's process groups, which belong to the process: closing one would break the other.
@@ -148,7 +148,6 @@ class VLLMEngine(RolloutEngine):
             raise ConfigError(
                 f"vLLM would start on cuda:0, not {context.device}: select the GPU by CUDA_VISIBLE_DEVICES"
             )
-        self._shares_process_group = is_distributed
         ranks = {"RANK": context.global_rank, "LOCAL_RANK": context.local_rank, "WORLD_SIZE": context.world_size}
         with ExitStack() as stack:
             stack.enter_context(process_unchanged())
