@@ -46,6 +46,7 @@ def process_unchanged() -> Iterator[None]:
     precision, and a leaked LOCAL_RANK makes the next Lightning Trainer wait for ranks that nobody starts.
     """
     states, environment = random_states(), dict(os.environ)
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # vLLM seeds every GPU
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     precision, default_dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     grad_enabled, record_factory = torch.is_grad_enabled(), logging.getLogRecordFactory()
@@ -53,6 +54,8 @@ def process_unchanged() -> Iterator[None]:
         yield
     finally:
         restore_random_states(states)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
