@@ -24,6 +24,8 @@ def check_request(request: GenerationRequest, max_model_len: int, vocab_size: in
         )
     if not 0 < request.top_p <= 1:
         raise ConfigError(f"top_p is {request.top_p}: it must be in (0, 1], where 1 samples from all tokens")
+    if not 0 <= request.seed < 2**63:
+        raise ConfigError(f"sample seed {request.seed} is outside [0, 2⁶³)")
     highest, lowest = max(request.prompt_token_ids), min(request.prompt_token_ids)
     if lowest < 0 or highest >= vocab_size:
         worst = lowest if lowest < 0 else highest

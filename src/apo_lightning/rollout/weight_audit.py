@@ -10,8 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.weight_sample import WeightSample
 
-MAX_NAMES_SHOWN = 5
-
 
 def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
     """The shape of every parameter by Hugging Face name, a tied head under both names. Allocates nothing."""
@@ -22,7 +20,7 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
 
 def first(names: Sequence[str]) -> str:
     """The first five names, as text."""
-    return ", ".join(names[:MAX_NAMES_SHOWN]) + ", …" * (len(names) > MAX_NAMES_SHOWN)
+    return ", ".join([*names[:5], *["…"] * (len(names) > 5)])
 
 
 class WeightAudit:
