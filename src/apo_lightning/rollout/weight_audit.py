@@ -20,7 +20,7 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
 
 def first(names: Sequence[str]) -> str:
     """The first five names, as text."""
-    return ", ".join([*names[:5], *["…"] * (len(names) > 5)])
+    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
 
 
 class WeightAudit:
