@@ -181,7 +181,7 @@ def build_module(
             clock=PhaseClock(),
         ),
         checkpointer=Checkpointer(
-            CheckpointSettings(save_every=None, keep=1, best=None, asynchronous=False, snapshot_every=None),
+            CheckpointSettings(save_every=None, keep=1, best=None, snapshot_every=None),
             root=Path("never"),
             config={},
             resumed=None,

@@ -9,7 +9,7 @@ from apo_lab.coverage.oracle import OracleCoverage
 from apo_lab.coverage.records import CoverageResult, recall_table
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.evaluation.loading import write_record
-from apo_lightning.evaluation.progress import TokenProgress
+from apo_lightning.evaluation.progress import Progress
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
 from apo_lightning.run.stages import Stage
@@ -38,9 +38,15 @@ def cover(cfg: DictConfig) -> CoverageResult:
     )
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
-    with TokenProgress("solution tokens") as progress:
+    card = evaluated.card(sha256, Stage())
+    with Progress("", "solution tokens") as progress:
+        progress.start(0, 0)
         result = coverage.result(
-            policy, problems, evaluated.spec.prompt_template, evaluated.card(sha256, Stage()), progress.advance
+            policy,
+            problems,
+            evaluated.spec.prompt_template,
+            card,
+            lambda done, total: progress.advance(done, total, num_tokens=done),
         )
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
     write_record(folder / "coverage.json", result)

@@ -14,7 +14,6 @@ from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.evaluation.card import result_table, write_card
 from apo_lightning.evaluation.engine_check import check_engine
 from apo_lightning.evaluation.loading import read_result
-from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
@@ -153,8 +152,8 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         sampler.fill(
             file,
             task.benchmark.reward,
+            benchmark=name,
             max_completion_tokens=settings.max_completion_tokens,
-            progress=Progress(name, is_shown=sampler.rank == 0),
         )
     finally:
         file.close()

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation import Benchmark
+from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.evaluation.encoder import sentence_encoder
 from apo_lightning.evaluation.records import DataCard, SamplingSettings
 from apo_lightning.evaluation.samples_file import require_same_identity

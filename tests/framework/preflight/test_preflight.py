@@ -1,13 +1,14 @@
 """Each thing that cannot work is one line, before any weights are loaded."""
 
+import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rollout.process_guard import environment
 from apo_lightning.run import prepare, user_message
 from composing import ROOT, composed
 from processes import start_script
@@ -68,7 +69,7 @@ def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(mon
     with pytest.raises(ConfigError, match=r"LOCAL_RANK is 0 .* 2 processes .* MASTER_PORT.*unset LOCAL_RANK"):
         prepare(composed(*tiny, "trainer=fsdp_cpu2"))
     for variables in ({"MASTER_PORT": "29500"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}):
-        with environment(**variables):
+        with patch.dict(os.environ, variables):
             prepare(composed(*tiny, "trainer=fsdp_cpu2"))
 
 
