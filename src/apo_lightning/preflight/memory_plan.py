@@ -35,8 +35,6 @@ class Allocation:
     check: int = 0
     update: int = 0
     sync: int = 0
-    is_first_only: bool = False
-    """True where only the run's first process takes this memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +58,6 @@ class MemoryPlan:
         """Memory in the worst phase of a step."""
         return max(map(self.total, PHASES))
 
-    @property
-    def peak_others(self) -> int:
-        """Memory in the worst phase of a step, of each process but the first."""
-        return self.peak - sum(item.update for item in self.allocations if item.is_first_only)
-
 
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     """The plan of one process, from the second step on, when the optimizer has its moments.
@@ -80,13 +73,13 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     is_kept = not run.is_cuda
     on_device = not run.offloads
     trained = shard_bytes(model.trained_parameters, run) * on_device
-    gradients = trained * (2 if run.strategy == "ddp" else 1)
-    engine_weights = engine_weight_bytes(model, run)
+    gradients = trained * (2 if run.strategy == "ddp" else 1)  # DDP keeps them a second time, in its buckets
+    engine_weights = run.compute_bytes * model.num_parameters  # unsharded in every process
     # On a CPU glibc keeps the whole copy of the weights that the first rank has sharded and freed.
-    unsharded = FLOAT32 * whole_parameters(model) * (is_kept and run.strategy == "fsdp")
+    unsharded = FLOAT32 * model.all_parameters * (is_kept and run.strategy == "fsdp")
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _allocation("unsharded copy from loading", unsharded, stays=True, is_first_only=True),
+        _allocation("unsharded copy from loading", unsharded, stays=True),
         _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
         _allocation("optimizer moments", moment_bytes(model, run), stays=True),
         _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
@@ -106,17 +99,13 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     )
 
 
-def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
+def _allocation(name: str, size: int, *, stays: bool) -> Allocation:
     later = size * stays
-    return Allocation(name=name, generate=size, check=size, update=later, sync=later, is_first_only=is_first_only)
+    return Allocation(name=name, generate=size, check=size, update=later, sync=later)
 
 
 def shard_bytes(num_parameters: int, run: RunShape) -> int:
-    """4·N/shards: float32 numbers, divided by the processes that FSDP2 shards over.
-
-    Trained parameters have gradients of the same size and Adam moments of twice that size. DDP keeps gradients a second
-    time, in its buckets.
-    """
+    """4·N/shards: float32 numbers, divided by the processes that FSDP2 shards over."""
     return FLOAT32 * -(-num_parameters // run.num_shards)
 
 
@@ -125,14 +114,12 @@ def weight_bytes(model: ModelShape, run: RunShape) -> int:
     return shard_bytes(model.num_parameters, run) + shard_bytes(model.adapter_parameters, run)
 
 
-def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
-    """False with adapters: the policy without them is the reference."""
-    return run.has_reference and model.adapters is None
-
-
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32."""
-    if not has_reference_copy(model, run):
+    """A frozen copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32.
+
+    With adapters there is none: the policy without them is the reference.
+    """
+    if not run.has_reference or model.adapters is not None:
         return 0
     layers = model.num_layers * model.layer_parameters
     return run.compute_bytes * -(-layers // run.num_shards) + shard_bytes(model.root_parameters, run)
@@ -140,14 +127,12 @@ def reference_bytes(model: ModelShape, run: RunShape) -> int:
 
 def process_bytes(run: RunShape) -> int:
     """Bytes that a process takes before any tensor: libraries on a CPU, the context on a GPU."""
-    if run.is_cuda:
-        return CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.world_size > 1 else 0)
-    return library_bytes(run)
+    return CUDA_CONTEXT_BYTES + NCCL_BYTES * (run.world_size > 1) if run.is_cuda else library_bytes(run)
 
 
 def library_bytes(run: RunShape) -> int:
     """Host memory of a process without any weights."""
-    return LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
+    return LIBRARIES_BYTES + LIBRARIES_VLLM_BYTES * (run.engine.name == "vllm")
 
 
 def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
@@ -158,16 +143,11 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
     are GPUs; those of the reference are in the compute dtype from the beginning.
     """
     if run.strategy != "fsdp":
-        copy = has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
-        return LIBRARIES_BYTES + weight_bytes(model, run) + copy
+        num_copies = 2 if reference_bytes(model, run) else 1
+        return LIBRARIES_BYTES + FLOAT32 * (num_copies * model.num_parameters + model.adapter_parameters)
     shards = weight_bytes(model, run) + reference_bytes(model, run)
-    whole = whole_parameters(model) if is_first else model.head_parameters
+    whole = model.all_parameters if is_first else model.head_parameters
     return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda and not run.offloads else shards)
-
-
-def whole_parameters(model: ModelShape) -> int:
-    """Number of parameters of the model and its adapters."""
-    return model.num_parameters + model.adapter_parameters
 
 
 def host_bytes(model: ModelShape, run: RunShape) -> int:
@@ -192,11 +172,6 @@ def trainer_bytes(model: ModelShape, run: RunShape) -> int:
     return moment_bytes(model, run) + check_bytes(model, run) + gathered_bytes(model, run)
 
 
-def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """The engine's own weights, unsharded in every process, in the compute dtype."""
-    return run.compute_bytes * model.num_parameters
-
-
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
     """Keys and values of the engine: the given size, the rest of a GPU, or those of all sequences decoded at once.
 
@@ -209,7 +184,7 @@ def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
         left = kv_cache.left_for_kv_cache(
             free=run.gpu_bytes - present,
             total=run.gpu_bytes,
-            engine=engine_weight_bytes(model, run) + engine_workspace_bytes(model, run),
+            engine=run.compute_bytes * model.num_parameters + engine_workspace_bytes(model, run),
             trainer=trainer_bytes(model, run),
         )
         return max(left, run.max_model_len * kv_token_bytes(model, run))
@@ -305,14 +280,9 @@ def gathered_bytes(model: ModelShape, run: RunShape) -> int:
     return FLOAT32 * model.root_parameters + layer * (model.num_layers if run.keeps_layers_gathered else 2)
 
 
-def head_logits_bytes(model: ModelShape, run: RunShape) -> int:
-    """Logits and exponentials of one tile, and the logits held until their gradient is computed; float32."""
-    return FLOAT32 * (2 * tile_logits(run) + min(held_logits(run), run.microbatch_tokens * model.vocab_size))
-
-
-def tile_logits(run: RunShape) -> int:
-    """Logits that the head computes at once."""
-    return TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
+def tile_bytes(run: RunShape) -> int:
+    """Float32 logits that the head computes at once, and their exponentials."""
+    return 2 * FLOAT32 * (TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU)
 
 
 def held_logits(run: RunShape) -> int:
@@ -341,14 +311,15 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     root = FLOAT32 * model.root_parameters * is_full
     tokens, trained_head = run.microbatch_tokens, model.head_parameters * is_full
     gradients = FLOAT32 * (trained_head + tokens * model.hidden_size)
-    head_size = head_logits_bytes(model, run) + cast_head_bytes(model, run) + gradients
+    logits = tile_bytes(run) + FLOAT32 * min(held_logits(run), tokens * model.vocab_size)
+    head_size = logits + cast_head_bytes(model, run) + gradients
     last_size = tokens * layer_activation_bytes(model, run) + root * (2 if gathered_size else 1)
     layer_size = (run.compute_bytes + FLOAT32) * model.layer_parameters * is_full * bool(gathered_size)
 
-    def cast(*, backward: bool) -> Allocation:
-        size = cast_weight_bytes(model, run, backward=backward)
-        return Allocation(name="weights cast by autocast", update=size)
-
+    cast, cast_in_backward = (
+        Allocation(name="weights cast by autocast", update=cast_weight_bytes(model, run, backward=backward))
+        for backward in (False, True)
+    )
     activations = Allocation(name="activations", update=activation_bytes(model, run))
     gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=gathered_size)
     head = Allocation(name="head: logits, its gradient", update=head_size)
@@ -356,9 +327,9 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     left = Allocation(name="embedding and head: unsharded gradient", update=root * bool(gathered_size))
     last = Allocation(name="end of backward: new gradients", update=last_size)
     if not run.is_cuda:
-        return activations, cast(backward=False), head, gathered, layer, last
-    forward_ends = activations, cast(backward=False), gathered, left
-    at_head = activations, cast(backward=True), head, gathered, layer, left
+        return activations, cast, head, gathered, layer, last
+    forward_ends = activations, cast, gathered, left
+    at_head = activations, cast_in_backward, head, gathered, layer, left
     backward_ends = last, gathered
     return max(forward_ends, at_head, backward_ends, key=lambda moment: sum(item.update for item in moment))
 
@@ -371,7 +342,7 @@ def check_bytes(model: ModelShape, run: RunShape) -> int:
     """
     activations = run.microbatch_tokens * (layer_activation_bytes(model, run) + 3 * FLOAT32 * model.hidden_size)
     cast = cast_weight_bytes(model, run, backward=False) + cast_head_bytes(model, run)
-    return activations + cast + FLOAT32 * 2 * tile_logits(run)
+    return activations + cast + tile_bytes(run)
 
 
 def sync_bytes(model: ModelShape, run: RunShape) -> int:

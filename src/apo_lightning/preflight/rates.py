@@ -33,10 +33,6 @@ class Rates:
         engine_step_seconds: overhead of one decoding forward of vLLM besides products and memory: kernel launches and
             scheduler. Assumed by default: it cannot be timed without starting an engine.
         graph_step_seconds: the same with CUDA graphs; also assumed.
-        alloc_bandwidth: bytes/s of memory that is newly allocated by the system, when first written; None on a GPU,
-            where torch keeps what it has allocated.
-        repack_bandwidth: bytes/s read and written when a matrix changes its layout, as oneDNN's products require on a
-            CPU; None on a GPU.
 
     Raises:
         ConfigError: a rate that is not positive.
@@ -49,13 +45,11 @@ class Rates:
     gather_bytes_per_second: float | int
     engine_step_seconds: float | int = 0.02
     graph_step_seconds: float | int = 0.004
-    alloc_bandwidth: float | int | None = None
-    repack_bandwidth: float | int | None = None
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
             value = getattr(self, field)
-            if field.endswith(("_per_second", "_bandwidth")) and value is not None and not value > 0:
+            if field.endswith("_per_second") and (value is None or not value > 0):
                 raise ConfigError(f"rates.{field} is {value}: give a positive rate")
             if field.endswith("_step_seconds") and (value is None or not value >= 0):
                 raise ConfigError(f"rates.{field} is {value}: give seconds, at least 0")
@@ -70,19 +64,17 @@ class Rates:
             products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
             a forward of the engine 20 ms (4 ms)
         """
-        on_cpus = {"allocation": self.alloc_bandwidth, "repacking": self.repack_bandwidth}
-        given = "".join(f"{name} {rate / 1e9:,.1f} GB/s, " for name, rate in on_cpus.items() if rate is not None)
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
             f"attention {self.attention_flops_per_second / 1e9:,.0f} GFLOP/s, "
-            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {given}"
+            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, "
             f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s,\n"
             f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
         )
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[int, int, int]) -> Rates:
-    """Time one product, one attention and one copy, and on a CPU allocation and repacking; takes some seconds.
+    """Time one product, one attention and one copy; takes some seconds.
 
     One process cannot time collectives. Between processes of one CPU they are copies; on GPUs a tenth of the memory
     rate is assumed, which is about that of NVLink.
@@ -101,8 +93,6 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
         attention_flops_per_second=attention_rate(attended, dtype, device),
         memory_bytes_per_second=memory,
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
-        alloc_bandwidth=None if is_gpu else alloc_rate(),
-        repack_bandwidth=None if is_gpu else repack_rate(dtype),
     )
 
 
@@ -142,20 +132,6 @@ def copy_rate(device: torch.device) -> float:
     source = torch.zeros(COPY_BYTES[device.type] // 4, device=device)
     target = torch.zeros_like(source)
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
-
-
-def alloc_rate() -> float:
-    """Bytes/s of host memory that is written for the first time: the system clears each page first."""
-    num_bytes = COPY_BYTES["cpu"]
-    return num_bytes / seconds_of(lambda: torch.empty(num_bytes // 4).fill_(1.0), torch.device("cpu"))
-
-
-def repack_rate(dtype: torch.dtype) -> float:
-    """Bytes/s of a matrix that changes its layout, each number read once and written once; timed on a transposition."""
-    _, inner, columns = PRODUCT_SIZES["cpu"]
-    matrix = torch.randn(columns, inner).to(dtype)
-    target = torch.empty(inner, columns, dtype=dtype)
-    return 2 * matrix.nbytes / seconds_of(lambda: target.copy_(matrix.T), torch.device("cpu"))
 
 
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:

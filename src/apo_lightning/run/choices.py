@@ -1,18 +1,20 @@
 """The options of config groups: their names, globs over them, and the nearest name of one that does not exist."""
 
 import difflib
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import create_config_search_path
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from apo_lightning.errors import ConfigError
@@ -35,6 +37,14 @@ def config_folders() -> tuple[Path, ...]:
     )
 
 
+@contextmanager
+def _hydra() -> Iterator[GlobalHydra]:
+    """Hydra with our folders: that of the running command, or one of its own outside of commands."""
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        yield GlobalHydra.instance()
+
+
 def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = False) -> DictConfig:
     """Compose a configuration as the command line does, inside a command or outside of one.
 
@@ -43,9 +53,15 @@ def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = Fal
         overrides: as typed.
         with_hydra: whether Hydra's own node is part of it.
     """
-    is_running = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    with _hydra():
         return compose(name, overrides=[*overrides], return_hydra_config=with_hydra)
+
+
+def default_options(name: str) -> list[ResultDefault]:
+    """The files that a primary configuration is composed of by default; later ones override earlier ones."""
+    with _hydra() as hydra:
+        defaults = hydra.config_loader().compute_defaults_list(name, [], RunMode.RUN).defaults
+    return [option for option in defaults if not str(option.config_path).startswith("hydra/")]
 
 
 def typed_overrides() -> list[str]:

@@ -21,17 +21,6 @@ from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_launch_time, use_expandable_segments
 from apo_lightning.run.user_message import user_message
 
-MOVED = {
-    "evaluate": {
-        "mode=exact": "it is a command of its own, apo exact run=…",
-        "mode=coverage": "it is a command of its own, apo coverage model=…",
-        "mode=samples": "leave it out, apo evaluate does nothing else",
-        "coverage=": "it belongs to apo coverage",
-        "coverage.": "it belongs to apo coverage",
-    },
-}
-"""Command → how an argument begins that it no longer takes, and what to type instead."""
-
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_launch_time()
 
@@ -95,26 +84,12 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
     for argument in arguments:
-        refuse_moved(command.name, argument)
         refuse_null(argument)
     sys.argv = [prefix[0], *map(expand_glob, arguments)]
     try:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
     finally:
         sys.argv = typed
-
-
-def refuse_moved(command: str, argument: str) -> None:
-    """Raise `ConfigError` for an argument that earlier versions took.
-
-    Example:
-        >>> refuse_moved("evaluate", "mode=exact")
-        Traceback (most recent call last):
-        apo_lightning.errors.ConfigError: mode=exact: it is a command of its own, apo exact run=…
-    """
-    for start, remedy in MOVED.get(command, {}).items():
-        if argument.lstrip("+").startswith(start):
-            raise ConfigError(f"{argument}: {remedy}")
 
 
 def one_line(error: BaseException) -> str:

@@ -150,9 +150,8 @@ DOCTOR = Command(
     summary="Check what this machine can run, with a remedy for the rest.",
     work="apo_lightning.run.doctor:doctor",
     config=None,
-    details="Checks versions, builds of torch and vLLM, GPUs, memory against every model=, disk, threads and "
-    "configurations. Takes no arguments, loads no weights and uses no network. The exit status is 1 if "
-    "apo train model=tiny could not run.",
+    details="Checks versions, builds of torch and vLLM, disk, memory, GPUs and threads. Takes no arguments, loads no "
+    "weights and uses no network. The exit status is 1 if apo train model=tiny could not run.",
     examples=("apo doctor",),
 )
 BUILT_IN = (TRAIN, EVALUATE, EXPORT, PREFLIGHT, DOCTOR)

@@ -77,16 +77,13 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
 
 def room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
     """Findings on memory and disk that are too small for the plan."""
-    memory, others = plan.memory, ranks.num_local - 1
-    loading = (memory.loading, *[memory.loading_others] * others)
-    running = (memory.peak, *[memory.peak_others] * others)
-    remedy = "a smaller tokens_per_microbatch"
-    if plan.run.is_cuda:
-        running, remedy = (memory.host,) * ranks.num_local, "a larger machine"
+    memory = plan.memory
+    loading = (memory.loading, *[memory.loading_others] * (ranks.num_local - 1))
+    running = (memory.host if plan.run.is_cuda else memory.peak,) * ranks.num_local
     what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
-    findings = environment.memory_findings(
-        this_machine(), sizes, what=what, remedy=remedy if what == "the run" else "a larger machine"
-    )
+    is_update = what == "the run" and not plan.run.is_cuda
+    remedy = "a smaller tokens_per_microbatch" if is_update else "a larger machine"
+    findings = environment.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += environment.device_findings(torch.cuda.get_device_properties(0).total_memory, memory.peak)
     # A checkpoint holds the trained weights and their two moments; a new one is written before an old one is removed.
@@ -109,6 +106,4 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
         engine = instantiate(cfg.engine)
         engine.check(ranks.device)
         engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), ranks.device)
-    findings += environment.version_findings(environment.installed_versions(), environment.accepted_versions())
-    findings += environment.torchvision_findings()
     return findings + environment.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)
