@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.rates import Rates
-from apo_lightning.run.sizes import plan_run, plan_time, rank_layout
+from apo_lightning.run.sizes import plan_run, plan_time
 from benchmarks.preflight.cost_rates import RATES_FILE
 from benchmarks.shared.timing import print_header, print_table
 
@@ -63,7 +63,7 @@ def plans_of(folder: Path, steps: list[dict[str, float]]) -> list[CostPlan]:
         if beside or plans:
             rates = beside[int(step["step"])] if beside else plans[0].rates
             cfg.rates = {"_target_": f"{Rates.__module__}.{Rates.__qualname__}", **asdict(rates)}
-        plans.append(plan_time(cfg, plan_run(cfg), rank_layout(cfg)))
+        plans.append(plan_time(cfg, plan_run(cfg)))
     return plans
 
 

@@ -16,6 +16,7 @@ from apo_lightning.preflight.memory_plan import held_logits, kv_token_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import Workload
+from apo_lightning.rollout.weight_sample import NUM_COLUMNS
 
 LOGIT_PASSES = {"forward": 4, "backward": 3}
 """Passes over float32 logits: written, read for their maximum, exponentials written, read for their sums; the backward
@@ -28,6 +29,8 @@ written (28); the gradient is read for its norm and scaled (12)."""
 ATTENTION_BACKWARD = 2.5
 """Cost of attention's backward, in forwards: it recomputes the scores, and each of the two products has two
 gradients."""
+CACHE_LINE = 64
+"""The least that is read from memory at once [bytes]."""
 SYNC_VISITS = 4
 """A sync visits each layer of vLLM in Python as a forward does: to prepare, load, process and check it."""
 
@@ -49,7 +52,7 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostPlan:
-    """The time of one step on each rank."""
+    """The time of one step on each rank, by item."""
 
     items: tuple[CostItem, ...]
     rates: Rates
@@ -57,7 +60,7 @@ class CostPlan:
 
     @property
     def seconds(self) -> float:
-        """Time of one step, from the first prompt to the synced weights [s]."""
+        """Time of one step [s]."""
         return sum(item.seconds for item in self.items)
 
     def phases(self) -> dict[str, float]:
@@ -238,16 +241,19 @@ def _root_gradient_bytes(model: ModelShape, run: RunShape, work: Work, num_micro
 
 
 def _sync(model: ModelShape, run: RunShape) -> Iterator[Count]:
-    """Weights are cast and gathered, and copied into the engine; a tied head is sent under both of its names.
+    """Weights are cast, gathered and copied into the engine, and some columns of each matrix are compared.
 
-    transformers copies each weight once. vLLM fills every layer, then copies it to where its kernels read, as read off
-    vLLM's code; it has not been measured.
+    A tied head is sent under both of its names. transformers copies each weight once. vLLM fills every layer, then
+    copies it to where its kernels read (from its code; not measured).
     """
     c, is_vllm = run.compute_bytes, run.engine.name == "vllm"
     sent = c * (model.num_parameters + model.head_parameters * model.is_tied)
     cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
     yield "weights to the engine", "memory", cast + (4 if is_vllm else 2) * sent
     yield "gathered weights", "collectives", c * model.num_parameters * _remote_share(run)
+    layer_rows = model.query_width + 2 * model.key_width + 2 * model.hidden_size + 2 * model.intermediate_size
+    rows = 2 * model.vocab_size + model.num_layers * layer_rows
+    yield "columns compared", "memory", 2 * rows * NUM_COLUMNS * CACHE_LINE
     if is_vllm:
         yield "visits of layers", "launches", SYNC_VISITS
 

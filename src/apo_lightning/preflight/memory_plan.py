@@ -62,13 +62,10 @@ class MemoryPlan:
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     """The plan of one process, from the second step on, when the optimizer has its moments.
 
-    Upper bounds: micro-batches are full and completions have the longest allowed length.
-
-    On a GPU, freed memory can be reused for anything, so a phase is as large as its worst moment; and the engine sleeps
-    during the update, without weights and cache. A validation pass checks the engine while both are allocated.
-
-    On a CPU no memory is returned: vLLM keeps weights and cache, and glibc keeps freed blocks below 32 MiB in one arena
-    per thread, in fragments that do not fit the next phase. A process therefore grows to the sum of its phases.
+    Upper bounds: micro-batches are full and completions have the longest allowed length. On a GPU a phase is as large
+    as its worst moment, and the engine sleeps during the update, without weights and cache. On a CPU vLLM keeps weights
+    and cache, and glibc keeps freed blocks below 32 MiB in one arena per thread, in fragments that do not fit the next
+    phase: a process grows to the sum of its phases.
     """
     is_kept = not run.is_cuda
     on_device = not run.offloads
@@ -138,9 +135,8 @@ def library_bytes(run: RunShape) -> int:
 def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
     """Host memory of a process while weights are read: policy and reference, in float32.
 
-    Under FSDP2 only the first rank has all weights, adapters included, 4·(N + A). The others have them on the `meta`
-    device and receive one whole tensor at a time, V·D at most. Shards are allocated as well, on the host unless there
-    are GPUs; those of the reference are in the compute dtype from the beginning.
+    Under FSDP2 only the first rank has all weights, 4·(N + A). The others receive one whole tensor at a time, V·D at
+    most. Shards are allocated as well, on the host unless there are GPUs.
     """
     if run.strategy != "fsdp":
         num_copies = 2 if reference_bytes(model, run) else 1
@@ -159,15 +155,15 @@ def host_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def moment_bytes(model: ModelShape, run: RunShape) -> int:
-    """The two Adam moments on the device, 8·N/shards of the trained parameters, from the first optimizer step on."""
+    """The two Adam moments on the device."""
     return 2 * shard_bytes(model.trained_parameters, run) * (not run.offloads)
 
 
 def trainer_bytes(model: ModelShape, run: RunShape) -> int:
     """Bytes that training allocates on a GPU after the engine has started, while the engine is awake.
 
-    These are the moments, and the forward passes of the engine check in a validation. Syncs take less than the check,
-    and gradients never coexist with the engine's cache.
+    These are the moments, and the engine check in a validation. Syncs take less than the check, and gradients never
+    coexist with the engine's cache.
     """
     return moment_bytes(model, run) + check_bytes(model, run) + gathered_bytes(model, run)
 
@@ -176,7 +172,7 @@ def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
     """Keys and values of the engine: the given size, the rest of a GPU, or those of all sequences decoded at once.
 
     When vLLM starts, context, weights and reference are on the GPU. The result is never less than one sequence takes:
-    where even that does not fit, the plan exceeds the GPU, and the engine does not start.
+    where even that does not fit, the plan exceeds the GPU.
     """
     engine = run.engine
     if engine.fills_gpu:
@@ -269,10 +265,10 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
 
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that FSDP2 has gathered at one time: embedding and head throughout, the current layer and the next.
+    """Bytes that FSDP2 has gathered at one time: embedding and head in float32, the current layer and the next.
 
-    Embedding and head are in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
-    resharded after the forward, all of them are gathered.
+    Layers are in the compute dtype, or with adapters in float32; all are gathered where they are not resharded after
+    the forward.
     """
     if run.num_shards == 1:
         return 0

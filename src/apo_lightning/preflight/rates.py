@@ -55,15 +55,7 @@ class Rates:
                 raise ConfigError(f"rates.{field} is {value}: give seconds, at least 0")
 
     def describe(self) -> str:
-        """Three lines; the time in brackets is that of a forward with CUDA graphs.
-
-        Example:
-            >>> print(Rates(name="a GPU", matmul_flops_per_second=2.4e14, attention_flops_per_second=1.2e14,
-            ...     memory_bytes_per_second=1.4e12, gather_bytes_per_second=1e11).describe())
-            rates (rates=…): a GPU
-            products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
-            a forward of the engine 20 ms (4 ms)
-        """
+        """Three lines; the time in brackets is that of a forward with CUDA graphs."""
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
             f"attention {self.attention_flops_per_second / 1e9:,.0f} GFLOP/s, "
@@ -97,13 +89,7 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
 
 
 def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of one product; in float32 without TensorFloat-32 unless torch is set otherwise.
-
-    Args:
-        sizes: rows, inner size and columns.
-        dtype: of factors and product.
-        device: that multiplies.
-    """
+    """FLOP/s of one product of `sizes` = (rows, inner size, columns); in float32 without TensorFloat-32 by default."""
     rows, inner, columns = sizes
     left, right = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (columns, inner)))
     product = torch.empty(rows, columns, device=device, dtype=dtype)
@@ -113,14 +99,11 @@ def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.
 def attention_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of causal attention over a micro-batch of sequences: 4 per number of a head and unmasked pair.
 
-    Args:
-        sizes: heads, tokens of a sequence, size of a head.
-        dtype: of queries, keys and values; on a CPU they are in float32 at least, as in the policy.
-        device: that multiplies.
+    `sizes` are heads, tokens of a sequence and size of a head.
     """
     num_heads, length, head_dim = sizes
     if device.type == "cpu":
-        dtype = torch.promote_types(dtype, torch.float32)
+        dtype = torch.promote_types(dtype, torch.float32)  # as in the policy
     shape = (max(1, PRODUCT_SIZES[device.type][0] // length), num_heads, length, head_dim)
     query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
     flops = 4 * head_dim * shape[0] * num_heads * length * (length + 1) // 2
@@ -136,16 +119,12 @@ def copy_rate(device: torch.device) -> float:
 
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
     """The median of repeats after one warm-up: the pace of a long run, with whatever else runs on the machine."""
+    wait = torch.get_device_module(device).synchronize
     seconds = []
     while len(seconds) <= REPEATS or sum(seconds) < MIN_SECONDS:
-        _wait(device)
+        wait()
         start = time.perf_counter()
         action()
-        _wait(device)
+        wait()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

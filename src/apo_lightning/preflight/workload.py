@@ -26,8 +26,7 @@ class Expected:
         signal_share: share of completions in groups whose rewards differ; in [0, 1].
         error_share: share of completions that are wrong and in such a group; at most `signal_share`.
         failed_share: share of completions in groups without a correct one; at most 1 − `signal_share`.
-        rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run; the
-            default is that of 8 ranks in the table of `update.balance.balanced`.
+        rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run.
 
     Raises:
         ConfigError: a value outside its range.
@@ -77,9 +76,8 @@ class Workload:
     num_prompts: float | int
     group_size: int
     prompt_tokens: float | int
-    """Mean length of a prompt."""
     completion_tokens: float | int
-    """Mean length of a completion."""
+    """Mean lengths."""
     longest_completion: int
     num_minibatches: int
     updated: Part
@@ -130,10 +128,8 @@ class Workload:
             ...     num_minibatches=1, updated=everything, reference=NOTHING, subset=NOTHING).work(everything)
             Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
-        groups, completions = (
-            share / self.rank_balance
-            for share in (part.prompts * self.num_prompts, part.completions * self.num_completions)
-        )
+        groups = part.prompts * self.num_prompts / self.rank_balance
+        completions = part.completions * self.num_completions / self.rank_balance
         prompt, run = self.prompt_tokens, max(0, self.completion_tokens - 1)
         pairs = groups * _triangle(prompt) + completions * (prompt * run + _triangle(run))
         return Work(
@@ -150,19 +146,11 @@ def expected_workload(
 
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
     three groups: one whose rewards differ, one without wrong completions and one without correct ones.
-
-    Args:
-        settings: sizes of a step.
-        loss: its masks say where it has a gradient and where it reads the reference.
-        advantage: gives advantages, and which completions are kept.
-        expected: assumptions about lengths and rewards.
-        world_size: ranks that share the prompts.
     """
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(AdvantageInputs(rewards=rewards, is_correct=is_correct, lengths=lengths))
-    tokens = given.values.flatten(), is_correct.flatten()
-    masks = masks_of(loss, *tokens)
+    masks = masks_of(loss, given.values.flatten(), is_correct.flatten())
     updated = masks.gradient.view_as(is_correct) & given.keep
     read = masks.reference.view_as(is_correct) & updated & loss.needs.reference_statistics
     run = _part(updated, shares)
