@@ -5,7 +5,6 @@ from dataclasses import fields
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 
 STEPPED = "_batches_that_stepped"
 """Key of the step that loggers get, in the state of Lightning's loop; it is 0 in a new trainer."""
@@ -33,15 +32,6 @@ def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
     state = loop.on_save_checkpoint()
     assert STEPPED in state, f"Lightning's loop has no {STEPPED}, only {', '.join(state)}"
     loop.on_load_checkpoint(state | {STEPPED: steps})
-
-
-def note_device(module: pl.LightningModule, device: torch.device) -> None:
-    """Set `module.device` without moving the weights, as `LightningModule.to` would.
-
-    Otherwise the step's tensors and the engine would go to the CPU, where the offloaded shards are.
-    """
-    module._device = device
-    assert module.device == device, f"Lightning's module is on {module.device}, not on {device} as set"
 
 
 def launched_processes(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:

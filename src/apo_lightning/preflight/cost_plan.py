@@ -289,7 +289,6 @@ def _moved_with_layers(model: ModelShape, run: RunShape) -> float:
     """Bytes of one micro-batch: layers are gathered for forward and backward, gradients reduced in float32."""
     if run.strategy == "ddp":
         return 2 * FLOAT32 * model.trained_parameters * (1 - 1 / run.world_size)
-    gathers = 1 if run.keeps_layers_gathered else 2
     layers = model.num_layers * model.layer_parameters
     trained = layers if model.adapters is None else model.adapter_parameters
-    return (gathers * run.compute_bytes * layers + FLOAT32 * trained) * _remote_share(run)
+    return (2 * run.compute_bytes * layers + FLOAT32 * trained) * _remote_share(run)

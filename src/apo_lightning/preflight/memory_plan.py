@@ -68,18 +68,14 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     phase: a process grows to the sum of its phases.
     """
     is_kept = not run.is_cuda
-    on_device = not run.offloads
-    trained = shard_bytes(model.trained_parameters, run) * on_device
+    trained = shard_bytes(model.trained_parameters, run)
     gradients = trained * (2 if run.strategy == "ddp" else 1)  # DDP keeps them a second time, in its buckets
     engine_weights = run.compute_bytes * model.num_parameters  # unsharded in every process
-    # On a CPU glibc keeps the whole copy of the weights that the first rank has sharded and freed.
-    unsharded = FLOAT32 * model.all_parameters * (is_kept and run.strategy == "fsdp")
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _allocation("unsharded copy from loading", unsharded, stays=True),
-        _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
+        _allocation("weights", weight_bytes(model, run), stays=True),
         _allocation("optimizer moments", moment_bytes(model, run), stays=True),
-        _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
+        _allocation("reference weights", reference_bytes(model, run), stays=True),
         replace(_allocation("gradients", gradients * is_kept, stays=True), update=gradients),
         replace(_allocation("engine weights", engine_weights, stays=is_kept), sync=engine_weights),
         _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
@@ -92,7 +88,7 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
         allocations=tuple(item for item in allocations if any(getattr(item, phase) for phase in PHASES)),
         loading=loading_bytes(model, run, is_first=True),
         loading_others=loading_bytes(model, run, is_first=False),
-        host=host_bytes(model, run),
+        host=library_bytes(run) if run.is_cuda else 0,
     )
 
 
@@ -143,20 +139,12 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
         return LIBRARIES_BYTES + FLOAT32 * (num_copies * model.num_parameters + model.adapter_parameters)
     shards = weight_bytes(model, run) + reference_bytes(model, run)
     whole = model.all_parameters if is_first else model.head_parameters
-    return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda and not run.offloads else shards)
-
-
-def host_bytes(model: ModelShape, run: RunShape) -> int:
-    """Host memory of a process with a GPU: libraries; with offloading weights, gradients, moments and reference."""
-    if not run.is_cuda:
-        return 0
-    shards = weight_bytes(model, run) + 3 * shard_bytes(model.trained_parameters, run) + reference_bytes(model, run)
-    return library_bytes(run) + shards * run.offloads
+    return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda else shards)
 
 
 def moment_bytes(model: ModelShape, run: RunShape) -> int:
     """The two Adam moments on the device."""
-    return 2 * shard_bytes(model.trained_parameters, run) * (not run.offloads)
+    return 2 * shard_bytes(model.trained_parameters, run)
 
 
 def trainer_bytes(model: ModelShape, run: RunShape) -> int:
@@ -176,7 +164,7 @@ def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
     """
     engine = run.engine
     if engine.fills_gpu:
-        present = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
+        present = process_bytes(run) + weight_bytes(model, run) + reference_bytes(model, run)
         left = kv_cache.left_for_kv_cache(
             free=run.gpu_bytes - present,
             total=run.gpu_bytes,
@@ -267,13 +255,12 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
     """Bytes that FSDP2 has gathered at one time: embedding and head in float32, the current layer and the next.
 
-    Layers are in the compute dtype, or with adapters in float32; all are gathered where they are not resharded after
-    the forward.
+    Layers are in the compute dtype, or with adapters in float32.
     """
     if run.num_shards == 1:
         return 0
     layer = (run.compute_bytes if model.adapters is None else FLOAT32) * model.layer_parameters
-    return FLOAT32 * model.root_parameters + layer * (model.num_layers if run.keeps_layers_gathered else 2)
+    return FLOAT32 * model.root_parameters + 2 * layer
 
 
 def tile_bytes(run: RunShape) -> int:

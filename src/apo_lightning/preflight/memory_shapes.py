@@ -126,12 +126,8 @@ class RunShape:
     engine: EngineSize
     gpu_bytes: int = GPU_BYTES
     """Memory of the GPU, where there is one."""
-    keeps_layers_gathered: bool = False
-    """FSDP2 without `reshard_after_forward`: a gathered layer stays gathered until its backward."""
     compiles_layers: bool = False
     """Compiled layers make fewer passes over memory between products, and keep less for the backward."""
-    offloads: bool = False
-    """Whether FSDP2's shards, their gradients and the optimizer's moments lie in host memory instead of the GPU's."""
 
     @property
     def num_shards(self) -> int:

@@ -195,6 +195,4 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         max_model_len=settings.max_model_len,
         engine=engine_size(instantiate(cfg.engine), settings, is_cuda=is_cuda),
         gpu_bytes=torch.cuda.get_device_properties(0).total_memory if has_gpu else GPU_BYTES,
-        keeps_layers_gathered=not OmegaConf.select(cfg, "trainer.strategy.reshard_after_forward", default=True),
-        offloads=bool(OmegaConf.select(cfg, "trainer.strategy.offload_to_cpu", default=False)),
     )

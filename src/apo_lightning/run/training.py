@@ -158,7 +158,7 @@ def prepare(cfg: DictConfig) -> Parts:
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_launch(world_size)
     check_share(settings, world_size)
-    check_strategy(cfg.trainer.strategy, device, world_size)
+    check_strategy(cfg.trainer.strategy, world_size)
     compute_dtype = model.dtype(device)
     check_dtype(device, compute_dtype)
     engine = instantiate(cfg.engine)
