@@ -38,9 +38,6 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
 def check_launch(world_size: int) -> None:
     """Check that the processes of this run can find each other, given a launcher that sets `LOCAL_RANK`.
 
-    Args:
-        world_size: devices × nodes.
-
     Raises:
         ConfigError: `LOCAL_RANK` is set without `MASTER_PORT`; this process would wait half an hour for the others.
     """
@@ -62,15 +59,8 @@ def check_share(settings: StepSettings, world_size: int) -> None:
         )
 
 
-def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Needs, settings: StepSettings) -> None:
-    """Check that the model supports the longest sequence and the anchors.
-
-    Args:
-        name: of the model, for the message.
-        config: its architecture.
-        vocab_size: rows of its head.
-        needs: of the loss and the callbacks together.
-        settings: sizes of a step.
+def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: StepSettings) -> None:
+    """Check that the model supports the longest sequence, and the anchors of the loss and the callbacks.
 
     Raises:
         ConfigError: the longest sequence exceeds the model's positions, or the anchors its vocabulary.
@@ -82,9 +72,9 @@ def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Nee
             f"{settings.max_completion_tokens} = {settings.max_model_len} does not fit {name}, which reads {longest} "
             f"tokens: lower data.max_completion_tokens or data.max_prompt_tokens"
         )
-    if needs.anchor_size >= vocab_size:
+    if needs.anchor_size >= config.vocab_size:
         raise ConfigError(
-            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {vocab_size} tokens: give an "
+            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {config.vocab_size} tokens: give an "
             "anchor_size below that"
         )
 

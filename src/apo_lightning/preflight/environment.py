@@ -59,8 +59,8 @@ def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, re
     Args:
         machine: its memory.
         processes: peak of each process on this machine [bytes]; the first may need more than the others.
-        what: needs the memory, for the message.
-        remedy: an alternative to a smaller model and fewer processes, for the message.
+        what: needs the memory.
+        remedy: an alternative to a smaller model and fewer processes.
 
     Example:
         >>> machine = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)

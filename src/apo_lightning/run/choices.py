@@ -28,13 +28,8 @@ BASE = "base"
 def config_folders() -> tuple[Path, ...]:
     """Folders of configurations in Hydra's search order: the user's, the framework's, other packages'."""
     elements = create_config_search_path(str(CONFIG_DIR)).get_path()
-    paths = [str(element.path) for element in elements if element.provider not in ("hydra", "schema")]
-    return tuple(
-        Path(str(files(path.removeprefix("pkg://"))))
-        if path.startswith("pkg://")
-        else Path(path.removeprefix("file://"))
-        for path in paths
-    )
+    urls = [str(element.path).partition("://") for element in elements if element.provider not in ("hydra", "schema")]
+    return tuple(Path(str(files(path))) if scheme == "pkg" else Path(path or scheme) for scheme, _, path in urls)
 
 
 @contextmanager
@@ -46,13 +41,7 @@ def _hydra() -> Iterator[GlobalHydra]:
 
 
 def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = False) -> DictConfig:
-    """Compose a configuration as the command line does, inside a command or outside of one.
-
-    Args:
-        name: of the primary configuration, such as `train`.
-        overrides: as typed.
-        with_hydra: whether Hydra's own node is part of it.
-    """
+    """Compose the primary configuration `name` as the command line does, inside a command or outside of one."""
     with _hydra():
         return compose(name, overrides=[*overrides], return_hydra_config=with_hydra)
 
@@ -78,24 +67,14 @@ def options_of(group: str) -> list[str]:
         >>> options_of("experiment")[0]
         'lab/countdown'
     """
-    folders = [folder / group for folder in config_folders()]
-    return sorted(
-        {
-            path.relative_to(folder).with_suffix("").as_posix()
-            for folder in folders
-            for path in folder.rglob("*.yaml")
-            if path.stem != BASE
-        }
-    )
+    found = ((folder / group, path) for folder in config_folders() for path in (folder / group).rglob("*.yaml"))
+    return sorted({path.relative_to(of).with_suffix("").as_posix() for of, path in found if path.stem != BASE})
 
 
 def expand_glob(argument: str) -> str:
     """Replace `experiment=glob(paper/*)` by the list of matching options; any other argument is returned unchanged.
 
     Hydra's own glob matches within one folder, and a sweep over no option ends silently.
-
-    Args:
-        argument: one of the command line's.
 
     Raises:
         ConfigError: nothing matches, or the key is no config group.
@@ -134,7 +113,7 @@ def refuse_null(argument: str) -> None:
         apo_lightning.errors.ConfigError: experiment=null: leave it out, or choose one of configs/experiment
     """
     group, _, value = argument.partition("=")
-    if value == "null" and any((folder / group).is_dir() for folder in config_folders()):
+    if value == "null" and options_of(group):
         raise ConfigError(f"{argument}: leave it out, or choose one of configs/{group}")
 
 

@@ -26,11 +26,7 @@ register_launch_time()
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run one command.
-
-    Args:
-        words: the command and its overrides; None: those of the command line.
-    """
+    """Run one command; `words` are the command and its overrides, or None for those of the command line."""
     words = sys.argv[1:] if words is None else words
     # As `python -m` does: a user's rewards, losses and callbacks are found in the working directory.
     if not sys.flags.safe_path and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:

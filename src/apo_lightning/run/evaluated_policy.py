@@ -1,7 +1,7 @@
 """The policy under evaluation: the source of its weights, and its identity in results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -50,16 +50,10 @@ class EvaluatedPolicy:
     """The folder of the results, which exists."""
     seed: int
 
-    @property
-    def max_position_embeddings(self) -> int | None:
-        """The longest sequence that the model reads [tokens]; None: unknown."""
-        return getattr(self.spec.load_config(), "max_position_embeddings", None)
-
     def load(self, device: torch.device) -> tuple[Policy, str]:
         """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its weights before rounding.
 
-        Collective, as all loading here: the first rank reads the weights and sends them to the others, so that the
-        machine's memory holds one copy and not one for each device.
+        Collective, as all loading here: the first rank reads the weights and sends them to the others.
         """
         policy = self._load(self.spec, self.seed)
         # Reports identify a policy by this hash, which for rounded weights would differ from the run's.
@@ -85,24 +79,19 @@ class EvaluatedPolicy:
 
     def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
         """The identity of the policy at a stage, for its results."""
-        card = self._card(weights_sha256)
-        if stage.step is None:
-            return card
-        if stage.snapshot is not None:
-            return replace(card, step=stage.step, path=str(stage.snapshot.folder))
-        seed = card.seed if self.spec.path is None else None
-        return replace(card, step=stage.step, algo=None, overrides=(), seed=seed)
-
-    def _card(self, weights_sha256: str) -> ModelCard:
+        trained = self.run if stage.step is None or stage.snapshot is not None else None
+        seed = self.seed if self.run is None else self.run.seed
         return ModelCard(
             name=self.spec.name,
-            path=self.spec.path,
+            path=str(stage.snapshot.folder) if stage.snapshot is not None else self.spec.path,
             weights_sha256=weights_sha256,
             dtype=str(self.compute_dtype).removeprefix("torch."),
-            algo=self.run.algo if self.run else None,
+            step=stage.step,
+            algo=trained.algo if trained else None,
             run=str(self.run.folder) if self.run else None,
-            overrides=self.run.overrides if self.run else (),
-            seed=self.run.seed if self.run else (self.seed if self.spec.path is None else None),
+            overrides=trained.overrides if trained else (),
+            # The seed of training, or of random weights.
+            seed=seed if trained or self.spec.path is None else None,
         )
 
     def _load(self, spec: PolicySpec, seed: int, lora: LoRA | None = None) -> Policy:
@@ -125,8 +114,8 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
 
     Args:
         cfg: with `run`, `model`, `trainer`, `output_dir` and `seed`; optionally `checkpoint` and `support_anchor_size`.
-        overrides: as typed; they tell whether model= was given.
-        is_swept: other jobs of the sweep may measure this policy on the same benchmark with other settings.
+        overrides: as typed.
+        is_swept: whether the settings of this job of a sweep name a folder.
 
     Raises:
         ConfigError: there is no such run, checkpoint, model or device.

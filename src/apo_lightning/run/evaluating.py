@@ -34,7 +34,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     Args:
         cfg: composed from `configs/evaluate.yaml`.
         overrides: as typed.
-        is_swept: one job of a sweep, whose settings name a folder.
+        is_swept: whether the settings of this job of a sweep name a folder.
 
     Returns:
         The results, which are also in the output folder; empty on all ranks but the first.

@@ -21,13 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
-    """Load the checkpoint into the run's model and write the model.
-
-    Args:
-        cfg: composed from `configs/export.yaml`.
-
-    Returns:
-        The folder.
+    """Load the checkpoint into the run's model, write the model, and return its folder.
 
     Raises:
         ConfigError: no training run, no such checkpoint, or a damaged one; an unknown dtype.

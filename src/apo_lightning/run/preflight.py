@@ -25,10 +25,6 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
 
     A run stops at its first error; here all are listed, and the plan is made in spite of them.
 
-    Args:
-        cfg: composed from `configs/train.yaml`.
-        output_dir: the folder that the run would write to.
-
     Returns:
         The exit status: 1 if there is an error, else 0.
     """

@@ -22,12 +22,7 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """The folder of its results, relative to that of the evaluation.
-
-        Example:
-            >>> Stage(step=0).folder, Stage().folder
-            ('step_000000', '')
-        """
+        """The folder of its results, relative to that of the evaluation."""
         return "" if self.step is None else Position(step=self.step).name
 
     @property

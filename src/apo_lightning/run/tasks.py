@@ -58,12 +58,7 @@ class Task:
 
 
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
-    """All benchmarks, cheapest checks first.
-
-    Args:
-        cfg: composed from `configs/evaluate.yaml`.
-        evaluated: the policy under evaluation.
-        engine: the engine's name.
+    """All benchmarks, cheapest checks first; `engine` is the engine's name.
 
     Raises:
         ConfigError: the first thing found that cannot work.
@@ -110,7 +105,7 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
 
 
 def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
-    longest = evaluated.max_position_embeddings
+    longest = getattr(evaluated.spec.load_config(), "max_position_embeddings", None)
     if longest is not None and benchmark.max_model_len > longest:
         raise ConfigError(
             f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "

@@ -45,11 +45,7 @@ class TrainedRun:
 
 
 def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
-    """Read a training run's folder.
-
-    Args:
-        folder: it must hold `.hydra/`.
-        overrides: of the evaluation.
+    """Read a training run's folder; `overrides` are those of the evaluation.
 
     Raises:
         ConfigError: it is no training run, or the model is named twice.
