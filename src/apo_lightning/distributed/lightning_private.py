@@ -11,10 +11,7 @@ STEPPED = "_batches_that_stepped"
 
 
 def forget_logged(trainer: pl.Trainer) -> None:
-    """Clear the logged values, which Lightning would otherwise log again at every step until the end of the epoch.
-
-    There is no public way to do so.
-    """
+    """Clear the logged values, which Lightning would otherwise log again at every step until the end of the epoch."""
     assert trainer._results is not None
     trainer._results.reset()
 

@@ -35,12 +35,7 @@ def on_first_rank(load: Callable[[], Loaded], otherwise: Callable[[], Loaded]) -
 
 @torch.no_grad()
 def replicate(policy: Policy, device: torch.device) -> None:
-    """Broadcast the first rank's weights and buffers to every rank's device; collective.
-
-    Args:
-        policy: with weights on the first rank; on the others on the meta device, with the same shapes and dtypes.
-        device: of this process.
-    """
+    """Broadcast the first rank's weights and buffers to every rank's device, where the policy is meta; collective."""
     if process_rank() == 0:
         policy.to(device)
     else:

@@ -41,16 +41,10 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:
-    """Load the model and attach adapters. If the trainer shards, only the first rank loads the weights, for `shard`.
+    """Load the model and attach adapters.
 
-    Args:
-        spec: the model.
-        lora: its adapters; None: all weights are trained.
-        seed: of random weights.
-        trainer: knows its rank before the process group exists.
-
-    Returns:
-        The model; if the trainer shards, without weights (on the meta device) on every rank.
+    If the trainer shards, the model is on the meta device on every rank, and the first rank keeps the weights for
+    `shard`.
 
     Raises:
         ConfigError: the strategy is Lightning's own ModelParallelStrategy, which `shard` does not support.
@@ -74,14 +68,10 @@ def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrained
 
 
 def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
-    """Shard policies from `load_model`, if the trainer shards, and fill their shards with the first rank's weights.
+    """Shard policy and reference, if the trainer shards, and fill their shards with the first rank's weights.
 
     Ranks other than the first never hold more than one unsharded tensor. Lightning calls this for each of the trainer's
     functions; only the first call has an effect.
-
-    Args:
-        policies: the policy and, if any, the reference.
-        trainer: its process group exists.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, ShardedStrategy):

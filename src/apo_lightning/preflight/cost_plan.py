@@ -125,9 +125,8 @@ def attention_flops(size: ModelSize, work: Work) -> int:
 def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | int]:
     """Forwards of the engine in one training step: with all slots occupied, and in the tail after that.
 
-    There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: the slots are
-    occupied for n·R/s forwards, followed by a tail of L − R. transformers starts the next batch when the last
-    completion of the current one has ended: L forwards per batch.
+    There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: n·R/s forwards,
+    and a tail of L − R. transformers starts the next batch when the current one has ended: L forwards per batch.
     """
     slots = min(run.engine.num_sequences, work.num_completions)
     if run.engine.name != "vllm":
@@ -140,8 +139,7 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
 
     A group shares whole blocks of its prompt; each completion runs the remaining tokens. A decoding forward multiplies
     each token with all weights while it reads them, and then attends while it reads keys and values: the slower of each
-    pair counts. In the tail, few tokens share the weights that are read. Its time is an upper bound, since the products
-    of its tokens are already counted.
+    pair counts. The tail is an upper bound, since the products of its tokens are already counted.
     """
     size, (full, tail) = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens

@@ -138,7 +138,7 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
         num_copies = 2 if reference_bytes(model, run) else 1
         return LIBRARIES_BYTES + FLOAT32 * (num_copies * model.num_parameters + model.adapter_parameters)
     shards = weight_bytes(model, run) + reference_bytes(model, run)
-    whole = model.all_parameters if is_first else model.head_parameters
+    whole = model.num_parameters + model.adapter_parameters if is_first else model.head_parameters
     return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda else shards)
 
 
@@ -198,19 +198,16 @@ def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that one layer keeps for its backward, per position.
+    """Bytes that one layer keeps for its backward, per position; c is the bytes of a computed number.
 
-    c is the bytes of a computed number, q = heads·head_dim, k = kv_heads·head_dim. Two norms each keep their input and
-    the normalised input in float32: 16·D. Attention keeps queries, keys, values and its output, c·(2q + 2k), and
-    a float32 log-sum-exp per head. The MLP keeps gate, its activation, up and their product, 4·c·F. Inputs of the
-    matrix products: in float32 two, shared by the products that read them, 8·D; under autocast each of the five casts
-    its own, 5·c·D. With adapters all products read the two in float32, and frozen norms keep no normalised input.
+    Two norms each keep their input and the normalised input in float32: 16·D. Attention keeps queries, keys, values and
+    output, and a float32 log-sum-exp per head. The MLP keeps gate, its activation, up and their product, 4·c·F. Inputs
+    of the matrix products: in float32 two, shared by the products that read them, 8·D; under autocast each of the five
+    casts its own, 5·c·D. With adapters all products read the two in float32, and frozen norms keep no normalised input.
 
     A compiled layer recomputes norms and activation in its backward. It keeps the incoming residual stream, both
     normalised inputs and the attention's contribution, (4 + 3·c)·D, and 3·c·F of the MLP. With adapters it is counted
     as eager, which is more.
-
-    Verified tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
     """
     c, d, is_full = run.compute_bytes, model.hidden_size, model.adapters is None
     attention = c * 2 * (model.query_width + model.key_width) + FLOAT32 * model.num_heads
@@ -224,9 +221,9 @@ def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
 def activation_bytes(model: ModelShape, run: RunShape) -> int:
     """Activations of one micro-batch when the backward begins.
 
-    Those of every layer; with checkpointing the input of each layer, 4·D, and all activations of the one layer that is
-    being recomputed. After the last layer there are three float32 copies of the hidden states: the norm's input, the
-    normalised input (not if the norm is frozen) and the rows that the head reads.
+    Those of every layer; with checkpointing the input of each layer, 4·D, and all activations of one layer. After the
+    last layer there are three float32 copies of the hidden states: the norm's input, the normalised input (not if the
+    norm is frozen) and the rows that the head reads.
     """
     layer, d = layer_activation_bytes(model, run), model.hidden_size
     layers = model.num_layers * FLOAT32 * d + layer if run.gradient_checkpointing else model.num_layers * layer
@@ -239,8 +236,8 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
     Autocast keeps all copies until the forward ends, and without checkpointing the graph keeps them until the backward
     has passed. With checkpointing, the backward has those of one layer. FSDP2 gathers layers in the compute dtype,
-    which leaves nothing to cast. It gathers adapted layers in float32: their matrices are merged, one at a time and
-    again in the backward, which holds W + B·A, B·A and the operand of the product.
+    which leaves nothing to cast; adapted layers in float32, whose matrices are merged one at a time, which holds
+    W + B·A, B·A and the operand of the product.
     """
     c, adapters = run.compute_bytes, model.adapters
     if run.strategy == "fsdp" and adapters is None:
@@ -283,12 +280,11 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
 
     1. The forward has ended: activations, and all weights that autocast has cast. Under FSDP2 also the unsharded
        gradient of embedding and head that earlier micro-batches have left, here and in 2.
-    2. The head: activations, cast weights, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the head (V·D), which
-       waits for the embedding's where the two are tied. With adapters the head is frozen. Under FSDP2 also the gradient
-       of the current layer before it is reduced: as the backward leaves it, and in float32 as FSDP2 sums it.
+    2. The head: activations, cast weights, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the head (V·D), if it
+       is trained. Under FSDP2 also the gradient of the current layer before it is reduced, and in float32 as it is
+       summed.
     3. The backward ends: one layer's activations, and the new gradients of embedding and head next to those they are
-       added to. Under FSDP2 twice: both unsharded, and with the last micro-batch as input of the reduction and as its
-       sum. The optimizer's step is fused and allocates nothing.
+       added to, under FSDP2 twice. The optimizer's step is fused and allocates nothing.
     """
     is_full, gathered_size = model.adapters is None, gathered_bytes(model, run)
     root = FLOAT32 * model.root_parameters * is_full
@@ -318,10 +314,10 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
 
 
 def check_bytes(model: ModelShape, run: RunShape) -> int:
-    """One micro-batch without a gradient, as a validation pass runs it to check the engine; without gathered weights.
+    """One micro-batch without a gradient, which checks the engine in a validation pass; without gathered weights.
 
-    At most the activations that one layer would keep for its backward, three copies after the last layer, all weights
-    that autocast casts, two tiles of logits and the head in the compute dtype.
+    One layer's activations, three copies after the last layer, all weights that autocast casts, logits and the head in
+    the compute dtype.
     """
     activations = run.microbatch_tokens * (layer_activation_bytes(model, run) + 3 * FLOAT32 * model.hidden_size)
     cast = cast_weight_bytes(model, run, backward=False) + cast_head_bytes(model, run)

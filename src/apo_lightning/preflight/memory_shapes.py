@@ -53,11 +53,6 @@ class ModelShape:
         return 0 if self.adapters is None else self.adapters.num_parameters
 
     @property
-    def all_parameters(self) -> int:
-        """Parameters of the model and its adapters."""
-        return self.num_parameters + self.adapter_parameters
-
-    @property
     def trained_parameters(self) -> int:
         """Number of parameters that have gradients and moments."""
         return self.num_parameters if self.adapters is None else self.adapters.num_parameters

@@ -40,22 +40,18 @@ class Expected:
     rank_balance: float | int = 0.95
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "completion_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"expected.{name} is {value}: give a mean length above 0, or null for the longest")
-        if not 0 <= self.error_share <= self.signal_share <= 1:
-            raise ConfigError(
-                f"expected.error_share is {self.error_share} and expected.signal_share {self.signal_share}: give "
-                "0 <= error_share <= signal_share <= 1"
-            )
-        if not 0 <= self.failed_share <= 1 - self.signal_share + 1e-9:
-            raise ConfigError(
-                f"expected.failed_share is {self.failed_share} with a signal_share of {self.signal_share}: give "
-                "0 <= failed_share <= 1 - signal_share"
-            )
-        if not 0 < self.rank_balance <= 1:
-            raise ConfigError(f"expected.rank_balance is {self.rank_balance}: give mean ÷ maximum, in (0, 1]")
+        signal = self.signal_share
+        length = "a mean length above 0, or null for the longest"
+        for name, is_right, wanted in (
+            ("prompt_tokens", self.prompt_tokens is None or self.prompt_tokens > 0, length),
+            ("completion_tokens", self.completion_tokens is None or self.completion_tokens > 0, length),
+            ("signal_share", 0 <= signal <= 1, "a share in [0, 1]"),
+            ("error_share", 0 <= self.error_share <= signal, f"at least 0 and at most signal_share, {signal}"),
+            ("failed_share", 0 <= self.failed_share <= 1 - signal + 1e-9, "at least 0 and at most 1 - signal_share"),
+            ("rank_balance", 0 < self.rank_balance <= 1, "mean ÷ maximum, in (0, 1]"),
+        ):
+            if not is_right:
+                raise ConfigError(f"expected.{name} is {getattr(self, name)}: give {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

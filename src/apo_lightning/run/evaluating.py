@@ -1,11 +1,11 @@
 """Configuration → results of one policy on benchmarks."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
 from omegaconf import DictConfig
 
 from apo_lightning.checkpoints import load_snapshot
@@ -128,12 +128,11 @@ def _measure_stages(
 
 def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
     """Launch one process a device, each with the whole model."""
-    backend = "nccl" if evaluated.device.type == "cuda" else "gloo"
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
         num_nodes=cfg.trainer.num_nodes,
-        strategy=DDPStrategy(process_group_backend=backend) if evaluated.world_size > 1 else "auto",
+        strategy="ddp" if evaluated.world_size > 1 else "auto",
     )
     fabric.launch()
     return fabric
@@ -149,15 +148,13 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         plan_samples(task.prompts, settings.num_samples, settings.seed, name),
         settings.samples_per_batch,
     )
-    try:
+    with contextlib.closing(file):
         sampler.fill(
             file,
             task.benchmark.reward,
             max_completion_tokens=settings.max_completion_tokens,
             progress=Progress(name, is_shown=sampler.rank == 0),
         )
-    finally:
-        file.close()
     if sampler.rank > 0:
         return
     result = summarise(

@@ -33,9 +33,7 @@ def export(cfg: DictConfig) -> Path:
     if to.exists():
         raise ConfigError(f"to={to} exists: remove it, or name another folder")
     if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
-        raise ConfigError(
-            f"checkpoint {checkpoint.folder} is damaged: {damaged} is not what was written; export another"
-        )
+        raise ConfigError(f"checkpoint {checkpoint.folder} is damaged: {damaged} has changed; export another")
     quiet_libraries(Path(cfg.run) / "export.log")
     config = OmegaConf.load(Path(cfg.run) / ".hydra" / "config.yaml")
     spec = instantiate(config.model, _convert_="all")
@@ -59,13 +57,11 @@ def export(cfg: DictConfig) -> Path:
 
 def _round(folder: Path, dtype: torch.dtype) -> None:
     """Weights and `config.json` of an exported model in another dtype; adapters are merged already."""
-    rounded = folder.with_name(f"{folder.name}.rounded")
-    shutil.rmtree(rounded, ignore_errors=True)
-    shutil.copytree(folder, rounded, ignore=shutil.ignore_patterns("*.safetensors*"))
     with progress_bars_hidden():
-        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(rounded)
-    shutil.rmtree(folder)
-    rounded.rename(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()  # the mapping of a loaded file stays valid; there may be fewer shards
+        model.save_pretrained(folder)
 
 
 def _checkpoint(cfg: DictConfig) -> Checkpoint:

@@ -84,7 +84,7 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
 
 
 def describe_reward(node: DictConfig) -> str:
-    """The class of a reward and what it is given: two rewards of one class may judge otherwise.
+    """The class of a reward and its arguments.
 
     Example:
         >>> describe_reward(DictConfig({"_target_": "apo_lightning.rewards.NumericReward", "take": "first"}))
