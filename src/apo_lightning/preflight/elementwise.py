@@ -29,8 +29,7 @@ EAGER = {
 """(forward, backward) of a transformers layer, by the bytes of a computed number: float32, or bfloat16 under autocast.
 
 For example, a norm of float32 numbers squares them (2 passes), averages (1), divides (2) and multiplies by its weight
-(2); an addition has 3. Two of each make 20 passes of 4 bytes. `tests/framework/preflight/test_elementwise.py` compares
-this with a real layer, kernel by kernel."""
+(2); an addition has 3. Two of each make 20 passes of 4 bytes. A test compares this with a real layer's kernels."""
 COMPILED = {
     False: {
         FLOAT32: (Traffic(hidden=36, mlp=12, heads=20), Traffic(hidden=72, mlp=20, heads=8)),

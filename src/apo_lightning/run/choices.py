@@ -1,6 +1,5 @@
-"""The options of config groups: their names, globs over them, and the nearest name of one that does not exist."""
+"""The options of config groups: their names, and globs over them."""
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.resources import files
@@ -13,7 +12,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
-from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -115,19 +113,3 @@ def refuse_null(argument: str) -> None:
     group, _, value = argument.partition("=")
     if value == "null" and options_of(group):
         raise ConfigError(f"{argument}: leave it out, or choose one of configs/{group}")
-
-
-def missing_choice(error: MissingConfigException) -> str | None:
-    """Message for an option that does not exist, with the nearest names or all; None: it is of no config group.
-
-    Example:
-        >>> missing_choice(MissingConfigException("", missing_cfg_file="policy/fulll"))
-        'there is no configs/policy/fulll.yaml; near it: policy=full'
-    """
-    group, _, name = (error.missing_cfg_file or "").partition("/")
-    options = options_of(group) if group else []
-    if not options:
-        return None
-    near = difflib.get_close_matches(name, options)
-    names = ", ".join(f"{group}={option}" for option in near) if near else ", ".join(options)
-    return f"there is no configs/{group}/{name}.yaml; {'near it' if near else 'there are'}: {names}"

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.run.choices import CONFIG_DIR, expand_glob, missing_choice, refuse_null
+from apo_lightning.run.choices import CONFIG_DIR, expand_glob, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_launch_time, use_expandable_segments
@@ -90,8 +90,6 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
 
 def one_line(error: BaseException) -> str:
     """Hydra's message on a wrong override, in one line without the search path."""
-    if isinstance(error, MissingConfigException) and (line := missing_choice(error)) is not None:
-        return line
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])

@@ -12,9 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.common.console import progress_bars_hidden, say
-from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.distributed.replicating import on_first_rank, replicate
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.fingerprint import weights_sha256
@@ -51,13 +48,10 @@ class EvaluatedPolicy:
     seed: int
 
     def load(self, device: torch.device) -> tuple[Policy, str]:
-        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its weights before rounding.
-
-        Collective, as all loading here: the first rank reads the weights and sends them to the others.
-        """
+        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its weights before rounding."""
         policy = self._load(self.spec, self.seed)
         # Reports identify a policy by this hash, which for rounded weights would differ from the run's.
-        [sha256, *_] = from_all_ranks(weights_sha256(policy) if process_rank() == 0 else "")
+        sha256 = weights_sha256(policy)
         return self._frozen(policy, device), sha256
 
     def load_stages(self, device: torch.device) -> tuple[Policy, Mapping[str, Tensor]]:
@@ -66,8 +60,7 @@ class EvaluatedPolicy:
         All weights stay float32, so that the SHA-256 of each stage is that of its snapshot.
         """
         assert self.run is not None
-        policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all"))
-        replicate(policy, device)
+        policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all")).to(device)
         # Before freezing: `policy_tensors` selects parameters that require gradients.
         weights = policy_tensors(policy)
         return policy.requires_grad_(False), weights
@@ -95,9 +88,8 @@ class EvaluatedPolicy:
         )
 
     def _load(self, spec: PolicySpec, seed: int, lora: LoRA | None = None) -> Policy:
-        """Load the model in float32, with weights on the first rank and without on the others."""
         with progress_bars_hidden():
-            model = on_first_rank(lambda: spec.load_model(seed), spec.load_skeleton)
+            model = spec.load_model(seed)
         if lora is not None:
             lora.attach(model, seed)
         say(describe(model, self.compute_dtype, automatic=spec.compute_dtype == "auto"))
@@ -105,8 +97,7 @@ class EvaluatedPolicy:
 
     def _frozen(self, policy: Policy, device: torch.device) -> Policy:
         policy.round_matrices()
-        replicate(policy, device)
-        return policy.requires_grad_(False)
+        return policy.to(device).requires_grad_(False)
 
 
 def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
