@@ -20,11 +20,7 @@ def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.devic
 
 
 def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
-    """The kind of device of every rank, and the number of ranks.
-
-    Raises:
-        ConfigError: the trainer asks for more GPUs than the machine has.
-    """
+    """The kind of device of every rank, and the number of ranks; raises `ConfigError` if GPUs are missing."""
     device, wanted = requested_devices(accelerator, devices)
     available = torch.cuda.device_count()
     if device.type == "cuda" and available < wanted:
@@ -60,11 +56,7 @@ def check_share(settings: StepSettings, world_size: int) -> None:
 
 
 def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: StepSettings) -> None:
-    """Check that the model supports the longest sequence, and the anchors of the loss and the callbacks.
-
-    Raises:
-        ConfigError: the longest sequence exceeds the model's positions, or the anchors its vocabulary.
-    """
+    """Raise `ConfigError` if the longest sequence, or the anchors of loss and callbacks, do not fit the model."""
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:
         raise ConfigError(

@@ -131,11 +131,7 @@ class RunShape:
 
 
 def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
-    """Count the parameters of a model, and of its adapters, on the `meta` device, where they take no memory.
-
-    Raises:
-        ConfigError: the model's layers are not `base_model.layers`, which sharding needs as well.
-    """
+    """Count parameters on the `meta` device, where they take no memory; raises `ConfigError` without `model.layers`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()

@@ -3,19 +3,20 @@
 The module that does the work is imported last: `--help` and wrong overrides must not wait for torch.
 """
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.run.choices import CONFIG_DIR, expand_glob, refuse_null
+from apo_lightning.run.choices import CONFIG_DIR, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_launch_time, use_expandable_segments
@@ -90,6 +91,10 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
 
 def one_line(error: BaseException) -> str:
     """Hydra's message on a wrong override, in one line without the search path."""
+    if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
+        group, _, option = name.partition("/")
+        near = difflib.get_close_matches(option, options_of(group)) or options_of(group)
+        return f"there is no configs/{name}.yaml: choose {group}={f' or {group}='.join(near)}"
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])

@@ -159,11 +159,7 @@ BUILT_IN = (TRAIN, EVALUATE, EXPORT, PREFLIGHT, DOCTOR)
 
 @cache
 def commands() -> Mapping[str, Command]:
-    """Name → command: the framework's, then those of installed packages.
-
-    Raises:
-        ConfigError: two commands have the same name.
-    """
+    """Name → command: the framework's, then those of installed packages; raises `ConfigError` if a name is taken."""
     found = {command.name: command for command in BUILT_IN}
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         if point.name in found:
@@ -173,11 +169,7 @@ def commands() -> Mapping[str, Command]:
 
 
 def find_command(name: str) -> Command:
-    """Find a command by its name.
-
-    Raises:
-        ConfigError: there is none; the message names the nearest.
-    """
+    """Find a command by its name; raises `ConfigError`, which names the nearest, if there is none."""
     if name in commands():
         return commands()[name]
     near = difflib.get_close_matches(name, commands())

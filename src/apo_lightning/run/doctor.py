@@ -44,14 +44,7 @@ class Row:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Print every check.
-
-    Returns:
-        The exit status: 1 if `apo train model=tiny` could not run, else 0.
-
-    Raises:
-        ConfigError: an argument was given.
-    """
+    """Print every check; returns the exit status, 1 if `apo train model=tiny` could not run."""
     if arguments:
         raise ConfigError(f"apo doctor takes no arguments, and {arguments[0]} was given: apo preflight checks one run")
     groups = {

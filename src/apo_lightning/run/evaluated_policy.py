@@ -48,7 +48,7 @@ class EvaluatedPolicy:
     seed: int
 
     def load(self, device: torch.device) -> tuple[Policy, str]:
-        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its weights before rounding."""
+        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its unrounded weights."""
         policy = self._load(self.spec, self.seed)
         # Reports identify a policy by this hash, which for rounded weights would differ from the run's.
         sha256 = weights_sha256(policy)

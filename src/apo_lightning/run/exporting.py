@@ -21,11 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
-    """Load the checkpoint into the run's model, write the model, and return its folder.
-
-    Raises:
-        ConfigError: no training run, no such checkpoint, or a damaged one; an unknown dtype.
-    """
+    """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`."""
     if cfg.dtype not in DTYPES:
         raise ConfigError(f"dtype is {cfg.dtype}: choose {' or '.join(DTYPES)}")
     checkpoint = _checkpoint(cfg)

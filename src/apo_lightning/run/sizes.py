@@ -29,11 +29,7 @@ from apo_lightning.update.settings import StepSettings
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
-    """Sizes of a step; those of prompts and completions are the data's.
-
-    Raises:
-        ConfigError: a size that cannot work, or a key that would cut the distribution sampled from.
-    """
+    """Sizes of a step, those of prompts and completions from the data; raises `ConfigError` if they cannot work."""
     for name in ("top_p", "top_k", "min_p"):
         # With truncated sampling, π_old/π_rollout and the loss's ratio would mix two distributions.
         if name in cfg:
@@ -125,11 +121,7 @@ class Plan:
 
 
 def plan_run(cfg: DictConfig) -> Plan:
-    """The memory plan of one process of `apo train`.
-
-    Raises:
-        ConfigError: sizes that contradict each other, or a model whose config cannot be loaded.
-    """
+    """The memory plan of one process of `apo train`; raises `ConfigError` for sizes or a model that cannot work."""
     settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
     model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
@@ -138,11 +130,7 @@ def plan_run(cfg: DictConfig) -> Plan:
 
 
 def bytes_beside_engine(cfg: DictConfig) -> int:
-    """GPU memory that training will claim after its engine has started; 0 if nothing depends on it.
-
-    Raises:
-        ConfigError: as `plan_run`.
-    """
+    """GPU memory that training will claim after its engine has started; 0 if nothing depends on it."""
     engine = instantiate(cfg.engine)
     if rank_layout(cfg).device.type == "cpu" or not isinstance(engine, VLLMEngine) or engine.kv_cache_gib is not None:
         return 0
@@ -151,11 +139,7 @@ def bytes_beside_engine(cfg: DictConfig) -> int:
 
 
 def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
-    """The time of a step, by phase.
-
-    Raises:
-        ConfigError: rates are to be measured on a GPU that is not there, or a value outside its range.
-    """
+    """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
     work = expected_workload(plan.settings, loss, advantage, instantiate(cfg.expected), plan.ranks.world_size)
     rates = instantiate(cfg.rates)

@@ -41,11 +41,7 @@ class Task:
     """Settings that decide the samples, as far as they are known before the weights are."""
 
     def at(self, stage: Stage) -> "Task":
-        """The same samples, seed by seed, of the policy at a stage of its training.
-
-        Raises:
-            ConfigError: its folder holds another evaluation.
-        """
+        """The same samples at a stage of training; raises `ConfigError` if its folder holds another evaluation."""
         folder = self.folder.parent / stage.folder / self.folder.name
         task = replace(self, folder=folder, identity={**self.identity, **stage.identity})
         require_same_identity(task.folder, task.identity)
@@ -58,11 +54,7 @@ class Task:
 
 
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
-    """All benchmarks, cheapest checks first; `engine` is the engine's name.
-
-    Raises:
-        ConfigError: the first thing found that cannot work.
-    """
+    """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     samples_per_batch = cfg.samples_per_batch
     if samples_per_batch is None:
         samples_per_batch = SAMPLES_PER_BATCH[evaluated.device.type]

@@ -138,11 +138,7 @@ class Parts:
 
 
 def prepare(cfg: DictConfig) -> Parts:
-    """Instantiate and check, cheapest first.
-
-    Raises:
-        ConfigError: the first thing found that cannot work.
-    """
+    """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
