@@ -41,13 +41,10 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:
-    """Load the model and attach adapters.
+    """Load the model and attach adapters; raises `ConfigError` for a sharding strategy of Lightning's own.
 
     If the trainer shards, the model is on the meta device on every rank, and the first rank keeps the weights for
     `shard`.
-
-    Raises:
-        ConfigError: the strategy is Lightning's own ModelParallelStrategy, which `shard` does not support.
     """
     strategy = trainer.strategy
     if type(strategy) is ModelParallelStrategy:

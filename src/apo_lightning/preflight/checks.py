@@ -32,11 +32,7 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
 
 
 def check_launch(world_size: int) -> None:
-    """Check that the processes of this run can find each other, given a launcher that sets `LOCAL_RANK`.
-
-    Raises:
-        ConfigError: `LOCAL_RANK` is set without `MASTER_PORT`; this process would wait half an hour for the others.
-    """
+    """Raise `ConfigError` for `LOCAL_RANK` without `MASTER_PORT`: the process would wait half an hour for others."""
     has_port = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # Lightning derives the port from the job id
     if world_size > 1 and "LOCAL_RANK" in os.environ and not has_port:
         raise ConfigError(

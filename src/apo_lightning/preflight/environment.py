@@ -25,7 +25,6 @@ class Machine:
     """Memory and cores that this process may use."""
 
     memory_bytes: int
-    """Installed memory."""
     available_bytes: int
     """Memory that no other process uses."""
     num_cores: int
@@ -54,13 +53,7 @@ def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
 
 
 def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, remedy: str) -> list[Finding]:
-    """Processes that do not fit into the machine's memory together.
-
-    Args:
-        machine: its memory.
-        processes: peak of each process on this machine [bytes]; the first may need more than the others.
-        what: needs the memory.
-        remedy: an alternative to a smaller model and fewer processes.
+    """Processes of some peak bytes that do not fit into the machine's memory together; the first may need more.
 
     Example:
         >>> machine = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)

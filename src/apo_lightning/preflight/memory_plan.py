@@ -12,18 +12,16 @@ from apo_lightning.rollout import kv_cache
 
 MIB = 2**20
 LIBRARIES_BYTES = 690 * MIB
-"""Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, tokenized prompts. Measured
-on the CPU builds of torch 2.13 and transformers 5.19; a third of it are mapped library files, which ranks share."""
+"""Resident before any weight is loaded. Measured on the CPU builds of torch 2.13 and transformers 5.19; a third of it
+are mapped library files, which ranks share."""
 LIBRARIES_VLLM_BYTES = 200 * MIB
 """Added by importing and starting vLLM. Measured with and without it on `model=tiny`, whose weights are negligible."""
 CUDA_CONTEXT_BYTES = 512 * MIB
-"""Context and kernels of one process on a GPU, before any tensor. The known size of CUDA 12 contexts; not measured in
-this project."""
+"""Context and kernels of one process on a GPU; the known size of CUDA 12 contexts, not measured in this project."""
 NCCL_BYTES = 512 * MIB
 """Channels and buffers of NCCL, where there are several ranks. Not measured either."""
 PHASES = ("generate", "check", "update", "sync")
-"""Sampling; the check of the engine against the policy in a validation pass, while the engine is awake; forward,
-backward and optimizer step; copying weights into the engine."""
+"""`check` is that of the engine against the policy in a validation pass, while the engine is awake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +41,9 @@ class MemoryPlan:
 
     allocations: tuple[Allocation, ...]
     loading: int
-    """Host memory of the first process while weights are read."""
+    """Host memory while weights are read, of the first process."""
     loading_others: int
-    """Host memory of each other process while weights are read."""
+    """The same of each other process."""
     host: int
     """Host memory, after loading, of a process that has a GPU; 0 where it has none."""
 

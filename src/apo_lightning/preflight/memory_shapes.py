@@ -45,7 +45,6 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     adapters: AdapterShape | None = None
-    """None: all parameters are trained."""
 
     @property
     def adapter_parameters(self) -> int:
@@ -120,9 +119,7 @@ class RunShape:
     """The longest prompt and completion together [tokens]."""
     engine: EngineSize
     gpu_bytes: int = GPU_BYTES
-    """Memory of the GPU, where there is one."""
     compiles_layers: bool = False
-    """Compiled layers make fewer passes over memory between products, and keep less for the backward."""
 
     @property
     def num_shards(self) -> int:

@@ -33,9 +33,6 @@ class Rates:
         engine_step_seconds: overhead of one decoding forward of vLLM besides products and memory: kernel launches and
             scheduler. Assumed by default: it cannot be timed without starting an engine.
         graph_step_seconds: the same with CUDA graphs; also assumed.
-
-    Raises:
-        ConfigError: a rate that is not positive.
     """
 
     name: str
@@ -69,12 +66,8 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
     """Time one product, one attention and one copy; takes some seconds.
 
     One process cannot time collectives. Between processes of one CPU they are copies; on GPUs a tenth of the memory
-    rate is assumed, which is about that of NVLink.
-
-    Args:
-        device: an available device.
-        dtype: of the products.
-        attended: heads, tokens of a sequence, and size of a head: attention over short sequences is far slower.
+    rate is assumed, which is about that of NVLink. `attended` are heads, tokens of a sequence, and size of a head:
+    attention over short sequences is far slower.
     """
     memory = copy_rate(device)
     is_gpu = device.type == "cuda"

@@ -27,9 +27,6 @@ class Expected:
         error_share: share of completions that are wrong and in such a group; at most `signal_share`.
         failed_share: share of completions in groups without a correct one; at most 1 − `signal_share`.
         rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run.
-
-    Raises:
-        ConfigError: a value outside its range.
     """
 
     prompt_tokens: float | int | None = None

@@ -72,10 +72,8 @@ def options_of(group: str) -> list[str]:
 def expand_glob(argument: str) -> str:
     """Replace `experiment=glob(paper/*)` by the list of matching options; any other argument is returned unchanged.
 
-    Hydra's own glob matches within one folder, and a sweep over no option ends silently.
-
-    Raises:
-        ConfigError: nothing matches, or the key is no config group.
+    Hydra's own glob matches within one folder, and a sweep over no option ends silently. Raises `ConfigError` if
+    nothing matches.
 
     Example:
         >>> expand_glob("algo=glob([psr,n*])")
@@ -99,10 +97,7 @@ def expand_glob(argument: str) -> str:
 
 
 def refuse_null(argument: str) -> None:
-    """Refuse `group=null`, which Hydra answers with a traceback.
-
-    Raises:
-        ConfigError: the key is a config group.
+    """Raise `ConfigError` for `group=null`, which Hydra answers with a traceback.
 
     Example:
         >>> refuse_null("resume=null")

@@ -19,9 +19,8 @@ class Setting:
     """One key of a configuration, as its YAML file states it."""
 
     default: str
-    """The value as written."""
     comment: str
-    """The comment behind the value, with the lines that continue it; empty if there is none."""
+    """What stands behind the value, with the lines that continue it; may be empty."""
 
 
 def index_page(commands: Mapping[str, Command]) -> str:
@@ -52,14 +51,7 @@ def command_page(command: Command) -> str:
 
 
 def find_settings(config: str, keys: Sequence[str]) -> dict[str, Setting]:
-    """Look keys up in a primary configuration and the default options that it names.
-
-    Args:
-        config: the primary configuration, such as `train`.
-        keys: with dots, such as `optimizer.lr`.
-
-    Raises:
-        KeyError: no file states one of them.
+    """Look dotted keys up in a primary configuration and the default options that it names.
 
     Example:
         >>> find_settings("train", ["trainer.val_check_interval"])

@@ -34,14 +34,9 @@ class Stage:
 
 
 def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
-    """The stages that `checkpoint` selects.
+    """The stages of a run that `checkpoint` selects; raises `ConfigError` if there is no such snapshot.
 
-    Args:
-        run: the training run's folder; None: the model was named directly.
-        checkpoint: `final`; `base`: the model before training; `all`: base and every snapshot; or a snapshot's name.
-
-    Raises:
-        ConfigError: the run has no such snapshot, or none.
+    `final`; `base`: the model before training; `all`: base and every snapshot; or a snapshot's name.
     """
     if checkpoint == FINAL or run is None:
         return (Stage(),)

@@ -43,8 +43,7 @@ from apo_lightning.update.settings import StepSettings
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     """Train one policy: validate on the held-out problems, if any, train, validate again.
 
-    Raises:
-        ConfigError: something cannot work; raised before any weights are loaded.
+    Raises `ConfigError`, before any weights are loaded, if something cannot work.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
@@ -116,7 +115,7 @@ class Parts:
     """The parts of a run that need no weights, instantiated and checked."""
 
     config: dict[str, Any]
-    """What checkpoints are compared by: the settings, as plain data, without those that may differ."""
+    """The settings that checkpoints are compared by, as plain data."""
     world_size: int
     settings: StepSettings
     checkpoint: CheckpointSettings
@@ -124,7 +123,6 @@ class Parts:
     advantage: AdvantageEstimator
     model: PolicySpec
     lora: LoRA | None
-    """The adapters to train; None: all weights are trained."""
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
     engine: RolloutEngine
@@ -132,7 +130,7 @@ class Parts:
     data: PromptDataModule
     callbacks: list[pl.Callback]
     needs: Needs
-    """The inputs that the loss or any callback needs."""
+    """Of the loss and the callbacks."""
     trainer_bytes: int
     """GPU memory claimed after the engine has started and while it is awake; 0 if nothing depends on it."""
 
