@@ -71,18 +71,6 @@ class StepTimer:
     """How long each of the `phases` of a step took, and the whole of it, from the end of the step before to its end.
 
     The steps of a run add up to its time without pauses. `step` minus the sum of all phases is time in no phase.
-
-    Example:
-        A step begins at 1 s, its own work at 2 s; a phase runs from 3 s to 5 s, and the step ends at 6 s.
-
-        >>> ticks = iter([1.0, 2.0, 3.0, 5.0, 6.0])
-        >>> timer = StepTimer(PhaseClock(now=lambda: next(ticks)), ("generate", "update"))
-        >>> timer.begin()
-        >>> timer.enter()
-        >>> with timer.clock.phase("update"):
-        ...     pass
-        >>> timer.take()
-        {'between_steps': 1.0, 'generate': 0.0, 'update': 2.0, 'step': 5.0}
     """
 
     def __init__(self, clock: PhaseClock, phases: tuple[str, ...]) -> None:

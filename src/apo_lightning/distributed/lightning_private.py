@@ -32,9 +32,6 @@ def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
 
 
 def launched_processes(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:
-    """Lightning's own list of the processes that its launcher started; it stops watching those that are removed.
-
-    Empty if another launcher started the ranks, or if there is one rank.
-    """
+    """Lightning's own list of the processes that its launcher started; it stops watching those that are removed."""
     launcher: Any = trainer.strategy.launcher
     return [] if launcher is None else launcher.procs

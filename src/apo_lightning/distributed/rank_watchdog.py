@@ -16,9 +16,6 @@ _CONNECT_TIMEOUT_S = 60.0
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A machine without power closes no connection: its connections count as dead after 15 + 3·5 s."""
 
-OnFailure = Callable[[int, str | None], None]
-"""Takes the rank that failed and its reason; None if it ended without a message."""
-
 
 def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[Any], Any]) -> dict[int, socket.socket]:
     """Connect the first rank with all others; returns this process's connections by rank. Collective.
@@ -72,10 +69,13 @@ def _with_keepalive(connection: socket.socket) -> socket.socket:
 class RankWatchdog:
     """One rank's end of the connections. The first rank forwards messages to all others.
 
-    `on_failure` is called at most once, in a background thread, if another rank fails before this one has reported.
+    `on_failure` is called at most once, in a background thread, if another rank fails before this one has reported:
+    with that rank and its reason, None if it ended without a message.
     """
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket], on_failure: OnFailure) -> None:
+    def __init__(
+        self, rank: int, connections: Mapping[int, socket.socket], on_failure: Callable[[int, str | None], None]
+    ) -> None:
         self.rank = rank
         self._connections = connections
         self._on_failure = on_failure

@@ -53,13 +53,7 @@ def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
 
 
 def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, remedy: str) -> list[Finding]:
-    """Processes of some peak bytes that do not fit into the machine's memory together; the first may need more.
-
-    Example:
-        >>> machine = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)
-        >>> [finding.level for finding in memory_findings(machine, [2 * GIB] * 2, what="it", remedy="…")]
-        ['warning']
-    """
+    """Processes of some peak bytes that do not fit into the machine's memory together; the first may need more."""
     needed, first = sum(processes), processes[0]
     if needed <= machine.available_bytes:
         return []
@@ -84,13 +78,7 @@ def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
 
 
 def thread_findings(machine: Machine, threads_per_process: int, num_processes: int) -> list[Finding]:
-    """More threads than cores: two threads on one core can be ten times slower than one.
-
-    Example:
-        >>> machine = Machine(memory_bytes=1, available_bytes=1, num_cores=2)
-        >>> len(thread_findings(machine, 1, 2)), len(thread_findings(machine, 2, 2))
-        (0, 1)
-    """
+    """More threads than cores: two threads on one core can be ten times slower than one."""
     if threads_per_process * num_processes <= machine.num_cores:
         return []
     best = max(1, machine.num_cores // num_processes)

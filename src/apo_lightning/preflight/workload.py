@@ -112,14 +112,6 @@ class Workload:
         The last token of a completion is predicted, not run.
 
         Departure: all lengths are taken as equal, which undercounts the pairs of long completions.
-
-        Example:
-            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·9 tokens. Pairs: 2·15 + 8·(45 + 45).
-
-            >>> everything = Part(prompts=1.0, completions=1.0)
-            >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
-            ...     num_minibatches=1, updated=everything, reference=NOTHING, subset=NOTHING).work(everything)
-            Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
         groups = part.prompts * self.num_prompts / self.rank_balance
         completions = part.completions * self.num_completions / self.rank_balance

@@ -57,14 +57,7 @@ def typed_overrides() -> list[str]:
 
 
 def options_of(group: str) -> list[str]:
-    """Names of a group's options, including those of subgroups; empty if there is no such group.
-
-    Example:
-        >>> options_of("policy")
-        ['full', 'lora']
-        >>> options_of("experiment")[0]
-        'lab/countdown'
-    """
+    """Names of a group's options, including those of subgroups; empty if there is no such group."""
     found = ((folder / group, path) for folder in config_folders() for path in (folder / group).rglob("*.yaml"))
     return sorted({path.relative_to(of).with_suffix("").as_posix() for of, path in found if path.stem != BASE})
 

@@ -15,7 +15,7 @@ ENTRY_POINTS = "apo_lightning.commands"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: its configuration, the function that does the work, and the contents of its help page."""
+    """One command and the contents of its help page."""
 
     name: str
     summary: str
@@ -26,7 +26,6 @@ class Command:
     config: str | None
     """The primary configuration, such as `train`; None: the command parses its arguments itself."""
     details: str
-    """A paragraph on what the command does and leaves behind."""
     axes: Mapping[str, str] = field(default_factory=dict)
     """Groups of options that the command reads, each with what it sets."""
     settings: tuple[str, ...] = ()

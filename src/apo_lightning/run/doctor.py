@@ -78,12 +78,7 @@ def accepted_versions() -> list[Requirement]:
 
 
 def package_rows(installed: Mapping[str, str], accepted: Sequence[Requirement], *, has_gpu: bool) -> list[Row]:
-    """Check installed versions against the project's requirements, and builds against each other and the hardware.
-
-    Example:
-        >>> [row.state for row in package_rows({"torch": "2.13.0+cpu"}, [Requirement("torch>=2.13")], has_gpu=True)]
-        ['ok', 'limited', 'broken', 'broken', 'limited']
-    """
+    """Check installed versions against the project's requirements, and builds against each other and the hardware."""
     wanted = {requirement.name: requirement for requirement in accepted}
     rows = []
     for name in NEEDED:

@@ -48,9 +48,15 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
     tasks = prepare_tasks(cfg, evaluated, engine.name)
+    fabric = Fabric(
+        accelerator=cfg.trainer.accelerator,
+        devices=cfg.trainer.devices,
+        num_nodes=cfg.trainer.num_nodes,
+        strategy="ddp" if evaluated.world_size > 1 else "auto",  # one process a device, each with the whole model
+    )
     try:
         at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]
-        fabric = _launch(cfg, evaluated)
+        fabric.launch()
         # Decided by the first rank: it may finish a stage while another rank reads the folder.
         [is_left, *_] = from_all_ranks([_is_left(stage, own) for stage, own in at_stages])
         left = [at_stage for at_stage, is_one in zip(at_stages, is_left, strict=True) if is_one]
@@ -124,18 +130,6 @@ def _measure_stages(
         card = evaluated.card(sha256 or weights_sha256(policy), stage)
         for task in tasks:
             _measure(task, replace(sampler, policy_version=version), card)
-
-
-def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
-    """Launch one process a device, each with the whole model."""
-    fabric = Fabric(
-        accelerator=cfg.trainer.accelerator,
-        devices=cfg.trainer.devices,
-        num_nodes=cfg.trainer.num_nodes,
-        strategy="ddp" if evaluated.world_size > 1 else "auto",
-    )
-    fabric.launch()
-    return fabric
 
 
 def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:

@@ -30,7 +30,6 @@ class MetricsCSV(Logger):
         self.path = folder / NAME
         self.rows = rows
         self._columns: list[str] = []
-        """The columns of the file, as this process has written it."""
 
     @property
     def name(self) -> str:

@@ -34,10 +34,7 @@ class Stage:
 
 
 def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
-    """The stages of a run that `checkpoint` selects; raises `ConfigError` if there is no such snapshot.
-
-    `final`; `base`: the model before training; `all`: base and every snapshot; or a snapshot's name.
-    """
+    """The stages of a run that `checkpoint` (final, base, all or a snapshot's name) selects; raises `ConfigError`."""
     if checkpoint == FINAL or run is None:
         return (Stage(),)
     snapshots, refused = snapshots_of(run)
