@@ -22,10 +22,9 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.logprobs import token_statistics
 from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses import PolicyLoss, masks_of
 from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.losses.functional import anchor_set
-from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.module import RLVRModule
 from apo_lightning.types import StepOutput, TokenStatistics

@@ -7,8 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.apo import APO
-from apo_lightning.losses.policy_loss import required
+from apo_lightning.losses import APO, required
 from apo_lightning.types import Anchor, LossInputs, Needs
 
 
@@ -46,7 +45,8 @@ class RandomAnchorAPO(APO):
         """`anchor_size`: the pool is not a support."""
         return self.anchor_size
 
-    def _anchors(self, inputs: LossInputs) -> Anchor:
+    def anchors(self, inputs: LossInputs) -> Anchor:
+        """K of the pool, by a hash."""
         pool = required(inputs.anchor, "anchor")
         ranks = torch.arange(1, pool.token_ids.shape[1] + 1, device=pool.token_ids.device)
         place = (pool.token_ids.clamp(min=0) * ranks).sum(1, keepdim=True)

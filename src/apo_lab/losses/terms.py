@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT
-from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, TokenStatistics
 
 
