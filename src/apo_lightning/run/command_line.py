@@ -93,8 +93,9 @@ def one_line(error: BaseException) -> str:
     """Hydra's message on a wrong override, in one line without the search path."""
     if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
         group, _, option = name.partition("/")
-        near = difflib.get_close_matches(option, options_of(group)) or options_of(group)
-        return f"there is no configs/{name}.yaml: choose {group}={f' or {group}='.join(near)}"
+        if options := options_of(group):
+            near = difflib.get_close_matches(option, options) or options
+            return f"there is no configs/{name}.yaml: choose {group}={f' or {group}='.join(near)}"
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])
