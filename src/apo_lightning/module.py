@@ -11,6 +11,7 @@ from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.common.phases import StepTimer
 from apo_lightning.data.validation import ValidationPass
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
@@ -113,7 +114,7 @@ class RLVRModule(pl.LightningModule):
             self.checkpointer.after_sampling(self, rollouts)
             assert rollouts is not None
         self.engine.sleep()
-        check_error_rate(self.ranks.together(rollouts.verdicts), of=f"step {step}")
+        check_error_rate(items_of_all_ranks(rollouts.verdicts), of=f"step {step}")
         return rollouts
 
     def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:

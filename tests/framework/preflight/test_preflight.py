@@ -26,7 +26,6 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "4096")),
         (("prompts_per_minibatch=5",), ("prompts_per_minibatch", "5")),
         (("trainer=fsdp_cpu2", "trainer.devices=4"), ("data_parallel_size", "2", "4")),
-        (("trainer=fsdp_cpu2", "trainer.strategy.offload_to_cpu=true"), ("offload_to_cpu", "CPU")),
         (("engine=vllm", "engine.tensor_parallel_size=2"), ("tensor_parallel_size", "2", "one process")),
         (
             ("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.devices=4"),
