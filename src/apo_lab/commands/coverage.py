@@ -39,7 +39,7 @@ def cover(cfg: DictConfig) -> CoverageResult:
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
     with TokenProgress("solution tokens") as progress:
-        result = coverage.result(
+        result = coverage.measure(
             policy, problems, evaluated.spec.prompt_template, evaluated.card(sha256, Stage()), progress.advance
         )
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
