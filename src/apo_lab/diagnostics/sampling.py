@@ -1,5 +1,6 @@
-"""Random samples of a step's completions, over all ranks, and the probe that scores them."""
+"""Random samples of a step's completions, over all ranks, the probe that scores them, and shares over all ranks."""
 
+import math
 from collections.abc import Sequence
 
 from apo_lightning.common.process_group import process_rank
@@ -40,3 +41,9 @@ def before_and_after(rollouts: Rollouts, chosen: Sequence[int], anchor_size: int
         anchors=anchor_size,
         before=True,
     )
+
+
+def share_over_ranks(part: float | int, whole: int) -> float:
+    """Σ part / Σ whole over all ranks; NaN where the whole is 0. Collective."""
+    numerator, denominator = (sum(column) for column in zip(*from_all_ranks((part, whole)), strict=True))
+    return numerator / denominator if denominator else math.nan
