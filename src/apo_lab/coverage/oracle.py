@@ -60,13 +60,10 @@ class OracleCoverage:
     Attributes:
         name: of the preset, and of the problem set.
         path: a local `.jsonl` or `.parquet` file of problems with a `solution`; takes precedence over the hub.
-        hub: the hub data set that is read when there is no path.
         limit: problems to score; None: all.
         anchor_sizes: the K to report.
         max_tokens: a longer prompt and solution together are skipped, and counted [tokens].
-        tokens_per_microbatch: tokens of a micro-batch, a shared prompt counted once; affects memory and speed only.
-        instruction: as in `PromptTemplate`.
-        system: as in `PromptTemplate`.
+        tokens_per_microbatch: a shared prompt counted once; affects memory and speed only.
 
     Raises:
         ConfigError: a limit or K that is not positive, or no K at all.
@@ -130,11 +127,11 @@ class OracleCoverage:
         model: ModelCard,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> CoverageResult:
-        """Run every solution behind its prompt, once.
+        """Run every solution behind its prompt, once; leaves the policy in evaluation mode.
 
         Args:
-            policy: left in evaluation mode.
-            problems: from `load`, or any others.
+            policy: to measure.
+            problems: from `load`.
             prompt_template: the model's own, as in `PolicySpec`; None: its tokenizer's chat template.
             model: what the result says of the model.
             on_progress: called after each micro-batch with the solution tokens done, and all of them.
@@ -227,16 +224,12 @@ def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Est
         interval = clopper_pearson(int(is_inside.sum()), len(rows))
         return Estimate(value=interval.mean, low=interval.low, high=interval.high)
     owners = torch.tensor([place[problem] for problem in problems])
-    reached = torch.bincount(owners, weights=is_inside.double(), minlength=len(place))
-    return ratio_estimate(reached, torch.bincount(owners, minlength=len(place)))
+    return ratio_estimate(torch.bincount(owners, weights=is_inside.double()), torch.bincount(owners))
 
 
 def _digest(rows: Sequence[Row]) -> str:
     """SHA-256 of problems and solutions; ids are left out, since they are line numbers where a file brings none."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps([row.problem, solution_of(row)]).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(json.dumps([row.problem, solution_of(row)]).encode() for row in rows)).hexdigest()
 
 
 @torch.no_grad()
@@ -262,6 +255,6 @@ def token_hits(
         is_target = top == microbatch.targets.unsqueeze(1)
         found = torch.stack([is_target[:, :k].any(1) for k in anchor_sizes], dim=1)
         hits[microbatch.token_index.cpu()] = found.cpu()
-        done += len(microbatch.targets)
+        done += len(found)
         on_progress(done, num_tokens)
     return hits

@@ -89,11 +89,7 @@ class GradientGeometry(StepCallback):
         """Sample the completions whose ratios are measured."""
         learnt = (advantages.values != 0) & advantages.keep
         self._sampled = sampled_completions(
-            rollouts,
-            learnt.flatten().nonzero().flatten().tolist(),
-            self.num_completions,
-            seed=self._module.seed,
-            stream="geometry-ratio",
+            rollouts, learnt.flatten(), self.num_completions, seed=self._module.seed, stream="geometry-ratio"
         )
         return before_and_after(rollouts, self._sampled, self.anchor_size)
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from apo_lab.diagnostics.settings import present
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.common.hashing import hash64
@@ -15,15 +17,7 @@ from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.types import (
-    Completion,
-    GenerationRequest,
-    Probe,
-    Prompt,
-    ReferenceStatistics,
-    TokenStatistics,
-    Verdict,
-)
+from apo_lightning.types import Completion, GenerationRequest, Probe, Prompt, Verdict
 from apo_lightning.update.probes import Probing
 
 UNJUDGED = ("timeout", "error")
@@ -59,12 +53,10 @@ class ProbePlan:
     """How many probes are made, and of how many samples."""
 
     anchor_size: int
-    """K"""
     num_prompts: int
     completions_per_prompt: int
-    """R"""
     continuations: int
-    """m, sampled after each alternative."""
+    """Sampled after each alternative."""
 
     def origin(self, module: RLVRModule, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Everything but the policy's weights that decides which probes are made."""
@@ -95,11 +87,9 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
     wanted = [(place, sample) for place in places for sample in range(plan.completions_per_prompt)]
     owners = [chosen[place] for place, _ in wanted]
     requests = [_request(module, prompt, (), NAME, sample) for prompt, (_, sample) in zip(owners, wanted, strict=True)]
-    completions = _generate(module, requests)
-    reference, policy = _scores(plan, module, owners, completions)
-    ids, ref_logprobs, anchor_logprobs = (
-        present(part).cpu() for part in (reference.anchor_ids, reference.anchor_logprobs, policy.anchor_logprobs)
-    )
+    # A rank may have no prompt.
+    completions = module.engine.generate(requests) if requests else []
+    logprobs, ids, ref_logprobs, anchor_logprobs = _scores(plan, module, owners, completions)
     probes, start = [], 0
     for prompt, (_, sample), completion in zip(owners, wanted, completions, strict=True):
         length = len(completion.token_ids)
@@ -111,7 +101,7 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
                 prompt=prompt.token_ids,
                 prefix=completion.token_ids[:position],
                 weight=float(length),
-                prefix_logprob=float(policy.logprobs[start:row].cpu().double().sum()),
+                prefix_logprob=float(logprobs[start:row].double().sum()),
                 alternatives=tuple(ids[row].tolist()),
                 ref_logprobs=tuple(ref_logprobs[row].tolist()),
                 logprobs=tuple(anchor_logprobs[row].tolist()),
@@ -159,8 +149,8 @@ def read_probes(path: Path, origin: Mapping[str, Any]) -> list[RecoveryProbe]:
 
 def _scores(
     plan: ProbePlan, module: RLVRModule, owners: Sequence[Prompt], completions: Sequence[Completion]
-) -> tuple[ReferenceStatistics, TokenStatistics]:
-    """What reference and policy say of all tokens, and of the reference's 2K likeliest there."""
+) -> list[Tensor]:
+    """Of all tokens log π [T]; the ids of the reference's 2K likeliest, their log π_ref and log π [T, 2K]."""
     probe = Probe(
         prompts=[prompt.token_ids for prompt in owners],
         completions=[completion.token_ids for completion in completions],
@@ -169,7 +159,9 @@ def _scores(
     )
     probing = Probing({NAME: probe}, module.device)
     module.memory.retry(probing.score_before, module)
-    return probing.references[NAME], probing.policies_before[NAME]
+    reference, policy = probing.references[NAME], probing.policies_before[NAME]
+    parts = (policy.logprobs, reference.anchor_ids, reference.anchor_logprobs, policy.anchor_logprobs)
+    return [present(part).cpu() for part in parts]
 
 
 def _success(
@@ -192,7 +184,7 @@ def _success(
         for _, given, _, _ in wanted
     ]
     requests = [_request(module, *one) for one, more in zip(wanted, is_open, strict=True) if more]
-    grown = iter(_generate(module, requests))
+    grown = iter(module.engine.generate(requests) if requests else ())
     texts = [
         collector.text([*given, *(next(grown).token_ids if more else ())])
         for (_, given, _, _), more in zip(wanted, is_open, strict=True)
@@ -200,11 +192,6 @@ def _success(
     verdicts = collector.reward.score(texts, [prompt.answer for prompt, _, _, _ in wanted])
     shares = [_share_right(verdicts[at : at + size]) for at in range(0, len(verdicts), size)]
     return [tuple(shares[at : at + plan.anchor_size]) for at in range(0, len(shares), plan.anchor_size)]
-
-
-def _generate(module: RLVRModule, requests: Sequence[GenerationRequest]) -> list[Completion]:
-    # A rank may have no prompt.
-    return module.engine.generate(requests) if requests else []
 
 
 def _request(module: RLVRModule, prompt: Prompt, given: tuple[int, ...], stream: str, sample: int) -> GenerationRequest:

@@ -67,13 +67,14 @@ class RecoveryTracker(StepCallback):
         anchor_size: int | None = None,
         every_n_steps: int = 10,
     ) -> None:
-        at_least_one = {"num_prompts": num_prompts, "completions_per_prompt": completions_per_prompt}
-        check_at_least("recovery_tracker", 1, **at_least_one, anchor_size=anchor_size)
-        check_at_least("recovery_tracker", 4, continuations=continuations)
+        name, at_least_one = (
+            "recovery_tracker",
+            {"num_prompts": num_prompts, "completions_per_prompt": completions_per_prompt},
+        )
+        check_at_least(name, 1, **at_least_one, anchor_size=anchor_size)
+        check_at_least(name, 4, continuations=continuations)
         if visits <= 0:
-            raise ConfigError(
-                f"callbacks.recovery_tracker.visits is {visits}: give more than 0, or ~callbacks.recovery_tracker"
-            )
+            raise ConfigError(f"callbacks.{name}.visits is {visits}: give more than 0, or ~callbacks.{name}")
         self.every_n_steps = check_every_n_steps("recovery_tracker", every_n_steps)
         self.plan = ProbePlan(
             anchor_size=measured_anchor_size(anchor_size, None),

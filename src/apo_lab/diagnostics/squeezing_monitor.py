@@ -58,9 +58,7 @@ class SqueezingMonitor(StepCallback):
         values, correct = advantages.values.flatten(), rollouts.is_correct.flatten()
         is_error = ~correct & (values < 0) & advantages.keep.flatten()
         errors, controls = (
-            sampled_completions(
-                rollouts, chosen.nonzero().flatten().tolist(), self.num_completions, seed=self.seed, stream=stream
-            )
+            sampled_completions(rollouts, chosen, self.num_completions, seed=self.seed, stream=stream)
             for chosen, stream in ((is_error, "squeeze-error"), (values == 0, "squeeze-control"))
         )
         self._num_error_tokens = sum(len(rollouts.completions[b].token_ids) for b in errors)

@@ -62,21 +62,15 @@ def laboratory(cfg: DictConfig) -> Path:
     Each process executes one run after the other, so that libraries are loaded once. A killed run resumes from its last
     checkpoint when the command is repeated; finished runs are kept.
 
-    Args:
-        cfg: composed from `configs/lab.yaml`.
-
     Raises:
         ConfigError: an unknown puzzle or method, no seed or no process; or a run failed, raised after all others
             have finished.
     """
-    jobs = plan(cfg)
-    root = Path(cfg.output_dir)
-    root.mkdir(parents=True, exist_ok=True)
-    bases = [job for job in jobs if job.is_base]
+    jobs, root = plan(cfg), Path(cfg.output_dir)
     runs = [job for job in jobs if not job.is_base]
     missing = [job for job in runs if job.finished() is None]
     # A finished base model is checked again: `pretrain` knows whether it is that of its configuration.
-    needed = [job for job in bases if any(job.puzzle == run.puzzle for run in missing)]
+    needed = [job for job in jobs if job.is_base and any(job.puzzle == run.puzzle for run in missing)]
     view = LaboratoryView(runs, cfg.processes)
     with _workers(cfg.processes) as start:
         failed = _work_off([*needed, *missing], start, view, cfg.processes)
@@ -173,7 +167,7 @@ def _folder(cfg: DictConfig, puzzle: str, method: str, seed: int) -> Path:
 
 
 def _work_off(
-    jobs: Sequence[Job], start: Callable[[Job], "Future[str | None]"], view: LaboratoryView, processes: int
+    jobs: Sequence[Job], start: Callable[[Job], "Future[bool]"], view: LaboratoryView, processes: int
 ) -> list[Job]:
     """Execute the jobs, those of a puzzle after its base model, and return those that failed."""
     waiting, running, failed = list(jobs), {}, []
@@ -193,15 +187,14 @@ def _work_off(
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             job = running.pop(future)
-            error = future.result()
-            view.end(job, is_failed=error is not None)
-            if error is not None:
-                failed.append(job)
+            is_failed = not future.result()
+            view.end(job, is_failed=is_failed)
+            failed += [job] if is_failed else []
     return failed
 
 
 @contextlib.contextmanager
-def _workers(processes: int) -> Iterator[Callable[[Job], "Future[str | None]"]]:
+def _workers(processes: int) -> Iterator[Callable[[Job], "Future[bool]"]]:
     """Start processes of one thread each, which end with this one."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the workers when they import torch
     context = multiprocessing.get_context("spawn")
@@ -227,21 +220,20 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _do(job: Job) -> str | None:
-    """Execute one job in a worker; returns the traceback of an error, or None."""
+def _do(job: Job) -> bool:
+    """Execute one job in a worker, and return whether it succeeded; `error.txt` has the traceback of an error."""
     job.folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
         with (job.folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
             _run(job)
     except Exception:
-        error = traceback.format_exc()
-        (job.folder / "error.txt").write_text(error)
-        return error
+        (job.folder / "error.txt").write_text(traceback.format_exc())
+        return False
     (job.folder / "error.txt").unlink(missing_ok=True)
     record = {"overrides": list(job.overrides), "seconds": time.monotonic() - started}
     write_atomically(job.folder / FINISHED, to_json(record, indent=1))
-    return None
+    return True
 
 
 def _run(job: Job) -> None:

@@ -49,12 +49,10 @@ class LaboratoryView:
     def left(self) -> str:
         """Estimated time until all runs are finished, from the durations of other runs of the puzzle."""
         seconds = 0.0
-        for job in self.jobs:
-            if job in self.seconds or job in self.failed:
-                continue
-            known = [taken for other, taken in self.seconds.items() if other.puzzle == job.puzzle]
-            if not known:
+        for puzzle in {job.puzzle for job in self.jobs}:
+            known = [taken for job, taken in self.seconds.items() if job.puzzle == puzzle]
+            num_left = sum(job.puzzle == puzzle for job in self.jobs if job not in self.failed) - len(known)
+            if num_left and not known:
                 return "unknown time"
-            spent = time.monotonic() - self.started[job] if job in self.started else 0.0
-            seconds += max(0.0, sum(known) / len(known) - spent)
+            seconds += num_left * sum(known) / max(1, len(known))
         return duration(seconds / self.processes)

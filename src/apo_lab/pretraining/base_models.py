@@ -82,8 +82,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 def _identity(cfg: DictConfig) -> dict[str, Any]:
     """The part of the configuration that decides the weights."""
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, ["data", "pretraining", "seed"]), resolve=False)
-    return json.loads(json.dumps(plain))
+    own = OmegaConf.create({key: cfg[key] for key in ("data", "pretraining", "seed")})
+    return json.loads(json.dumps(OmegaConf.to_container(own, resolve=False)))
 
 
 def _describe(metrics: dict[str, float]) -> str:
