@@ -18,17 +18,12 @@ from apo_lightning.run.stages import Stage
 def cover(cfg: DictConfig) -> CoverageResult:
     """Score every token of the solutions in one pass, without an engine.
 
-    Args:
-        cfg: composed from `configs/coverage.yaml`.
-
     Raises:
         ConfigError: something cannot work; raised before any weights are loaded.
     """
     evaluated = find_evaluated_policy(cfg, typed_overrides())
     quiet_libraries(evaluated.output_dir / "coverage.log")
-    overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch}
-    if cfg.limit is not None:
-        overrides["limit"] = cfg.limit
+    overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch, "limit": cfg.limit or cfg.coverage.limit}
     if cfg.data_dir is not None and cfg.coverage.path is None:
         overrides["path"] = str(Path(cfg.data_dir) / f"{cfg.coverage.name}.jsonl")
     coverage: OracleCoverage = instantiate(cfg.coverage, **overrides, _convert_="all")
@@ -41,7 +36,7 @@ def cover(cfg: DictConfig) -> CoverageResult:
     card = evaluated.card(sha256, Stage())
     with Progress("", "solution tokens") as progress:
         progress.start(0, 0)
-        result = coverage.result(
+        result = coverage.measure(
             policy,
             problems,
             evaluated.spec.prompt_template,
