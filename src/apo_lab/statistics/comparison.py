@@ -111,6 +111,5 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def _scores(counts: Sequence[ProblemCount], k: int) -> Float[Tensor, "problems"]:
-    num_samples = torch.tensor([count.num_samples for count in counts], dtype=torch.long)
-    num_correct = torch.tensor([count.num_correct for count in counts], dtype=torch.long)
-    return pass_at_k(num_samples, num_correct, k)
+    pairs = torch.tensor([(count.num_samples, count.num_correct) for count in counts], dtype=torch.long).view(-1, 2)
+    return pass_at_k(pairs[:, 0], pairs[:, 1], k)

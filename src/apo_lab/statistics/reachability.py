@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Int
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval
 
 NEVER = torch.iinfo(torch.long).max
@@ -23,7 +22,7 @@ def first_exits(
     Args:
         is_outside: y_t ∉ T_K.
         sequence_ids: the sequence of each token; ascending.
-        num_sequences: number of sequences, including those without a token.
+        num_sequences: including those without a token.
 
     Example:
         >>> exits = first_exits(torch.tensor([0, 1, 1, 0]).bool(), torch.tensor([0, 0, 0, 1]), 2)
@@ -55,21 +54,14 @@ def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[fl
     return [float((exits > length).double().mean()) for length in lengths]
 
 
-def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.95) -> Interval:
-    """A share and its exact binomial interval for independent trials; its coverage is at least the confidence.
+def clopper_pearson(num_successes: int, num_trials: int) -> Interval:
+    """A share and its exact 95 % binomial interval for independent trials; it covers at least as often.
 
     Source: Clopper and Pearson 1934.
 
     Args:
         num_successes: c, in [0, n].
-        num_trials: n.
-        confidence: in (0, 1).
-
-    Returns:
-        Within [0, 1]; all NaN if n is 0.
-
-    Raises:
-        ConfigError: c is not in [0, n].
+        num_trials: n, at least 1.
 
     Example:
         For 0 of 10 the upper end is 1 − 0.025^(1/10).
@@ -78,14 +70,8 @@ def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.9
         >>> interval.low, round(interval.high, 4), round(1 - 0.025 ** 0.1, 4)
         (0.0, 0.3085, 0.3085)
     """
-    c, n, tail = num_successes, num_trials, (1 - confidence) / 2
-    if not 0 <= c <= n:
-        raise ConfigError(f"an interval of {c} successes in {n} trials: give 0 to {n}")
-    if n == 0:
-        return Interval(mean=math.nan, low=math.nan, high=math.nan)
-    low = 0.0 if c == 0 else float(beta.ppf(tail, c, n - c + 1))
-    high = 1.0 if c == n else float(beta.ppf(1 - tail, c + 1, n - c))
-    return Interval(mean=c / n, low=low, high=high)
+    ends = binomtest(num_successes, num_trials).proportion_ci(confidence_level=0.95, method="exact")
+    return Interval(mean=num_successes / num_trials, low=float(ends.low), high=float(ends.high))
 
 
 def is_outside_support(

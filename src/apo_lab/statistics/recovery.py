@@ -32,7 +32,7 @@ class BarrierEvents:
     def before_training(cls, log_draws: Float[Tensor, "alternatives"]) -> "BarrierEvents":
         """No events yet; `log_draws` is log b before the first step [nats]."""
         nothing = torch.full(log_draws.shape, NEVER, dtype=torch.long)
-        return cls(at_risk=log_draws >= 0, lost_at=nothing, recovered_at=nothing.clone())
+        return cls(at_risk=log_draws >= 0, lost_at=nothing, recovered_at=nothing)
 
     def updated(self, log_draws: Float[Tensor, "alternatives"], step: int) -> "BarrierEvents":
         """The events including those of another evaluation point, which are dated to its step.
@@ -40,17 +40,6 @@ class BarrierEvents:
         Args:
             log_draws: log b now [nats]; NaN makes no event.
             step: of the evaluation point; above that of the last one.
-
-        Example:
-            Below the barrier, above it, and above twice the barrier.
-
-            >>> events = BarrierEvents.before_training(torch.tensor([3.0]).log())
-            >>> for step, draws in ((5, 0.9), (10, 1.5), (15, 2.5)):
-            ...     events = events.updated(torch.tensor([draws]).log(), step)
-            ...     print(events.lost_at.item(), events.recovered_at.item())
-            5 0
-            5 0
-            5 15
         """
         back = (self.lost_at != NEVER) & (self.recovered_at == NEVER) & (log_draws >= math.log(HYSTERESIS))
         gone = self.at_risk & (self.lost_at == NEVER) & (log_draws < 0)
@@ -61,47 +50,13 @@ class BarrierEvents:
         )
 
 
-def survival_curve(
-    lost_at: Int[Tensor, "alternatives"], weights: Float[Tensor, "alternatives"]
-) -> tuple[list[int], list[float]]:
-    """Steps at which alternatives were lost, and the share not lost up to each of them.
-
-        S(t) = Π_{t_i ≤ t} (1 − d_i/n_i)
-
-    d_i is the weight lost at t_i and n_i the weight retained before. Only the end of the run censors: S is 1 minus the
-    empirical distribution function.
-
-    Source: Kaplan and Meier 1958.
-
-    Args:
-        lost_at: of the alternatives at risk; `NEVER` for those retained.
-        weights: above 0.
-
-    Returns:
-        Steps, ascending, and S in [0, 1] there; before the first it is 1.
-
-    Example:
-        >>> survival_curve(torch.tensor([5, 0, 10, 5]), torch.ones(4))
-        ([5, 10], [0.5, 0.25])
-    """
-    steps = sorted({step for step in lost_at.tolist() if step != NEVER})
-    retained, share, shares = weights.double().sum(), 1.0, []
-    for step in steps:
-        lost = weights.double()[lost_at == step].sum()
-        share *= 1 - float(lost / retained)
-        retained = retained - lost
-        shares.append(share)
-    return steps, shares
-
-
 def ratio_interval(
     numerators: Float[Tensor, "prompts"],
     denominators: Float[Tensor, "prompts"],
     *,
     bounds: tuple[float, float] | None = None,
-    confidence: float = 0.95,
 ) -> Interval:
-    """Σ n_i / Σ d_i with an interval over *prompts*, since the alternatives of one prompt are correlated.
+    """Σ n_i / Σ d_i with a 95 % interval over *prompts*, since the alternatives of one prompt are correlated.
 
     As `intervals.mean_intervals`, with half an unseen prompt of average size at either end: at the bounds, or, without
     bounds, as far from the ratio as the farthest prompt.
@@ -112,7 +67,6 @@ def ratio_interval(
         numerators: n_i of the prompts with d_i > 0.
         denominators: d_i > 0.
         bounds: the smallest and largest possible n_i/d_i; None: unbounded.
-        confidence: in (0, 1).
 
     Returns:
         NaN without prompts; infinite ends if there are no bounds and all prompts agree.
@@ -136,11 +90,10 @@ def ratio_interval(
     # The square of a standard normal number, halved, has the distribution Gamma(1/2).
     unseen = torch.randn(NUM_RESAMPLES, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
     total = weights @ bottom + unseen
-    tail = (1 - confidence) / 2
     return Interval(
         mean=ratio,
-        low=min(ratio, float(((weights @ top + unseen * lowest) / total).quantile(tail))),
-        high=max(ratio, float(((weights @ top + unseen * highest) / total).quantile(1 - tail))),
+        low=min(ratio, float(((weights @ top + unseen * lowest) / total).quantile(0.025))),
+        high=max(ratio, float(((weights @ top + unseen * highest) / total).quantile(0.975))),
     )
 
 

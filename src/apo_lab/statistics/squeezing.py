@@ -15,12 +15,7 @@ PARTS = ("sampled", "leader", "anchors", "tail")
 def leaders(
     anchor_logprobs: Float[Tensor, "tokens anchors"], is_candidate: Bool[Tensor, "tokens anchors"]
 ) -> Int[Tensor, "tokens"]:
-    """Slot of the likeliest candidate anchor, the first of equal ones; slot 0 if there is no candidate.
-
-    Example:
-        >>> leaders(torch.tensor([[0.5, 0.2, 0.3]]).log(), torch.tensor([[False, True, True]]))
-        tensor([2])
-    """
+    """Slot of the likeliest candidate anchor, the first of equal ones; slot 0 if there is no candidate."""
     return anchor_logprobs.masked_fill(~is_candidate, -torch.inf).argmax(1)
 
 
@@ -37,12 +32,6 @@ def mass_of_parts(
         anchor_logprobs: log π at the anchors.
         is_candidate: anchors that exist and are not the sampled token.
         leader: slot of the leader, from `leaders`; its mass is 0 if it is no candidate.
-
-    Example:
-        >>> half = torch.tensor([0.5]).log()
-        >>> anchors, there = torch.tensor([[0.5, 0.25, 0.125]]).log(), torch.tensor([[False, True, True]])
-        >>> mass_of_parts(half, anchors, there, torch.tensor([1]))
-        tensor([[0.5000, 0.2500, 0.1250, 0.1250]], dtype=torch.float64)
     """
     sampled = logprobs.double().exp()
     anchors = anchor_logprobs.double().exp().masked_fill(~is_candidate, 0.0)
@@ -82,14 +71,13 @@ class SqueezeSums:
         change = after - before
         fell = change[:, 0] < 0
         change, before = change[fell], before[fell]
-        lost = -change[:, 0]
         rest = before[:, 1:].sum(1)
-        in_proportion = torch.where(rest > 0, lost * before[:, 1] / rest, 0.0)
+        in_proportion = torch.where(rest > 0, -change[:, 0] * before[:, 1] / rest, 0.0)
         return cls(
             num_fell=float(fell.sum()),
             num_rose=float((~fell).sum()),
             num_nonfinite=float((~finite).sum()),
-            lost=float(lost.sum()),
+            lost=float(-change[:, 0].sum()),
             leader=float(change[:, 1].sum()),
             anchors=float(change[:, 2].sum()),
             tail=float(change[:, 3].sum()),

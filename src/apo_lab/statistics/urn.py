@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from scipy.optimize import minimize
+from scipy.stats import betabinom
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
@@ -66,9 +67,9 @@ def missing_mass(counts: Sequence[int]) -> float:
 def beta_binomial_shapes(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
 ) -> tuple[float, float] | None:
-    """Maximum-likelihood (a, b) of p_i ~ Beta(a, b), c_i ~ Binomial(n_i, p_i); None if the likelihood has no maximum.
+    """Maximum-likelihood (a, b) of p_i ~ Beta(a, b), c_i ~ Binomial(n_i, p_i).
 
-    That is the case if no problem has a right sample, or none has a wrong one.
+    None if no problem has a right sample, or none has a wrong one: then the likelihood has no maximum.
 
     Source: Skellam 1948, the beta-binomial distribution.
 
@@ -77,21 +78,15 @@ def beta_binomial_shapes(
         >>> round(a, 2), round(b, 2)
         (1.0, 1.0)
     """
-    if len(num_samples) == 0 or not 0 < int(num_correct.sum()) < int(num_samples.sum()):
+    if not 0 < int(num_correct.sum()) < int(num_samples.sum()):
         return None
-    pairs, weights = torch.stack([num_samples, num_correct]).unique(dim=1, return_counts=True)
-    (n, c), weights = pairs.double(), weights.double()
+    pairs, weights = np.unique(torch.stack([num_samples, num_correct]).numpy(), axis=1, return_counts=True)
 
-    def objective(log_shapes: np.ndarray) -> tuple[float, list[float]]:
-        shapes = torch.tensor(log_shapes, dtype=torch.float64, requires_grad=True)
-        a, b = shapes.exp()
-        loss = -(weights * (_log_beta(a + c, b + n - c) - _log_beta(a, b))).sum() / weights.sum()
-        (gradient,) = torch.autograd.grad(loss, shapes)
-        return loss.item(), gradient.tolist()
+    def objective(log_shapes: np.ndarray) -> float:
+        return -np.average(betabinom.logpmf(pairs[1], pairs[0], *np.exp(log_shapes)), weights=weights)
 
     bounds = [(-LARGEST_LOG_SHAPE, LARGEST_LOG_SHAPE)] * 2
-    found = minimize(objective, [0.0, 0.0], jac=True, method="L-BFGS-B", bounds=bounds)
-    log_a, log_b = (float(value) for value in found.x)
+    log_a, log_b = minimize(objective, [0.0, 0.0], method="L-BFGS-B", bounds=bounds).x.tolist()
     return math.exp(log_a), math.exp(log_b)
 
 
@@ -113,11 +108,4 @@ def beta_binomial_pass_at_k(
         0.75
     """
     shapes = beta_binomial_shapes(num_samples, num_correct)
-    if shapes is None:
-        return math.nan
-    a, b = torch.tensor(shapes, dtype=torch.float64)
-    return 1 - float((_log_beta(a, b + k) - _log_beta(a, b)).exp())
-
-
-def _log_beta(a: Float[Tensor, "*shape"], b: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    return a.lgamma() + b.lgamma() - (a + b).lgamma()
+    return math.nan if shapes is None else 1 - float(betabinom.pmf(0, k, *shapes))
