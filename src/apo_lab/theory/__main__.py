@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from apo_lab.theory.page import END, fill, growth_table, markdown, statements_table
+from apo_lab.theory.page import END, fill, markdown, statements_table
 from apo_lab.theory.statements import STATEMENTS
 from apo_lightning.common.files import write_atomically
 
@@ -23,12 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [key for key in options.only if key not in known]:
         parser.error(f"there is no statement {unknown[0]}: choose from {' '.join(known)}")
     chosen = [statement for statement in STATEMENTS if statement.key in (options.only or known)]
-    checked = {statement.key: statement.check() for statement in chosen}
+    checked = {statement.key: list(statement.check()) for statement in chosen}
     # Without a terminal, Rich would squeeze tables into 80 columns.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
     console.print(statements_table(chosen, checked))
     if not options.only:
-        console.print(growth_table())
         _draw(options.out)
         console.print(f"figures: {options.out}")
     if options.page is not None:

@@ -44,7 +44,6 @@ def loss_inputs(
     if needs.anchor_size:
         ids = ref.argsort(dim=1, descending=True, stable=True)[:, : needs.anchor_size]
         anchor = Anchor(token_ids=ids, ref_logprobs=log_ref.gather(1, ids), logprobs=log_policy.gather(1, ids))
-    full_kl = (log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None
     return LossInputs(
         token_ids=token_ids,
         sequence_ids=torch.arange(len(token_ids)),
@@ -55,7 +54,7 @@ def loss_inputs(
         ref_logprobs=log_ref.gather(1, sampled)[:, 0] if needs.ref_logprobs else None,
         anchor=anchor,
         entropy=-(log_policy.exp() * log_policy).sum(1) if needs.entropy else None,
-        full_kl=full_kl,
+        full_kl=(log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None,
     )
 
 
@@ -115,10 +114,10 @@ def pull_forces(
     advantages: Float[Tensor, "tokens"] | None = None,
 ) -> Float[Tensor, "tokens vocab"]:
     """The force of the pull alone: `token_forces` minus those with β = 0; the gate must be open in both."""
-    without = replace(loss, pull_coef=0.0)
-    return token_forces(loss, logits, ref, token_ids, advantages) - token_forces(
-        without, logits, ref, token_ids, advantages
+    both, push = (
+        token_forces(each, logits, ref, token_ids, advantages) for each in (loss, replace(loss, pull_coef=0.0))
     )
+    return both - push
 
 
 def pull_force(
@@ -131,12 +130,5 @@ def pull_force(
 def log_growth(
     probs: Float[Tensor, "*batch vocab"], force: Float[Tensor, "*batch vocab"]
 ) -> Float[Tensor, "*batch vocab"]:
-    """ℓ = d log π/dt under a force on the logits [nats per unit of η].
-
-        ℓ = f − ⟨π, f⟩
-
-    Example:
-        >>> log_growth(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
-        tensor([ 0.5000, -0.5000])
-    """
+    """ℓ = d log π/dt = f − ⟨π, f⟩ under a force on the logits [nats per unit of η]."""
     return force - (probs * force).sum(-1, keepdim=True)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from apo_lab.theory.growth import METHODS, SCENES, growth
 from apo_lab.theory.statements import Reading, Statement
 
 Checked = Mapping[str, Sequence[Reading]]
@@ -28,17 +27,14 @@ def relation(reading: Reading) -> str:
     return f"{reading.relation} {number(reading.predicted)}"
 
 
-def _table(title: str, columns: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
 def statements_table(statements: Sequence[Statement], checked: Checked) -> Table:
     """One row per statement, with its most telling reading and how many of its readings hold."""
-    columns = ("", "claim", "finding", "number", "measured", "predicted", "held")
-    table = _table("The paper's propositions on the losses that train", columns, ("measured", "held"))
+    table = Table(
+        title="The paper's propositions on the losses that train", title_justify="left", box=None, pad_edge=False
+    )
+    for column in ("", "claim", "finding", "number", "measured", "predicted", "held"):
+        justify = "right" if column in ("measured", "held") else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     for statement in statements:
         readings = checked[statement.key]
         shown, held = telling(readings), sum(reading.holds for reading in readings)
@@ -60,37 +56,9 @@ def telling(readings: Sequence[Reading]) -> Reading:
     return (broken or informative[-1:] or list(readings))[0]
 
 
-def growth_table() -> Table:
-    """ℓ_k of the suppressed branch in every scene, and f_k/π_k in scene A, by method."""
-    columns = _growth_columns()
-    table = _table("Growth of a suppressed valid branch", columns, columns[1:])
-    for row in _growth_rows():
-        table.add_row(*row)
-    return table
-
-
-def _growth_columns() -> list[str]:
-    return ["method", *[f"A: f/π at {rare:.0e}" for rare in (1e-2, 1e-4, 1e-8)], *[f"ℓ, {scene}" for scene in SCENES]]
-
-
-def _growth_rows() -> list[list[str]]:
-    rows = []
-    for method in METHODS:
-        forces = [number(growth(method, "A", rare).per_probability) for rare in (1e-2, 1e-4, 1e-8)]
-        rates = [f"{growth(method, scene, 1e-8).log_growth:.4f}".replace("-0.0000", "0.0000") for scene in SCENES]
-        rows.append([method, *forces, *rates])
-    return rows
-
-
 def markdown(statements: Sequence[Statement], checked: Checked) -> str:
-    """The generated part of `docs/theory.md`: every statement with every reading, then the table of growth."""
-    parts = [section(statement, checked[statement.key]) for statement in statements]
-    columns = _growth_columns()
-    table = [_row(columns), _row(["---"] + ["--:"] * (len(columns) - 1)), *(_row(row) for row in _growth_rows())]
-    scenes = "; ".join(f"{name}: {scene.what}" for name, scene in SCENES.items())
-    heading = "## Growth of a suppressed valid branch"
-    words = f"ℓ in nats per unit of η at π_k = 1e-8; f/π is the force per unit of probability. {scenes}."
-    return "\n".join([*parts, heading, "", words, "", *table, ""])
+    """The generated part of `docs/theory.md`: every statement with every reading."""
+    return "\n".join(section(statement, checked[statement.key]) for statement in statements)
 
 
 def section(statement: Statement, readings: Sequence[Reading]) -> str:
@@ -104,16 +72,12 @@ def section(statement: Statement, readings: Sequence[Reading]) -> str:
         "",
         "| number | measured | predicted |",
         "|---|--:|--:|",
-        *[_row([r.what, number(r.measured), relation(r)]) for r in readings],
+        *["| " + " | ".join([r.what.replace("|", "\\|"), number(r.measured), relation(r)]) + " |" for r in readings],
         "",
     ]
     if statement.figure:
         lines += [f"Figure: [{statement.figure}](figures/theory/{statement.figure}.svg)", ""]
     return "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def fill(page: str, generated: str) -> str:

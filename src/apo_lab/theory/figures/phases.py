@@ -7,10 +7,11 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
+from apo_lab.reporting.figures.canvas import panels, styled
 from apo_lab.reporting.style import INK, QUIET
 from apo_lab.theory.figures.lines import APO as APO_STYLE
 from apo_lab.theory.figures.lines import GRPO as GRPO_STYLE
+from apo_lab.theory.figures.lines import curves
 from apo_lab.theory.forces import pull_force, token_forces
 from apo_lab.theory.problems import dist
 from apo_lightning.losses import APO
@@ -29,9 +30,8 @@ def phases_figure() -> Figure:
     forces.pcolormesh(shares, betas, regions, cmap=_REGIONS, vmin=0, vmax=2, shading="nearest", rasterized=True)
     edge = 1.05 * (1 - shares) / shares
     forces.plot(shares, edge, color=INK, linewidth=0.9)
-    forces.set(
-        xlabel="probability of the error", ylabel="β", ylim=(0.004, 0.24), title="Force on the error", xlim=(0.5, 0.99)
-    )
+    forces.set(title="Force on the error", xlabel="probability of the error", ylabel="β")
+    forces.set(xlim=(0.5, 0.99), ylim=(0.004, 0.24))
     forces.grid(visible=False)
     forces.text(0.53, 0.07, "push is larger", fontsize=7)
     forces.text(0.985, 0.19, "pull is\nlarger", fontsize=7, ha="right")
@@ -49,15 +49,12 @@ def phases_figure() -> Figure:
     limits.set(xlabel="β", ylabel="λ", title="Pull ends at κ·Z", xlim=(0.01, 0.3), ylim=(0.9, 1.3))
     limits.grid(visible=False)
 
-    counts = list(range(2, 33))
-    labels = []
+    counts, shown = range(2, 33), []
     for name, style, ref in (("reference sure", GRPO_STYLE, _geometric(0.05)), ("unsure", APO_STYLE, _geometric(0.7))):
-        gain = [_gain_on_second(ref, count) for count in counts]
-        sizes.plot(counts, gain, color=style.color, linestyle=style.linestyle)
-        labels.append(EndLabel(text=name, x=counts[-1], y=gain[-1], color=style.color))
-    sizes.set(xlabel="K [anchors]", ylabel="pull on the 2nd token / π", yscale="log", title="More anchors, weaker pull")
+        shown.append((name, style.line, torch.stack([_gain_on_second(ref, count) for count in counts])))
     sizes.axvline(8, color=QUIET, linewidth=0.6, linestyle=":")
-    label_ends(sizes, labels)
+    ylabel = "pull on the 2nd token / π"
+    curves(sizes, "More anchors, weaker pull", "K [anchors]", ylabel, counts, shown, yscale="log")
     return figure
 
 
@@ -76,6 +73,6 @@ def _geometric(rest: float) -> torch.Tensor:
     return torch.cat([dist(1 - rest), rest * tail / tail.sum()])
 
 
-def _gain_on_second(ref: torch.Tensor, count: int) -> float:
+def _gain_on_second(ref: torch.Tensor, count: int) -> torch.Tensor:
     """Pull on the reference's second token per unit of its probability, if the first is an error and π = π_ref."""
-    return (pull_force(APO(anchor_size=count), ref, ref, 0)[1] / ref[1]).item()
+    return pull_force(APO(anchor_size=count), ref, ref, 0)[1] / ref[1]

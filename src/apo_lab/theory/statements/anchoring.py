@@ -13,7 +13,7 @@ from apo_lab.theory.expectations import expected_force, sampled_force
 from apo_lab.theory.forces import log_growth, pull_force, pull_forces, token_force, token_forces
 from apo_lab.theory.problems import bandit, constant, dist, random_probs, random_tokens, seeded
 from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, statement
-from apo_lab.theory.trajectories import flow
+from apo_lab.theory.trajectories import flow, inner_steps
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, PolicyLoss
 
@@ -142,7 +142,7 @@ def persistence() -> Iterator[Reading]:
     inside, rest = dist(0.98, 0.009, 0.009, 0.001, 0.001), dist(0.5, 0.3, 0.1, 0.05, 0.05)
     leak = pull_force(loss, inside.roll(1), rest, 0)[2]
     r_a = (0.98 + 0.009) / 0.4
-    yield equal("collapsed inside T_K: pull on k", leak, 0.1 * r_a * 0.009 * (1 / 0.989 - 1), 1e-9)
+    yield equal("collapsed inside T_K: pull on k over π_k", leak / 0.009, 0.1 * r_a * (1 / 0.989 - 1), 1e-7)
     probs = dist(0.7, 0.1, 0.1, 0.1)
     errors = sampled_force(bandit(probs, dist(0, 0, 0, 0)), probs.log()[None, None], loss, GROUP, 8, seeded(34))
     yield equal("all-wrong group: largest force", errors.abs().max(), tolerance=0.0)
@@ -153,13 +153,10 @@ def settle(start: Float[Tensor, "vocab"], ref: Tensor, quality: Tensor, loss: Po
 
     The mean, because a gate that opens and shuts in turn makes the last step's value depend on the last swing.
     """
-    problem, z, kept = bandit(ref, quality), start.log()[None], []
+    problem, path = bandit(ref, quality), start.log()[None, None]
     for eta in (1.0, 0.2, 0.05):
-        kept = []
-        for _ in range(40):
-            z = z + eta * expected_force(problem, z, loss, GROUP)
-            kept.append(z.softmax(1)[0])
-    return torch.stack(kept).mean(0)
+        path = inner_steps(path[-1], lambda z: expected_force(problem, z, loss, GROUP), eta, 40)
+    return path[1:, 0].softmax(1).mean(0)
 
 
 @statement("C16", "Elastic recovery", Finding.CONDITIONAL, where="section 4, Fig. 5", figure="recovery")
@@ -223,7 +220,6 @@ def cancellation() -> Iterator[Reading]:
     yield equal("S = {y}, βr_a at the gate: share", 1 - net / pushed, bound, 1e-6)
     net, pushed = net_and_push(APO(anchor_size=1, pull_coef=1.0, clip_eps=0.96, exclude_sampled=False))
     yield equal("the same with β = 1, ε = .96", 1 - net / pushed, 1 / 1.05, 1e-9)
-    yield below("that share against 1 − (1 − ε)/λ", 1 - net / pushed, 1 - 0.04 / 1.05)
     yield below("net force on z_y then", net, 0.0)
 
 
@@ -238,7 +234,6 @@ def exclusive_alignment() -> Iterator[Reading]:
     growth = log_growth(probs, pull)[0]
     yield equal("pull on z_y against −βr_aπ_y", pull[0], -loss.pull_coef * (0.08 / 0.48) * 0.02)
     yield equal("counter-example: growth of log π_y", growth, 0.0125, 5e-4)
-    yield above("its sign", growth, 0.0)
 
 
 @statement("P1", "Push against pull", Finding.CONDITIONAL, where="section 4 (β = 0.1)", figure="phases")

@@ -90,7 +90,6 @@ def recall_says_nothing() -> Iterator[Reading]:
     yield equal("top-1 recall .8384, all valid: largest force", moved.abs().max())
     force = expected_force(bandit(ref, dist(0, 1, 1, 1, 1, 1, 1, 1)), ref.log()[None], GRPO(), GROUP, 8)[0]
     yield above("the same, leader wrong: growth of the 16 %", log_growth(ref, force)[1], 0)
-    yield equal("200 tokens at top-8 recall .9747, if independent", 0.9747**200, 0.006, 5e-4)
 
 
 @statement("C9", "Divergence against reward", Finding.CONDITIONAL, where="section 3.3, Fig. 4")
@@ -162,7 +161,6 @@ def adherence() -> Iterator[Reading]:
     old, ref = dist(0.5, 0.3, 0.2), dist(0.6, 0.2, 0.2)
     low = _ratio_after(APO(anchor_size=1), old, ref, eta=0.01, count=100)[0]
     yield equal("r where the gate shuts, empty S", low, (1 - 0.2) / 1.05, 2.5e-3)
-    yield below("that r against 1 − ε", low, 0.8)
     wide = dist(0.90, 0.05, 0.03, 0.02)
     inside = _ratio_after(APO(anchor_size=4), wide, dist(0.4, 0.2, 0.2, 0.2), eta=0.04, count=150)
     stop = (1 - 0.2 + 0.1 * (wide * inside)[1:].sum().item() / 0.6) / 1.05
@@ -184,14 +182,15 @@ def _shared_prefix() -> Iterator[Reading]:
     old, ref = dist(0.05, 0.07, 0.01, 0.87), dist(0.3, 0.5, 0.15, 0.05)
     tokens, advantages = torch.tensor([0, 0]), dist(1, -1)
 
-    def after(loss: PolicyLoss, count: int) -> Tensor:
+    def after(loss: PolicyLoss) -> Tensor:
         def force(z: Tensor) -> Tensor:
             both, refs, olds = (row.expand(2, -1) for row in (z, ref, old.log()))
             return token_forces(loss, both, refs, tokens, advantages, old_logits=olds).mean(0)
 
-        return inner_steps(old.log(), force, 2.0, count).softmax(1)[-1]
+        # With steps of 2 the gate's swings would amplify rounding, and readings would depend on the machine.
+        return inner_steps(old.log(), force, 0.5, 500).softmax(1)[-1]
 
-    grpo, apo = after(GRPO(), 20), after(APO(anchor_size=3), 250)
+    grpo, apo = after(GRPO()), after(APO(anchor_size=3))
     yield equal("A = ±1 on one token, GRPO: largest move", (grpo - old).abs().max())
     yield above("the same, APO: r_a at the end (.12 at the start)", (apo[1] + apo[2]) / 0.65, 0.5)
     likeliest = apo[1] / old[1]

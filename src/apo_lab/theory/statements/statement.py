@@ -1,7 +1,7 @@
 """What a statement is, and the readings that its check returns."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,17 +46,17 @@ class Reading:
 
 def equal(what: str, measured: Number, predicted: Number = 0.0, tolerance: float = 1e-12) -> Reading:
     """A number that the formula predicts; tensors have one entry."""
-    return Reading(what=what, measured=_number(measured), predicted=_number(predicted), tolerance=tolerance)
+    return Reading(what=what, measured=float(measured), predicted=float(predicted), tolerance=tolerance)
 
 
 def below(what: str, measured: Number, bound: float | int) -> Reading:
     """A number with an upper bound."""
-    return Reading(what=what, measured=_number(measured), predicted=bound, relation="<")
+    return Reading(what=what, measured=float(measured), predicted=bound, relation="<")
 
 
 def above(what: str, measured: Number, bound: float | int = 0.0, tolerance: float = 1e-12) -> Reading:
     """A number with a lower bound."""
-    return Reading(what=what, measured=_number(measured), predicted=bound, relation=">", tolerance=tolerance)
+    return Reading(what=what, measured=float(measured), predicted=bound, relation=">", tolerance=tolerance)
 
 
 def same(what: str, measured: Tensor, predicted: Tensor) -> Reading:
@@ -64,11 +64,7 @@ def same(what: str, measured: Tensor, predicted: Tensor) -> Reading:
     return equal(f"{what}: largest difference", (measured - predicted).abs().max())
 
 
-def _number(value: Number) -> float | int:
-    return value.item() if isinstance(value, Tensor) else value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Statement:
     """A claim, what is true about it, and the measurement that shows it."""
 
@@ -82,9 +78,9 @@ class Statement:
     formula: str
     """What is asserted, with its conditions."""
     finding: Finding
-    check: Callable[[], Sequence[Reading]]
+    check: Callable[[], Iterator[Reading]]
     """Measures on the losses that train."""
-    figure: str = ""
+    figure: str
     """File stem of the figure that shows it; empty: none."""
 
 
@@ -95,15 +91,6 @@ def statement(
 
     def decorate(measure: Callable[[], Iterator[Reading]]) -> Statement:
         claim, formula = (" ".join(part.split()) for part in (inspect.getdoc(measure) or "").split("\n\n"))
-        return Statement(
-            key=key,
-            title=title,
-            claim=claim,
-            where=where,
-            formula=formula,
-            finding=finding,
-            check=lambda: list(measure()),
-            figure=figure,
-        )
+        return Statement(key, title, claim, where, formula, finding, measure, figure)
 
     return decorate
