@@ -55,8 +55,9 @@ def ratio_interval(
     denominators: Float[Tensor, "prompts"],
     *,
     bounds: tuple[float, float] | None = None,
+    confidence: float = 0.95,
 ) -> Interval:
-    """Σ n_i / Σ d_i with a 95 % interval over *prompts*, since the alternatives of one prompt are correlated.
+    """Σ n_i / Σ d_i with an interval over *prompts*, since the alternatives of one prompt are correlated.
 
     As `intervals.mean_intervals`, with half an unseen prompt of average size at either end: at the bounds, or, without
     bounds, as far from the ratio as the farthest prompt.
@@ -67,6 +68,7 @@ def ratio_interval(
         numerators: n_i of the prompts with d_i > 0.
         denominators: d_i > 0.
         bounds: the smallest and largest possible n_i/d_i; None: unbounded.
+        confidence: in (0, 1).
 
     Returns:
         NaN without prompts; infinite ends if there are no bounds and all prompts agree.
@@ -90,10 +92,11 @@ def ratio_interval(
     # The square of a standard normal number, halved, has the distribution Gamma(1/2).
     unseen = torch.randn(NUM_RESAMPLES, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
     total = weights @ bottom + unseen
+    tail = (1 - confidence) / 2
     return Interval(
         mean=ratio,
-        low=min(ratio, float(((weights @ top + unseen * lowest) / total).quantile(0.025))),
-        high=max(ratio, float(((weights @ top + unseen * highest) / total).quantile(0.975))),
+        low=min(ratio, float(((weights @ top + unseen * lowest) / total).quantile(tail))),
+        high=max(ratio, float(((weights @ top + unseen * highest) / total).quantile(1 - tail))),
     )
 
 

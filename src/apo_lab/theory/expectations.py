@@ -93,20 +93,17 @@ def expected_force(
     probs = logits.softmax(1)
     quality = problem.success_of_tokens(probs)
     weights, advantages = cases(advantage, problem.accuracy(probs), group_size)
-    # Every node, token, verdict and case is a row.
-    shape = (*logits.shape, *weights.shape)
-    node, token, verdict, _ = torch.cartesian_prod(*(torch.arange(size) for size in shape)).T
     forces = token_forces(
         loss,
-        logits[node],
-        problem.ref.to(logits)[node],
-        token,
-        advantages.expand(shape).flatten(),
-        verdict == 0,
+        logits[:, None, None, None].expand(*logits.shape, *weights.shape, -1),
+        problem.ref.to(logits)[:, None, None, None],
+        torch.arange(logits.shape[1])[:, None, None],
+        advantages,
+        torch.tensor([[True], [False]]),
     )
     chance = torch.stack([quality, 1 - quality], dim=2)[..., None] * weights
     share = (problem.visits(probs) / problem.depth)[:, None, None, None] * probs[..., None, None] * chance
-    return (share[..., None] * forces.view(*shape, -1)).sum((1, 2, 3))
+    return (share[..., None] * forces).sum((1, 2, 3))
 
 
 def sampled_force(
@@ -119,28 +116,19 @@ def sampled_force(
 ) -> Float[Tensor, "replicates nodes vocab"]:
     """The force of one sampled group for each of several policies; their mean tends to `expected_force`."""
     replicates, num_nodes, vocab = logits.shape
-    probs = logits.softmax(2)
     nodes = torch.zeros(replicates, group_size, dtype=torch.long)
     visited = []
     for _ in range(problem.depth):
-        here = probs.gather(1, nodes[..., None].expand(-1, -1, vocab))
-        drawn = torch.multinomial(here.flatten(0, 1), 1, generator=generator).view(replicates, group_size)
-        visited.append((nodes, drawn))
+        index = nodes[..., None].expand(-1, -1, vocab)
+        here = logits.gather(1, index)
+        drawn = torch.multinomial(here.softmax(2).flatten(0, 1), 1, generator=generator).view_as(nodes)
+        visited.append((index, here, problem.ref.to(logits)[nodes], drawn))
         nodes = problem.children(nodes, drawn)
     chance = problem.success.to(logits)[nodes - num_nodes]
     is_correct = torch.rand(chance.shape, generator=generator, dtype=logits.dtype) < chance
     advantages, weights = weighted_advantages(advantage, is_correct)
-    force = torch.zeros(replicates * num_nodes, vocab, dtype=logits.dtype)
-    row = torch.arange(replicates)[:, None] * num_nodes
-    for nodes, tokens in visited:
-        at = (row + nodes).flatten()
-        values = token_forces(
-            loss,
-            logits.flatten(0, 1)[at],
-            problem.ref.to(logits)[nodes.flatten()],
-            tokens.flatten(),
-            advantages.flatten(),
-            is_correct.flatten(),
-        )
-        force.index_add_(0, at, values * weights.flatten()[:, None] / problem.depth)
-    return force.view_as(logits)
+    force = torch.zeros_like(logits)
+    for index, here, ref, drawn in visited:
+        values = token_forces(loss, here, ref, drawn, advantages, is_correct)
+        force.scatter_add_(1, index, values * weights[..., None] / problem.depth)
+    return force

@@ -1,8 +1,6 @@
-"""The statements as tables: for the terminal, and as the body of `docs/theory.md`."""
+"""The statements as lines for the terminal, and as the body of `docs/theory.md`."""
 
 from collections.abc import Mapping, Sequence
-
-from rich.table import Table
 
 from apo_lab.theory.statements import Reading, Statement
 
@@ -27,33 +25,12 @@ def relation(reading: Reading) -> str:
     return f"{reading.relation} {number(reading.predicted)}"
 
 
-def statements_table(statements: Sequence[Statement], checked: Checked) -> Table:
-    """One row per statement, with its most telling reading and how many of its readings hold."""
-    table = Table(
-        title="The paper's propositions on the losses that train", title_justify="left", box=None, pad_edge=False
-    )
-    for column in ("", "claim", "finding", "number", "measured", "predicted", "held"):
-        justify = "right" if column in ("measured", "held") else "left"
-        table.add_column(column, justify=justify, overflow="fold")
-    for statement in statements:
-        readings = checked[statement.key]
-        shown, held = telling(readings), sum(reading.holds for reading in readings)
-        cells = (statement.key, statement.title, statement.finding, shown.what, number(shown.measured), relation(shown))
-        table.add_row(*cells, f"{held}/{len(readings)}", style="" if held == len(readings) else "bold red")
-    return table
-
-
-def telling(readings: Sequence[Reading]) -> Reading:
-    """The first reading that does not hold, else the last that is not 0, else the first.
-
-    Example:
-        >>> zero, half = (Reading(what="x", measured=v, predicted=v) for v in (0.0, 0.5))
-        >>> telling([zero, half]).measured
-        0.5
-    """
+def summary(statement: Statement, readings: Sequence[Reading]) -> str:
+    """One statement in a line: how many of its readings hold; each that does not has a line of its own."""
     broken = [reading for reading in readings if not reading.holds]
-    informative = [reading for reading in readings if number(reading.measured) != "0" and reading.predicted != 0]
-    return (broken or informative[-1:] or list(readings))[0]
+    held = f"{len(readings) - len(broken)}/{len(readings)}"
+    lines = [f"{statement.key:4}{statement.title:33}{statement.finding:13}{held:>5} readings hold"]
+    return "\n".join([*lines, *(f"    {r.what}: {number(r.measured)}, predicted {relation(r)}" for r in broken)])
 
 
 def markdown(statements: Sequence[Statement], checked: Checked) -> str:

@@ -100,3 +100,11 @@ def random_probs(rows: int, vocab: int, generator: torch.Generator, spread: floa
 def random_tokens(probs: Float[Tensor, "rows vocab"], generator: torch.Generator) -> Int[Tensor, "rows"]:
     """One token per row, drawn uniformly."""
     return torch.randint(probs.shape[1], (len(probs),), generator=generator)
+
+
+def random_states(
+    rows: int, vocab: int, generator: torch.Generator, spread: float = 2.0
+) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"], Int[Tensor, "rows"]]:
+    """(π, π_ref, y) of independent tokens."""
+    probs, ref = (random_probs(rows, vocab, generator, spread) for _ in range(2))
+    return probs, ref, random_tokens(probs, generator)

@@ -41,7 +41,7 @@ def _force_on_error(loss: PolicyLoss, shares: Tensor) -> Tensor:
     """Force on z_y at π = π_ref; y has the share, two other tokens of T_K split nine tenths of the rest."""
     rest = 1 - shares
     probs = torch.stack([shares, 0.5 * rest, 0.4 * rest, 0.1 * rest], dim=1)
-    return token_forces(loss, probs.log(), probs, torch.zeros(len(shares), dtype=torch.long))[:, 0]
+    return token_forces(loss, probs.log(), probs, 0)[:, 0]
 
 
 def _entropy(loss: PolicyLoss) -> Tensor:

@@ -12,7 +12,7 @@ from apo_lab.reporting.style import INK, QUIET
 from apo_lab.theory.figures.lines import APO as APO_STYLE
 from apo_lab.theory.figures.lines import GRPO as GRPO_STYLE
 from apo_lab.theory.figures.lines import curves
-from apo_lab.theory.forces import pull_force, token_forces
+from apo_lab.theory.forces import pull_forces, token_forces
 from apo_lab.theory.problems import dist
 from apo_lightning.losses import APO
 
@@ -62,8 +62,7 @@ def _region(beta: float, shares: np.ndarray) -> list[int]:
     """At π = π_ref, for each π_y: 0 if the push on z_y is larger, 1 if the pull is, 2 if the gate is shut."""
     loss = APO(anchor_size=2, pull_coef=float(beta))
     probs = torch.tensor(np.stack([shares, 1 - shares], axis=1))
-    token = torch.zeros(len(shares), dtype=torch.long)
-    both, push = (token_forces(x, probs.log(), probs, token)[:, 0] for x in (loss, replace(loss, pull_coef=0.0)))
+    both, push = (token_forces(x, probs.log(), probs, 0)[:, 0] for x in (loss, replace(loss, pull_coef=0.0)))
     return torch.where(both == 0, 2, torch.where(both < 2 * push, 1, 0)).tolist()
 
 
@@ -75,4 +74,4 @@ def _geometric(rest: float) -> torch.Tensor:
 
 def _gain_on_second(ref: torch.Tensor, count: int) -> torch.Tensor:
     """Pull on the reference's second token per unit of its probability, if the first is an error and π = π_ref."""
-    return pull_force(APO(anchor_size=count), ref, ref, 0)[1] / ref[1]
+    return pull_forces(APO(anchor_size=count), ref.log(), ref, 0)[1] / ref[1]

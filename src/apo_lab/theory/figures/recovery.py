@@ -7,7 +7,7 @@ from apo_lab.reporting.figures.canvas import panels, styled
 from apo_lab.reporting.style import INK, QUIET
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.figures.lines import APO, GRPO, curves
-from apo_lab.theory.forces import token_force
+from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import bandit, dist
 from apo_lab.theory.trajectories import inner_steps
 from apo_lightning import losses
@@ -22,7 +22,7 @@ def recovery_figure() -> Figure:
     """Left: repeated pushes on one error. Right: a prefix whose branches are equally good."""
     figure, (squeezing, recovery) = panels(2, height=2.3, most_columns=2)
     start, steps = dist(0.90, 0.05, 0.04, 0.01), 12
-    path = inner_steps(start.log(), lambda z: token_force(losses.GRPO(), z.softmax(0), start, 1), 0.5, steps).softmax(1)
+    path = inner_steps(start.log(), lambda z: token_forces(losses.GRPO(), z, start, 1), 0.5, steps).softmax(1)
     names = ("leader", "the error", "bystander", "rarer bystander")
     looks = [{"color": color} for color in (INK, GRPO.color, APO.color, QUIET)]
     looks[1]["linestyle"] = "--"

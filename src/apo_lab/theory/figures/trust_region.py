@@ -7,7 +7,7 @@ from torch import Tensor
 from apo_lab.reporting.figures.canvas import panels, styled
 from apo_lab.reporting.style import HAIRLINE, QUIET
 from apo_lab.theory.figures.lines import APO, GRPO, KL, Curve, curves
-from apo_lab.theory.forces import token_force
+from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import dist
 from apo_lab.theory.trajectories import inner_steps
 from apo_lightning import losses
@@ -37,7 +37,7 @@ def trust_region_figure() -> Figure:
 
 
 def _ratios(loss: PolicyLoss, old: Tensor, ref: Tensor) -> Tensor:
-    path = inner_steps(old.log(), lambda z: token_force(loss, z.softmax(0), ref, 0, old=old), _ETA, _STEPS)
+    path = inner_steps(old.log(), lambda z: token_forces(loss, z, ref, 0, old_logits=old.log()), _ETA, _STEPS)
     return path.softmax(1) / old
 
 

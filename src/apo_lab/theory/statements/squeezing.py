@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from apo_lab.theory.expectations import sampled_force
-from apo_lab.theory.forces import log_growth, token_force, token_forces
+from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, random_tokens, seeded
 from apo_lab.theory.statements.statement import Finding, Reading, above, equal, same, statement
 from apo_lightning.advantages import GroupNormalized, SignedReward
@@ -23,7 +23,7 @@ def squeezing_gradient() -> Iterator[Reading]:
     probs = random_probs(200, 8, seeded(11))
     logits = probs.log().requires_grad_()
     (of_probability,) = torch.autograd.grad(logits.softmax(1)[:, 0].sum(), logits)
-    of_log = token_forces(PUSH, probs.log(), probs, torch.zeros(200, dtype=torch.long))
+    of_log = token_forces(PUSH, probs.log(), probs, 0)
     others, first = probs[:, 1:], probs[:, :1]
     yield same("−∂π_y/∂z_k against π_y·π_k", -of_probability[:, 1:], first * others)
     yield same("−∂log π_y/∂z_k against π_k", of_log[:, 1:], others)
@@ -50,7 +50,7 @@ def released_mass() -> Iterator[Reading]:
     lowest = torch.where(others, growth, torch.inf)[probs.argmax(1) == y].min()
     yield above("y the leader: smallest ℓ of another", lowest, 0.0)
     example = dist(0.90, 0.05, 0.04, 0.01)
-    moved = (example.log() + 0.5 * token_force(PUSH, example, example, 1)).softmax(0)
+    moved = (example.log() + 0.5 * token_forces(PUSH, example.log(), example, 1)).softmax(0)
     for token, value in enumerate((0.945, 0.021, 0.027, 0.0067)):
         yield equal(f"counter-example: π'_{token}", moved[token], value, 5e-4)
     share = (moved[0] - example[0]) / (example[1] - moved[1])
@@ -67,12 +67,12 @@ def passive_suppression() -> Iterator[Reading]:
     probs = random_probs(4000, 5, generator)
     y = random_tokens(probs, generator)
     size = torch.rand(4000, 1, generator=generator, dtype=torch.float64) * 5
-    force = token_forces(PUSH, probs.log(), probs, y, constant(1.0, 4000))
+    force = token_forces(PUSH, probs.log(), probs, y, 1.0)
     others = torch.arange(5) != y[:, None]
     rise = others & ((probs.log() + size * force).softmax(1) > probs * (1 + 1e-12))
     condition = probs + probs.gather(1, y[:, None]) >= probs.square().sum(1, keepdim=True)
     example = dist(0.90, 0.05, 0.05)
-    moved = (example.log() + 0.1 * token_force(PUSH, example, example, 1, advantage=1.0)).softmax(0)
+    moved = (example.log() + 0.1 * token_forces(PUSH, example.log(), example, 1, 1.0)).softmax(0)
     yield equal("Δz_k against −ηAπ_k: largest difference", (force + probs)[others].abs().max())
     yield equal("rises where π_k + π_y ≥ ‖π‖²", float((rise & condition).sum()))
     yield above("rises elsewhere", float((rise & ~condition).sum()), 0)
@@ -88,7 +88,7 @@ def vanishing_recovery() -> Iterator[Reading]:
     tail = 1e-9
     probs = torch.cat([dist(0.6, 0.3, 0.1) * (1 - 3 * tail), dist(tail, 2 * tail)])
     for error, seen in enumerate((0.140, -0.160, -0.360)):
-        force = token_force(PUSH, probs, probs, error)
+        force = token_forces(PUSH, probs.log(), probs, error)
         growth = log_growth(probs, force)
         name = f"error = token {error}"
         yield equal(f"{name}: f_k/π_k", force[3] / probs[3], 1.0)
