@@ -10,8 +10,6 @@ from scipy.optimize import minimize
 from scipy.stats import betabinom
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
-
 LARGEST_LOG_SHAPE = 9.0
 """Bound of |log a| and |log b| of the beta distribution; beyond it (1e4 pseudo-counts) all problems are alike."""
 
@@ -29,9 +27,6 @@ def expected_distinct(counts: Sequence[int], k: int) -> float:
         counts: n_a of each answer, n = Σ n_a; samples without a parsed answer are not counted.
         k: 1 ≤ k ≤ n.
 
-    Raises:
-        ConfigError: k is out of range.
-
     Example:
         The three pairs among a, a, b have 1, 2 and 2 distinct answers.
 
@@ -39,8 +34,6 @@ def expected_distinct(counts: Sequence[int], k: int) -> float:
         1.666667
     """
     total = sum(counts)
-    if not 1 <= k <= total:
-        raise ConfigError(f"distinct answers in {k} of {total} samples: k must lie between 1 and the number of samples")
     return math.fsum(1 - math.comb(total - count, k) / math.comb(total, k) for count in counts)
 
 
@@ -52,16 +45,13 @@ def missing_mass(counts: Sequence[int]) -> float:
     Source: Good 1953; the bound is of McAllester and Schapire 2000.
 
     Args:
-        counts: n_a of each answer.
-
-    Returns:
-        In [0, 1]; NaN without a sample.
+        counts: n_a of each answer, n = Σ n_a ≥ 1.
 
     Example:
         >>> missing_mass([2, 1, 1]), missing_mass([4])
         (0.5, 0.0)
     """
-    return sum(count == 1 for count in counts) / sum(counts) if sum(counts) > 0 else math.nan
+    return sum(count == 1 for count in counts) / sum(counts)
 
 
 def beta_binomial_shapes(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, dist
-from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, SignedReward
+from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import AdvantageInputs
@@ -23,13 +23,8 @@ def cases(
 ) -> tuple[Float[Tensor, "2 cases"], Float[Tensor, "2 cases"]]:
     """(weights, advantages) that a right completion (row 0) and a wrong one (row 1) can get under an estimator.
 
-    With c of G right the estimator gives A⁺(c) and A⁻(c); the number of other right ones is Bin(G − 1, J). A weight is
-    a case's expected share of the step's weight: the expected force is Σ weight·force over the cases.
-
-    Args:
-        advantage: an estimator that trains.
-        accuracy: J.
-        group_size: G; None: infinite, by the limits written out in `_limit`.
+    The number of other right completions is Bin(G − 1, J); without `group_size` G is infinite. A weight is a case's
+    expected share of the step's weight: the expected force is Σ weight·force over the cases.
 
     Example:
         Of two completions with J = ½: A = ±1/√2 if one of them is right, 0 if both agree.
@@ -59,10 +54,9 @@ def _limit(advantage: AdvantageEstimator, accuracy: float) -> tuple[Float[Tensor
         kept = accuracy * (positive > 0) + failure * (negative > 0)
         weights = dist(positive > 0, negative > 0) / kept if kept else dist(0, 0)
         return weights[:, None], dist(positive, -negative)[:, None]
-    if not isinstance(advantage, GroupNormalized | LeaveOneOut):
+    if not isinstance(advantage, GroupNormalized):
         raise ConfigError(f"{type(advantage).__name__} has no limit for large groups here: give a group size")
-    divides = isinstance(advantage, GroupNormalized) and advantage.normalize_std
-    sigma = math.sqrt(accuracy * failure) if divides else 1.0
+    sigma = math.sqrt(accuracy * failure) if advantage.normalize_std else 1.0
     return dist(1, 1)[:, None], dist(failure, -accuracy)[:, None] * (1 / sigma if sigma else 0.0)
 
 

@@ -12,6 +12,10 @@ from apo_lab.theory.problems import Tree, bandit, constant, dist
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.losses import PolicyLoss
 
+TWO_VALID = bandit(dist(0.40, 0.05, *[0.55 / 14] * 14), (torch.arange(16) < 2).double())
+"""A valid d of .40, a valid k of .05 and fourteen errors."""
+NEUTRAL = bandit(dist(0.80, 0.05, *[0.15 / 14] * 14), constant(0.5, 16))
+"""All tokens have Q = .5; the leader has .80, k .05."""
 Force = Callable[[Tensor], Tensor]
 """Maps logits to the force on them, of the same shape."""
 VISITS = 200
@@ -21,15 +25,10 @@ VISITS = 200
 def flow(
     logits: Float[Tensor, "*batch vocab"], force: Force, end: float, *, stride: float = 0.01, growth: float = math.inf
 ) -> Float[Tensor, "*batch vocab"]:
-    """Integrate dz/dt = f(z) up to t = `end` with Euler steps.
+    """Integrate dz/dt = f(z) from t = 0 to `end` [1/η] with Euler steps.
 
-    Args:
-        logits: at t = 0.
-        force: of the logits.
-        end: the time [1/η].
-        stride: the most that a step moves a logit [nats].
-        growth: the most that a step may take, as a share of t + 1. It keeps slow decays over many decades of time as
-            finely resolved late as early.
+    A step moves a logit by at most `stride` [nats] and takes at most a share `growth` of t + 1, which keeps slow decays
+    over many decades of time as finely resolved late as early.
     """
     time = 0.0
     while time < end:
@@ -53,32 +52,23 @@ def first_step(is_met: Bool[Tensor, "steps replicates"]) -> Float[Tensor, "repli
     return torch.where(is_met.any(0), is_met.double().argmax(0).double(), torch.inf)
 
 
-def two_valid() -> tuple[Tree, Float[Tensor, "vocab"]]:
-    """(problem, start): a valid d of .40, a valid k of .05 and fourteen errors; the reference equals the start."""
-    start = dist(0.40, 0.05, *[0.55 / 14] * 14)
-    return bandit(start, (torch.arange(16) < 2).double()), start
-
-
-def neutral() -> tuple[Tree, Float[Tensor, "vocab"]]:
-    """(problem, start): all tokens have Q = .5; the leader has .80, k .05; the reference equals the start."""
-    start = dist(0.80, 0.05, *[0.15 / 14] * 14)
-    return bandit(start, constant(0.5, 16)), start
-
-
 def course(
-    start: tuple[Tree, Float[Tensor, "vocab"]],
+    problem: Tree,
     loss: PolicyLoss,
     advantage: AdvantageEstimator,
     *,
     group_size: int,
     eta: float,
-    steps: int,
     replicates: int,
+    steps: int = VISITS,
+    start: Float[Tensor, "vocab"] | None = None,
 ) -> tuple[Float[Tensor, "steps replicates"], Float[Tensor, "steps replicates"]]:
-    """(π_k, J) before each plain gradient step on sampled groups, in independent runs; k is token 1."""
-    problem, probs = start
+    """(π_k, J) before each gradient step on sampled groups of a bandit, in independent runs; k is token 1.
+
+    Runs begin at `start`, or else at the reference.
+    """
     generator = torch.Generator().manual_seed(0)
-    logits = probs.log().expand(replicates, 1, -1).clone()
+    logits = (problem.ref[0] if start is None else start).log().expand(replicates, 1, -1)
     rare, accuracy = [], []
     for _ in range(steps):
         policy = logits[:, 0].softmax(1)

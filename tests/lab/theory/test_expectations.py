@@ -9,12 +9,17 @@ from apo_lab.losses import CrossEntropyAPO, GateOnlyAPO, LogMassAPO
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, dist, random_probs, seeded
-from apo_lightning.advantages import GroupNormalized, LeaveOneOut, PassAtK, SignedReward
+from apo_lightning.advantages import GroupNormalized, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.types import AdvantageInputs
 
-ESTIMATORS = [GroupNormalized(), LeaveOneOut(), SignedReward(), SignedReward(positive_weight=0.1)]
+ESTIMATORS = [
+    GroupNormalized(),
+    GroupNormalized(normalize_std=False),
+    SignedReward(),
+    SignedReward(positive_weight=0.1),
+]
 
 
 def enumerated(tree, probs, loss, advantage, group_size):

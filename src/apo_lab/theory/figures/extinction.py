@@ -6,7 +6,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 
 from apo_lab.reporting.figures.canvas import panels, styled
 from apo_lab.theory.figures.lines import APO, GRPO, NAIVE, NSR, curves
-from apo_lab.theory.trajectories import VISITS, course, first_step, neutral, two_valid
+from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step
 from apo_lightning import losses
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
 from apo_lightning.losses import PolicyLoss
@@ -39,14 +39,14 @@ def extinction_figure() -> Figure:
 def _median_steps(loss: PolicyLoss, advantage: AdvantageEstimator) -> torch.Tensor:
     medians = []
     for size in _SIZES:
-        rare, _ = course(two_valid(), loss, advantage, group_size=size, eta=0.5, steps=VISITS, replicates=_REPLICATES)
+        rare, _ = course(TWO_VALID, loss, advantage, group_size=size, eta=0.5, replicates=_REPLICATES)
         medians.append(first_step(rare < 1e-3).clamp(max=VISITS).median())
     return torch.stack(medians)
 
 
 def _share_extinct(loss: PolicyLoss, advantage: AdvantageEstimator) -> torch.Tensor:
-    shares, replicates = [], 2 * _REPLICATES
+    shares = []
     for size in _SIZES:
-        rare, _ = course(neutral(), loss, advantage, group_size=size, eta=3.0, steps=VISITS, replicates=replicates)
+        rare, _ = course(NEUTRAL, loss, advantage, group_size=size, eta=3.0, replicates=2 * _REPLICATES)
         shares.append((rare[-1] < 1 / (size * VISITS)).double().mean())
     return torch.stack(shares)

@@ -183,7 +183,7 @@ def elastic_recovery() -> Iterator[Reading]:
         yield below(f"the same, Z = 0.03: {name}", settle(ref, ref, dist(0.5, 0.0), other)[1], 0.03)
 
 
-@statement("C17", "Signal cancellation", Finding.CONDITIONAL, where="appendix C.1", figure="anchors")
+@statement("C17", "Signal cancellation", Finding.CONDITIONAL, where="appendix C.1")
 def cancellation() -> Iterator[Reading]:
     """A naive anchor can neutralise or reverse the push on the error.
 
@@ -205,7 +205,7 @@ def cancellation() -> Iterator[Reading]:
     yield below("net force on z_y then", net, 0.0)
 
 
-@statement("C18", "Exclusion aligns push and pull", Finding.CONDITIONAL, where="appendix C.1", figure="anchors")
+@statement("C18", "Exclusion aligns push and pull", Finding.CONDITIONAL, where="appendix C.1")
 def exclusive_alignment() -> Iterator[Reading]:
     """Without y among the anchors the pull consistently suppresses the error.
 

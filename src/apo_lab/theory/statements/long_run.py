@@ -10,7 +10,7 @@ from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import log_growth
 from apo_lab.theory.problems import bandit, constant, dist
 from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, statement
-from apo_lab.theory.trajectories import VISITS, course, first_step, neutral, two_valid
+from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, GRPOKL
 
@@ -84,7 +84,7 @@ def recovery_times() -> Iterator[Reading]:
         start = torch.cat([dist(0.91 - rare, rare), constant(0.09 / 14, 14)])
         ref = torch.cat([dist(0.5, 0.125), constant(0.375 / 14, 14)])
         problem = bandit(ref, (torch.arange(16) == 1).double())
-        shares, _ = course((problem, start), loss, advantage, group_size=8, eta=0.5, steps=180, replicates=60)
+        shares, _ = course(problem, loss, advantage, group_size=8, eta=0.5, replicates=60, steps=180, start=start)
         return first_step(shares >= 0.1).median().item()
 
     grpo = median(GRPO(), GROUP)
@@ -102,7 +102,7 @@ def extinction() -> Iterator[Reading]:
     """
     shares, rare = {}, {}
     for name, loss, advantage in (("GRPO", GRPO(), GROUP), ("NSR", GRPO(), NSR), ("APO", APO(), GROUP)):
-        path, accuracy = course(two_valid(), loss, advantage, group_size=8, eta=0.5, steps=VISITS, replicates=150)
+        path, accuracy = course(TWO_VALID, loss, advantage, group_size=8, eta=0.5, replicates=150)
         shares[name] = (path < 1 / (8 * VISITS)).any(0).double().mean().item()
         reached = first_step(accuracy >= 0.9)
         runs = reached.isfinite().nonzero()[:, 0]
@@ -125,7 +125,7 @@ def neutral_prefix() -> Iterator[Reading]:
     """
     shares = []
     for loss in (GRPO(), APO(), APO(exclude_sampled=False)):
-        path, _ = course(neutral(), loss, GROUP, group_size=4, eta=3.0, steps=VISITS, replicates=200)
+        path, _ = course(NEUTRAL, loss, GROUP, group_size=4, eta=3.0, replicates=200)
         shares.append((path[-1] < 1 / (4 * VISITS)).double().mean().item())
     grpo, apo, naive = shares
     yield equal("share below 1/(G·E), GRPO", grpo, 0.49, 0.12)
