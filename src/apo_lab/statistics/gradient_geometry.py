@@ -88,14 +88,12 @@ def logit_products(
 
         f = Σ_p s_p·(e_p − π),   ⟨f, f'⟩ = Σ_p s_p s'_p − S'·Σ_p s_p π_p − S·Σ_p s'_p π_p + S·S'·‖π‖²,   S = Σ_p s_p
 
-    Only the picks of ‖π‖² are known: Σ_p π_p² ≤ ‖π‖² ≤ Σ_p π_p² + m², m = 1 − Σ_p π_p. The lower bound is used.
+    Only the picks of ‖π‖² are known: Σ_p π_p² ≤ ‖π‖² ≤ Σ_p π_p² + m², m = 1 − Σ_p π_p. The lower bound is used; the
+    second result is m² in [0, 1].
 
     Args:
         slopes: s of each vector; a pick that occurs twice has its whole slope at one place.
         probs: π of the picks; 0 if a pick is absent, or at its second place.
-
-    Returns:
-        The products, and m² in [0, 1].
 
     Example:
         The push on one of two tokens of probability ½: e − π = (½, −½).

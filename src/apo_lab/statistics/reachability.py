@@ -1,6 +1,5 @@
 """Whether whole completions stay within the reference's K likeliest tokens: pure functions."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,10 +18,7 @@ def first_exits(
 ) -> Int[Tensor, "sequences"]:
     """Position, from 1, of each sequence's first token outside the set; `NEVER` if all are inside.
 
-    Args:
-        is_outside: y_t ∉ T_K.
-        sequence_ids: the sequence of each token; ascending.
-        num_sequences: including those without a token.
+    `is_outside` is y_t ∉ T_K; `sequence_ids` ascend; a sequence may have no token.
 
     Example:
         >>> exits = first_exits(torch.tensor([0, 1, 1, 0]).bool(), torch.tensor([0, 0, 0, 1]), 2)
@@ -40,28 +36,19 @@ def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[fl
     """S(l), the share of sequences without an exit in their first l tokens, for each length l.
 
     A sequence that ends before l without an exit counts as inside. Compare sets of sequences at one l: shares of whole
-    sequences depend on their lengths.
-
-    Returns:
-        In [0, 1]; NaN without sequences.
+    sequences depend on their lengths. NaN without sequences.
 
     Example:
         >>> survival(torch.tensor([2, 5, NEVER, NEVER]), [1, 2, 8])
         [1.0, 0.75, 0.5]
     """
-    if len(exits) == 0:
-        return [math.nan] * len(lengths)
     return [float((exits > length).double().mean()) for length in lengths]
 
 
 def clopper_pearson(num_successes: int, num_trials: int) -> Interval:
-    """A share and its exact 95 % binomial interval for independent trials; it covers at least as often.
+    """A share of one or more independent trials, and its exact binomial interval, which covers at least 95 %.
 
     Source: Clopper and Pearson 1934.
-
-    Args:
-        num_successes: c, in [0, n].
-        num_trials: n, at least 1.
 
     Example:
         For 0 of 10 the upper end is 1 − 0.025^(1/10).
@@ -77,10 +64,5 @@ def clopper_pearson(num_successes: int, num_trials: int) -> Interval:
 def is_outside_support(
     token_ids: Int[Tensor, "tokens"], anchor_ids: Int[Tensor, "tokens anchors"]
 ) -> Bool[Tensor, "tokens"]:
-    """Whether a token is not among the reference's likeliest at its position.
-
-    Example:
-        >>> is_outside_support(torch.tensor([3, 4]), torch.tensor([[3, 1], [3, 1]]))
-        tensor([False,  True])
-    """
+    """Whether a token is not among the reference's likeliest at its position."""
     return (anchor_ids != token_ids[:, None]).all(1)

@@ -35,12 +35,7 @@ class BarrierEvents:
         return cls(at_risk=log_draws >= 0, lost_at=nothing, recovered_at=nothing)
 
     def updated(self, log_draws: Float[Tensor, "alternatives"], step: int) -> "BarrierEvents":
-        """The events including those of another evaluation point, which are dated to its step.
-
-        Args:
-            log_draws: log b now [nats]; NaN makes no event.
-            step: of the evaluation point; above that of the last one.
-        """
+        """The events with those of a later evaluation point, of log b [nats], dated to its step; NaN makes none."""
         back = (self.lost_at != NEVER) & (self.recovered_at == NEVER) & (log_draws >= math.log(HYSTERESIS))
         gone = self.at_risk & (self.lost_at == NEVER) & (log_draws < 0)
         return replace(
@@ -130,7 +125,7 @@ def verdict_selectivity(
     difference = change[:, :, None] - change[:, None, :]
     paired = (success > 0)[:, :, None] & (success == 0)[:, None, :] & difference.isfinite()
     paired &= (ref_logprobs[:, :, None] - ref_logprobs[:, None, :]).abs() <= MATCHED_NATS
-    return _mean_where(difference.flatten(1), paired.flatten(1))
+    return difference.masked_fill(~paired, math.nan).flatten(1).nanmean(1)
 
 
 def rank_selectivity(change: Float[Tensor, "prefixes alternatives"], anchor_size: int) -> Float[Tensor, "prefixes"]:
@@ -138,24 +133,12 @@ def rank_selectivity(change: Float[Tensor, "prefixes alternatives"], anchor_size
 
         mean of Δx over ranks 1 … K  −  mean of Δx over ranks K+1 … 2K
 
-    This is the effect that a pull towards T_K can have.
-
-    Args:
-        change: Δx, by descending π_ref; a value that is not finite is left out.
-        anchor_size: K.
-
-    Returns:
-        NaN if either half has no finite value.
+    This is the effect that a pull towards T_K can have. `change` is Δx by descending π_ref; a value that is not finite
+    is left out, and a half without a finite one gives NaN.
 
     Example:
         >>> rank_selectivity(torch.tensor([[0.5, 0.3, -0.1, -0.1]]), 2)
         tensor([0.5000])
     """
-    inside, outside = change[:, :anchor_size], change[:, anchor_size:]
-    return _mean_where(inside, inside.isfinite()) - _mean_where(outside, outside.isfinite())
-
-
-def _mean_where(
-    values: Float[Tensor, "prefixes columns"], counted: Bool[Tensor, "prefixes columns"]
-) -> Float[Tensor, "prefixes"]:
-    return values.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
+    finite = change.masked_fill(~change.isfinite(), math.nan)
+    return finite[:, :anchor_size].nanmean(1) - finite[:, anchor_size:].nanmean(1)

@@ -8,9 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-PARTS = ("sampled", "leader", "anchors", "tail")
-"""Parts of the vocabulary at each token; the columns of `mass_of_parts`."""
-
 
 def leaders(
     anchor_logprobs: Float[Tensor, "tokens anchors"], is_candidate: Bool[Tensor, "tokens anchors"]
@@ -25,7 +22,7 @@ def mass_of_parts(
     is_candidate: Bool[Tensor, "tokens anchors"],
     leader: Int[Tensor, "tokens"],
 ) -> Float[Tensor, "tokens 4"]:
-    """Probability of each of `PARTS`, in float64; a row sums to 1.
+    """Probability of the sampled token, the leader, the other anchors and the tail, in float64; a row sums to 1.
 
     Args:
         logprobs: log π(y) of the sampled token [nats].
@@ -53,11 +50,9 @@ class SqueezeSums:
     lost: float = 0.0
     """Σ(−Δ_y)"""
     leader: float = 0.0
-    """Σ Δ_leader"""
     anchors: float = 0.0
-    """Σ Δ of the other anchors"""
     tail: float = 0.0
-    """Σ Δ_tail"""
+    """Σ Δ of each part; `anchors` are those other than the leader."""
     proportional: float = 0.0
     """Σ (−Δ_y)·π_leader/(1 − π_y), the leader's gain if the mass were divided in proportion"""
     num_tail_fell: float = 0.0
@@ -99,10 +94,8 @@ def squeeze_shares(sums: SqueezeSums) -> dict[str, float]:
         index   = share_leader − Σ_t (−Δ_y)·π_leader/(1−π_y) / Σ_t (−Δ_y)
         tail_loses = share of the tokens with Δ_tail < 0
 
-    The index is 0 if the lost mass is divided in proportion to the others' mass; above 0 the leader takes more.
-
-    Returns:
-        NaN if no token fell.
+    The index is 0 if the lost mass is divided in proportion to the others' mass; above 0 the leader takes more. All are
+    NaN if no token fell.
 
     Example:
         0.1 is lost; the leader takes 0.09, while its proportional share is 0.1·0.6/0.8 = 0.075.

@@ -19,13 +19,10 @@ def expected_distinct(counts: Sequence[int], k: int) -> float:
 
         Σ_a [1 − C(n−n_a, k)/C(n, k)]
 
-    Unbiased for the expected number in k new samples.
+    Unbiased for the expected number in k new samples. `counts` are the n_a, n = Σ n_a ≥ k; samples without a parsed
+    answer are not counted.
 
     Source: Hurlbert 1971, "The nonconcept of species diversity" (rarefaction).
-
-    Args:
-        counts: n_a of each answer, n = Σ n_a; samples without a parsed answer are not counted.
-        k: 1 ≤ k ≤ n.
 
     Example:
         The three pairs among a, a, b have 1, 2 and 2 distinct answers.
@@ -43,9 +40,6 @@ def missing_mass(counts: Sequence[int]) -> float:
     Its expectation exceeds the expected missing mass by at least 0 and at most 1/n.
 
     Source: Good 1953; the bound is of McAllester and Schapire 2000.
-
-    Args:
-        counts: n_a of each answer, n = Σ n_a ≥ 1.
 
     Example:
         >>> missing_mass([2, 1, 1]), missing_mass([4])
@@ -86,10 +80,7 @@ def beta_binomial_pass_at_k(
     """pass@k under a beta distribution of success rates, 1 − B(a, b+k)/B(a, b), also for k > n.
 
     Exact under that distribution, too high if some problems are never solved: with 40 % of those it gives 0.78 instead
-    of 0.59 at k = 256. Do not rank methods by it.
-
-    Returns:
-        In [0, 1]; NaN if `beta_binomial_shapes` is None.
+    of 0.59 at k = 256. Do not rank methods by it. NaN if `beta_binomial_shapes` is None.
 
     Example:
         Uniform success rates: k/(k + 1).

@@ -67,12 +67,7 @@ class Tree:
 
 
 def bandit(ref: Float[Tensor, "vocab"], success: Float[Tensor, "vocab"]) -> Tree:
-    """A tree of one token.
-
-    Example:
-        >>> bandit(torch.tensor([0.75, 0.25]), torch.tensor([0.0, 1.0])).accuracy(torch.tensor([[0.5, 0.5]]))
-        0.5
-    """
+    """A tree of one token."""
     return Tree(ref=ref[None], success=success)
 
 

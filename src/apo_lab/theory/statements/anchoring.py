@@ -218,7 +218,7 @@ def exclusive_alignment() -> Iterator[Reading]:
     yield equal("counter-example: growth of log π_y", growth, 0.0125, 5e-4)
 
 
-@statement("P1", "Push against pull", Finding.CONDITIONAL, where="section 4 (β = 0.1)", figure="phases")
+@statement("P1", "Push against pull", Finding.CONDITIONAL, where="section 4 (β = 0.1)")
 def push_and_pull() -> Iterator[Reading]:
     """The pull is a small correction to the push.
 

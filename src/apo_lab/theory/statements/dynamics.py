@@ -193,7 +193,7 @@ def adherence() -> Iterator[Reading]:
     yield below("the same, APO: rarest anchor's ratio over that", apo[2] / old[2] / likeliest, 0.8)
 
 
-@statement("C19", "Sufficiently penalised", Finding.FALSE, where="appendix B.4, clipped region", figure="phases")
+@statement("C19", "Sufficiently penalised", Finding.FALSE, where="appendix B.4, clipped region")
 def saturation() -> Iterator[Reading]:
     """A zero gradient below 1 − ε confirms that the policy has been penalised enough.
 
