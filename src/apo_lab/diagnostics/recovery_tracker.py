@@ -18,7 +18,6 @@ from apo_lab.statistics.recovery import (
     BarrierEvents,
     rank_selectivity,
     ratio_interval,
-    survival_curve,
     verdict_selectivity,
 )
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
@@ -209,8 +208,6 @@ class RecoveryTracker(StepCallback):
         sizes = torch.where(at_risk, weights, 0.0).view(shape).sum(1)
         retained = torch.where(at_risk & (events.lost_at == NEVER), weights, 0.0).view(shape).sum(1)
         interval = self._interval(retained / sizes, sizes / self._columns["weight"], bounds=(0.0, 1.0))
-        _, curve = survival_curve(events.lost_at[at_risk], weights[at_risk])
-        survival = (curve[-1] if curve else 1.0) if at_risk.any() else math.nan
         below = at_risk & (log_draws < 0)
         known = at_risk & ~log_draws.isnan()
         return {
@@ -218,7 +215,8 @@ class RecoveryTracker(StepCallback):
             "num_unreachable": float((chosen & ~events.at_risk).sum()),
             "num_lost": float((at_risk & (events.lost_at != NEVER)).sum()),
             "num_recovered": float((at_risk & (events.recovered_at != NEVER)).sum()),
-            "survival": survival,
+            # Only the end of the run censors, so the estimate of Kaplan and Meier is the share retained.
+            "survival": interval.mean,
             "survival_low": interval.low,
             "survival_high": interval.high,
             "prevalence": float(weights[below].sum() / weights[known].sum()) if known.any() else math.nan,
