@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from apo_lightning.common.formatting import mean_of_finite
-from apo_lightning.metrics.intervals import paired_interval
+from apo_lightning.metrics.intervals import CONFIDENCE, paired_interval
 from apo_lightning.types import StepOutput, ValidationOutput
 
-CONFIDENCE = 0.95
 VERDICT_PREFIX = "reward/num_"
 
 
@@ -100,7 +99,7 @@ def held_out_change(passes: Mapping[int, ValidationPass]) -> dict[str, Any]:
     before, after = passes[first], passes[last]
     ids = [identifier for identifier in before.accuracies if identifier in after.accuracies]
     paired = [torch.tensor([one.accuracies[i] for i in ids], dtype=torch.float64) for one in (before, after)]
-    interval = paired_interval(paired[0], paired[1], confidence=CONFIDENCE)
+    interval = paired_interval(paired[0], paired[1])
     return {
         "num_problems": len(ids),
         "samples_per_problem": after.samples_per_problem,

@@ -20,7 +20,7 @@ from apo_lightning.evaluation.records import (
 )
 from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similarity
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
-from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
+from apo_lightning.metrics.intervals import Interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
 from apo_lightning.types import count_statuses
 
@@ -119,8 +119,8 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
     """
     lowest, highest = score_range(name)
     if name.startswith(SHARES):
-        return bootstrap_interval(values)
-    interval = bootstrap_interval(values, lowest=-math.inf, highest=math.inf)
+        return mean_intervals(values[:, None])[0]
+    interval = mean_intervals(values[:, None], lowest=-math.inf, highest=math.inf)[0]
     return Interval(mean=interval.mean, low=max(interval.low, lowest), high=min(interval.high, highest))
 
 
