@@ -1,9 +1,9 @@
 """pass@k of sampled completions over all ranks."""
 
 import torch
-from torchmetrics import MeanMetric
 
 from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.metrics.token_mean import TokenMean
 from apo_lightning.types import Rollouts
 
 
@@ -13,7 +13,7 @@ def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, f
     num_samples = torch.full_like(num_correct, rollouts.group_size)
     result = {}
     for k in sorted({1, rollouts.group_size}):
-        mean = MeanMetric().set_dtype(torch.float64).to(device)
+        mean = TokenMean().to(device)
         mean.update(pass_at_k(num_samples, num_correct, k))
-        result[k] = float(mean.compute())
+        result[k] = float(mean.compute().mean)
     return result
