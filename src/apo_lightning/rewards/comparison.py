@@ -55,6 +55,9 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     """
     if _same_text(gold, answer):
         return "correct"
+    numbers = read_number(gold), read_number(answer)
+    if numbers[0] and numbers[1]:
+        return "correct" if same_number(*numbers) else "incorrect"
     if len(answer) > _MAX_CHARS:
         return ask(gold, answer)
     gold, answer, others, is_same_name = _without_names(gold, answer)

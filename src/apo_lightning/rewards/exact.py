@@ -9,8 +9,8 @@ from apo_lightning.rewards.normalise import without_unit
 
 MIN_SIGNIFICANT_DIGITS = 6
 """A decimal with at least this many significant digits equals any number that rounds to it."""
-MAX_NUMBER_CHARS = 600
-"""Below 640, the smallest limit that Python allows for int(str), above which int() would raise."""
+MAX_NUMBER_CHARS = 4096
+"""Below 4300, the number of digits above which int(str) raises."""
 
 _DECIMAL = r"((?:[0-9]+\.?[0-9]*+|\.[0-9]+))"
 _SIGNED = rf"([-+]?){_DECIMAL}"

@@ -13,7 +13,6 @@ from apo_lightning.rewards.worker_pool import WorkerPool
 from apo_lightning.types import Verdict, VerdictStatus
 
 _MARKER = re.compile(r"(?:answer|答案)\s*[:：]", re.IGNORECASE)
-_INTEGER = re.compile(r"([-+]?)0*([0-9]+)")
 
 
 class MathVerifyReward:
@@ -115,9 +114,7 @@ def _usable(gold: str) -> str:
     return _normalise(gold) if len(gold) <= MAX_ANSWER_CHARS else ""
 
 
-@lru_cache(maxsize=4096)  # the completions of a group share their gold and often their answer
-def _normalise(answer: str) -> str:
-    return answer if _INTEGER.fullmatch(answer) else normalise(answer)
+_normalise = lru_cache(maxsize=4096)(normalise)  # the completions of a group share their gold and often their answer
 
 
 def _stated_answer(completion: str, gold: str) -> str | None:
@@ -147,8 +144,6 @@ def _decide(
     """(verdict, None), or (None, the first question to answer before there is one)."""
     if not gold or not answer:
         return ("unparsed" if not answer else "error"), None
-    if (is_equal := _same_integer(gold, answer)) is not None:
-        return ("correct" if is_equal else "incorrect"), None
     questions: list[tuple[str, str]] = []
 
     def ask(one: str, other: str) -> VerdictStatus | None:
@@ -158,16 +153,6 @@ def _decide(
 
     status = compare_answers(gold, answer, ask)
     return status, questions[0] if status is None else None
-
-
-def _same_integer(gold: str, answer: str) -> bool | None:
-    """Whether two integers of any length are equal; None where one is not an integer."""
-    integers = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
-    if not (integers[0] and integers[1]):
-        return None
-    # Compared as digits without leading zeros, as int() has a length limit.
-    (gold_sign, gold_digits), (sign, digits) = integers[0].groups(), integers[1].groups()
-    return gold_digits == digits and (digits == "0" or (gold_sign == "-") == (sign == "-"))
 
 
 def _verdict(status: VerdictStatus, answer: str | None) -> Verdict:
