@@ -44,22 +44,14 @@ def _training(summary: Mapping[str, Any]) -> Table:
     table.add_column("training", no_wrap=True)
     for title in (f"first {of_steps}", f"last {of_steps}", "change"):
         table.add_column(title, justify="right", no_wrap=True)
-    metrics: Mapping[str, Mapping[str, float]] = summary["train"]["metrics"]
-    for prefix, label, decimals in ROWS:
-        exact = not prefix.endswith("@")
-        keys = [prefix] if exact else sorted((k for k in metrics if k.startswith(prefix)), key=_k_of)
-        for key in keys:
-            if key in metrics:
-                first, last = metrics[key]["first"], metrics[key]["last"]
-                name = label if exact else key.removeprefix("train/")
-                table.add_row(
-                    Text(name), number(first, decimals), number(last, decimals), _signed(last - first, decimals)
-                )
+    for name, label, decimals in ROWS:
+        for key, means in summary["train"]["metrics"].items():
+            if key == name or (name.endswith("@") and key.startswith(name)):
+                first, last = means["first"], means["last"]
+                change = _signed(last - first, decimals)
+                row = label + key.removeprefix(name)
+                table.add_row(Text(row), number(first, decimals), number(last, decimals), change)
     return table
-
-
-def _k_of(key: str) -> int:
-    return int(key.rsplit("@", 1)[1])
 
 
 def _held_out(name: str, change: Mapping[str, Any]) -> Text:

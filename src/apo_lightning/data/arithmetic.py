@@ -86,7 +86,7 @@ class ArithmeticSource:
                     groups.setdefault(_group(operator, a, b), []).append(_row(operator, a, b))
         held_out: list[Row] = []
         held_out_groups = set()
-        for group in sorted(groups, key=self._rank):
+        for group in sorted(groups, key=lambda group: hash64(repr((self.split_seed, *group)))):
             if len(held_out) >= self.num_validation:
                 break
             held_out += groups[group]
@@ -96,9 +96,6 @@ class ArithmeticSource:
         report = FilterReport(num_rows=len(train) + len(held_out), num_held_out=len(held_out), num_kept=len(train))
         validation = {self.name: held_out} if held_out else {}
         return Problems(train=train, validation=validation, report=report)
-
-    def _rank(self, group: tuple[str, int, int]) -> bytes:
-        return hash64(repr((self.split_seed, *group)))
 
 
 def _group(operator: str, a: int, b: int) -> tuple[str, int, int]:

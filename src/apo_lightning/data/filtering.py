@@ -1,8 +1,9 @@
 """Filtering of the training set before the first step; every dropped row is counted."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from apo_lightning.data.rows import Row
@@ -58,12 +59,7 @@ class FilterReport:
 def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[list[Row], FilterReport]:
     """Drop rows that should not be trained on. The first copy of a problem stays, and rows keep their order.
 
-    Args:
-        rows: the training set as read.
-        benchmarks: problems that must not be trained on.
-
-    Returns:
-        The rows left and the counts: `num_rows` is `num_kept` plus all the others.
+    `benchmarks` are problems that must not be trained on. Of the counts, `num_rows` is the sum of all the others.
 
     Example:
         >>> rows = [Row(id=str(i), problem=p, answer=a) for i, (p, a) in enumerate([("2+2?", "4"), ("2+2? ", "4")])]
@@ -78,7 +74,7 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
     conflicting = {key for key, group in groups.items() if len({row.answer.strip() for row in group}) > 1}
     unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
 
-    contamination = Contamination.of(benchmarks)
+    contamination = Contamination(benchmarks)
     verdicts = {key: contamination.verdict(row.problem) for key, row in unique.items()} if benchmarks else {}
     kept = [row for key, row in unique.items() if verdicts.get(key) is None]
     num_conflicting = sum(len(groups[key]) for key in conflicting)
@@ -93,7 +89,6 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Contamination:
     """Finds benchmark problems inside training problems.
 
@@ -102,33 +97,18 @@ class Contamination:
     least half of that problem's distinct shingles. So a changed name or an added "rounded to the nearest integer" does
     not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a substring it would match
     unrelated problems.
-
-    Attributes:
-        verbatim: normalised benchmark problems.
-        short: benchmark problems with fewer letters and digits than a shingle.
-        index: shingle → indices of the benchmark problems that contain it.
-        num_shingles: number of distinct shingles of each benchmark problem.
     """
 
-    verbatim: frozenset[str]
-    short: frozenset[str]
-    index: Mapping[str, Sequence[int]] = field(repr=False)
-    num_shingles: Sequence[int]
-
-    @classmethod
-    def of(cls, benchmarks: Sequence[Row]) -> "Contamination":
-        """Index the benchmark problems."""
+    def __init__(self, benchmarks: Sequence[Row]) -> None:
         texts = [_alphanumeric(row.problem) for row in benchmarks]
-        index: dict[str, list[int]] = {}
+        self.verbatim = {normalised_problem(row.problem) for row in benchmarks}
+        self.short = {text for text in texts if len(text) < SHINGLE_LENGTH}
+        self.num_shingles = [len(_shingles(text)) for text in texts]
+        self.index: dict[str, list[int]] = {}
+        """Shingle → indices of the benchmark problems that contain it."""
         for i, text in enumerate(texts):
             for shingle in _shingles(text):
-                index.setdefault(shingle, []).append(i)
-        return cls(
-            verbatim=frozenset(normalised_problem(row.problem) for row in benchmarks),
-            short=frozenset(text for text in texts if len(text) < SHINGLE_LENGTH),
-            index=index,
-            num_shingles=[len(_shingles(text)) for text in texts],
-        )
+                self.index.setdefault(shingle, []).append(i)
 
     def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
         """How a benchmark contains this problem; None where none does."""
@@ -137,10 +117,7 @@ class Contamination:
         text = _alphanumeric(problem)
         if text in self.short:
             return "normalised"
-        num_found: dict[int, int] = {}
-        for shingle in _shingles(text):
-            for i in self.index.get(shingle, ()):
-                num_found[i] = num_found.get(i, 0) + 1
+        num_found = Counter(i for shingle in _shingles(text) for i in self.index.get(shingle, ()))
         if any(count >= SHINGLE_FRACTION * self.num_shingles[i] for i, count in num_found.items()):
             return "normalised"
         return None

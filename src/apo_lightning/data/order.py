@@ -58,13 +58,10 @@ class PromptOrder:
 
     def _epoch(self, epoch: int, waiting: Sequence[int]) -> list[int]:
         """A shuffle that begins with none of the `waiting` prompts of the last epoch, which share its first step."""
-        order = sorted(range(len(self.ids)), key=lambda i: self._rank(epoch, self.ids[i]))
+        order = sorted(range(len(self.ids)), key=lambda i: hash64(f"{self.seed}\x1f{epoch}\x1f{self.ids[i]}"))
         if not waiting:
             return order
         taken = set(waiting)
         head = [i for i in order if i not in taken][: self.prompts_per_step - len(waiting)]
         in_head = set(head)
         return head + [i for i in order if i not in in_head]
-
-    def _rank(self, epoch: int, prompt_id: str) -> bytes:
-        return hash64(f"{self.seed}\x1f{epoch}\x1f{prompt_id}")

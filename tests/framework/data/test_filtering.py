@@ -20,7 +20,7 @@ def letters(length, seed):
 
 
 def verdict(benchmark_problem, training_problem):
-    return Contamination.of(rows_of((benchmark_problem, "1"))).verdict(training_problem)
+    return Contamination(rows_of((benchmark_problem, "1"))).verdict(training_problem)
 
 
 def test_of_copies_the_first_is_kept():
