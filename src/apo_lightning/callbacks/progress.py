@@ -1,14 +1,10 @@
-"""Progress of a training run: an aligned line per step, and on a terminal the phase that is running below it."""
+"""Progress of a training run: one aligned line per step and per held-out set."""
 
 import math
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import lightning.pytorch as pl
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.formatting import duration, number
@@ -18,43 +14,22 @@ STEPS_PER_HEADER = 20
 
 
 class ProgressDisplay(StepCallback):
-    """Prints one line per step and per held-out set, at most 80 columns wide.
-
-    A terminal also shows the running phase with its seconds, on a line that is removed when the step ends, a stage
-    ends, or an exception is raised.
-    """
+    """Prints one line per step, 80 columns wide, and one per held-out set; the same on a terminal and in a file."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
         self._is_shown = False
-        self._live: Live | None = None
-        self._subscribed_clock: object = None
-        self._phase = "starting"
-        self._phase_since = time.monotonic()
         self._first_step = 0
         self._started = time.monotonic()
         self._num_lines = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the module's clock, once for all stages of a run."""
+        """Only the first rank prints."""
         self._is_shown = trainer.is_global_zero
-        clock: Any = pl_module.clock
-        if self._subscribed_clock is not clock:
-            clock.subscribe(self._enter)
-            self._subscribed_clock = clock
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock of the remaining time at the current step, which is above 0 after a resume."""
         self._first_step = trainer.global_step
         self._started = time.monotonic()
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
-        """Show the phase."""
-        self._open()
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show the phase."""
-        self._open()
 
     def on_step(self, step: StepOutput) -> None:
         """Print a finished training step."""
@@ -69,42 +44,9 @@ class ProgressDisplay(StepCallback):
         """Print the result of a held-out set."""
         self._print(held_out_line(output))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remove the phase."""
-        self._close()
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Remove the phase at the end of any stage."""
-        self._close()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Restore the terminal before the traceback is printed."""
-        self._close()
-
-    def _enter(self, phase: str | None) -> None:
-        self._phase, self._phase_since = phase or "", time.monotonic()
-
-    def _open(self) -> None:
-        if self._live is None and self._is_shown and self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
-                get_renderable=self._phase_line, console=self._console, refresh_per_second=4, transient=True
-            )
-            self._live.start()
-
-    def _close(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-
-    def _phase_line(self) -> Text:
-        seconds = time.monotonic() - self._phase_since
-        return Text(f"{self._phase} {seconds:.0f} s" if self._phase else "", style="dim", no_wrap=True)
-
     def _print(self, line: str) -> None:
-        self._close()
         if self._is_shown:
-            # Without soft_wrap rich would break lines at 80 columns where there is no terminal.
-            self._console.print(line, markup=False, soft_wrap=True)
+            print(line, flush=True)
 
 
 def cells(step: StepOutput, seconds_left: float) -> dict[str, str]:

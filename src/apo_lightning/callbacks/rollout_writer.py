@@ -60,15 +60,15 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
     over lines with an entropy is biased towards completions that the algorithm selects; the step's is `train/entropy`.
     """
     rollouts, tokens = step.rollouts, step.tokens
-    num_completions = len(rollouts.completions)
-    means = {
-        "advantage": completion_means(tokens.advantages, tokens.sequence_ids, num_completions),
-        "mean_surprisal": completion_means(-tokens.rollout_logprobs, tokens.sequence_ids, num_completions),
-        "mean_entropy": completion_means(tokens.entropy, tokens.sequence_ids, num_completions),
-        "mean_max_prob": completion_means(tokens.max_prob, tokens.sequence_ids, num_completions),
-        "mean_logprob": completion_means(tokens.old_logprobs, tokens.sequence_ids, num_completions),
-    }
     keep = step.advantages.keep.flatten().tolist()
+    values = {
+        "advantage": tokens.advantages,
+        "mean_surprisal": -tokens.rollout_logprobs,
+        "mean_entropy": tokens.entropy,
+        "mean_max_prob": tokens.max_prob,
+        "mean_logprob": tokens.old_logprobs,
+    }
+    means = {name: completion_means(per_token, tokens.sequence_ids, len(keep)) for name, per_token in values.items()}
     chosen = zip(tokens.required.tolist(), tokens.drawn.tolist(), strict=True)
     scored = ["required" if is_required else "drawn" if is_drawn else "no" for is_required, is_drawn in chosen]
     lines = []
@@ -94,8 +94,8 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
                 "scored": scored[index],
             }
             | {
-                name: math.nan if scored[index] == "no" and name in OF_SCORED else round(values[index], 6)
-                for name, values in means.items()
+                name: math.nan if scored[index] == "no" and name in OF_SCORED else round(of_completions[index], 6)
+                for name, of_completions in means.items()
             }
         )
     return lines

@@ -54,8 +54,8 @@ class RunSummary(StepCallback):
         policy: Any = pl_module.policy
         self._weights_sha256 = weights_sha256(policy)
         summary = self._write(trainer, pl_module)
-        newest = self._history.newest_validation
-        if newest is None or newest >= trainer.global_step:
+        validated = [max(passes) for passes in self._history.validations.values()]
+        if not validated or max(validated) >= trainer.global_step:
             self._print(trainer, summary)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -22,16 +22,10 @@ class ArithmeticSource:
     runs with different seeds are measured on the same problems.
 
     Attributes:
-        name: name of the data set and of its held-out part.
         operators: any of "+", "-", "*".
-        min_operand: smallest operand.
-        max_operand: largest operand, included.
-        num_validation: number of problems held out.
-        split_seed: selects them.
-        instruction: as in `PromptTemplate`.
-        system: as in `PromptTemplate`.
-        max_prompt_tokens: longer training prompts are dropped and counted.
-        max_completion_tokens: a completion is cut at this length.
+        num_validation: number of problems held out; `split_seed` selects them.
+
+    The other attributes are those of `DatasetSource`.
 
     Raises:
         ConfigError: an unknown operator, an empty range, or too few problems to hold out that many.
@@ -41,9 +35,9 @@ class ArithmeticSource:
         >>> problems = source.load()
         >>> len(problems.train), len(problems.validation["arithmetic"])
         (7, 2)
-        >>> row = ArithmeticSource(num_validation=0).load().train[0]
+        >>> row = problems.train[0]
         >>> row.problem, row.prefill, row.answer
-        ('What is 1 + 1?', '1 + 1 =', '2')
+        ('What is 1 - 1?', '1 - 1 =', '0')
     """
 
     name: str = "arithmetic"

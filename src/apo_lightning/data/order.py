@@ -16,11 +16,6 @@ class PromptOrder:
     twice in a step. Prompts are sorted by a hash of (seed, epoch, id), not drawn from a random generator, so the order
     does not depend on the order of the file, on a resume or on the number of ranks.
 
-    Attributes:
-        ids: of the prompts; unique.
-        prompts_per_step: at most the number of prompts.
-        seed: of the run.
-
     Raises:
         ConfigError: fewer prompts than a step needs.
 

@@ -59,8 +59,7 @@ class DatasetSource:
         validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
             None, as Hydra's command line cannot add to an empty mapping.
         exclude: benchmarks whose problems are removed from the training set: paths or `ProblemSet`s.
-        instruction: as in `PromptTemplate`.
-        system: as in `PromptTemplate`.
+        instruction, system: as in `PromptTemplate`.
         max_prompt_tokens: longer training prompts are dropped and counted.
         max_completion_tokens: a completion is cut at this length.
 

@@ -18,7 +18,7 @@ from apo_lightning.evaluation.records import (
     Sample,
     SamplingSettings,
 )
-from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similarity
+from apo_lightning.metrics.diversity import Encoder, self_bleu, semantic_similarity
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
 from apo_lightning.metrics.intervals import Interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
@@ -67,7 +67,7 @@ def summarise(
     values |= _sample_means(problems)
     texts = [[sample.text for sample in group] for group in problems.values()]
     if measure_diversity:
-        values["diversity"] = torch.tensor([diversity(group) for group in texts], dtype=torch.float64)
+        values["diversity"] = torch.tensor([1 - self_bleu(group) for group in texts], dtype=torch.float64)
         notes["diversity"] = "1 − Self-BLEU-4, smoothing method 1; tokens: words, LaTeX commands, numbers, symbols"
     if encoder:
         values["semantic_similarity"] = torch.tensor(

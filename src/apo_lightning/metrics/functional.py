@@ -26,7 +26,7 @@ def pass_at_k(
         k: 1 ≤ k ≤ n.
 
     Returns:
-        pass@k of each problem in [0, 1], float64; pass@1 is c/n.
+        In [0, 1], float64; pass@1 is c/n.
 
     Raises:
         ConfigError: k or a count is out of range.
@@ -43,15 +43,7 @@ def pass_at_k(
 def pass_at_k_curve(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"], ks: Sequence[int]
 ) -> Float[Tensor, "problems ks"]:
-    """`pass_at_k` of each problem at several k, at the cost of the largest.
-
-    Args:
-        num_samples: n of each problem.
-        num_correct: c of each problem, 0 ≤ c ≤ n.
-        ks: at least one, in any order; each 1 ≤ k ≤ the smallest n.
-
-    Returns:
-        In [0, 1], float64; one column per k.
+    """`pass_at_k` of each problem at several k, in any order and at the cost of the largest; one column per k.
 
     Raises:
         ConfigError: a k or a count is out of range, or there is no k.
@@ -79,10 +71,7 @@ def pass_at_k_curve(
 def average_at_n(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
 ) -> Float[Tensor, "problems"]:
-    """avg@n, the fraction c/n of a problem's samples that are correct; in [0, 1], float64. It estimates pass@1.
-
-    Raises:
-        ConfigError: a problem has no samples, or more correct ones than samples.
+    """avg@n, the fraction c/n of a problem's samples that are correct: pass@1.
 
     Example:
         >>> average_at_n(torch.tensor([4]), torch.tensor([3]))

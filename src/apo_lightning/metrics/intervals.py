@@ -40,8 +40,8 @@ def mean_intervals(
     For an unbounded score, the unseen problem is as far from the mean as the farthest observed one. Where all problems
     agree, the spread is unknown, and the interval reaches to that infinite end.
 
-    The order of the problems does not matter. All columns share their weights, so a whole pass@k curve costs one
-    matrix product. `benchmarks/accuracy/intervals.py` measures how often the intervals contain the true mean.
+    All columns share their weights, so a whole pass@k curve costs one matrix product.
+    `benchmarks/accuracy/intervals.py` measures how often the intervals contain the true mean.
 
     Source: Rubin 1981, "The Bayesian bootstrap", for u = 0; Gaffke 2005 and Learned-Miller and Thomas 2019 ("A new
         confidence interval for the mean of a bounded random variable") for u ~ Gamma(1), one whole unseen problem,

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from apo_lightning.rewards.exact import read_number, same_number
 from apo_lightning.rewards.names import read_names
@@ -40,11 +41,8 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     sets, lists, unions, matrices and "x =", whose parts are compared one by one. Never raises, and asks at most a few
     dozen questions for any answer.
 
-    Args:
-        gold: as `normalise` returns it.
-        answer: as `normalise` returns it.
-        ask: called for each pair of expressions that needs mathematics.
-        depth: nesting depth in brackets.
+    Gold and answer are as `normalise` returns them; `ask` is called for each pair of expressions that needs
+    mathematics; `depth` counts the brackets around them.
 
     Example:
         >>> unknown = lambda gold, answer: None
@@ -80,6 +78,7 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     return "correct" if _same_text(gold, answer) else ask(gold, answer)
 
 
+@lru_cache(maxsize=4096)  # the completions of a group share their gold
 def num_parts(answer: str) -> int:
     r"""Number of parts of a normalised answer that is a list or a set; 1 for any other, also a point or an interval.
 
@@ -100,7 +99,7 @@ def expressions(gold: str, depth: int = 0) -> list[str]:
         ['1 + \\sqrt{5}', '1 - \\sqrt{5}']
     """
     named = read_names(gold)
-    gold = gold if named.is_equation else named.value
+    gold = gold if named.others else named.value
     if read_number(gold) or words(gold):
         return []
     compound = take_apart(gold) if depth < _MAX_DEPTH else None
@@ -117,7 +116,7 @@ def _same_text(gold: str, answer: str) -> bool:
 def _without_names(gold: str, answer: str) -> tuple[str, str, tuple[str, ...], bool]:
     """(gold, answer, the answer's other sides, same name?), without "x =" or "x ∈"; no name is the same as any."""
     gold_named, named = read_names(gold), read_names(answer)
-    if gold_named.is_equation or (named.is_equation and gold_named.names and not named.names):
+    if gold_named.others or (named.others and gold_named.names and not named.names):
         return gold, answer, (), True
     value = gold_named.value
     is_same = not (gold_named.names and named.names) or not set(gold_named.names).isdisjoint(named.names)

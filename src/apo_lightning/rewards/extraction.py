@@ -48,9 +48,7 @@ def final_boxes(text: str, most: int) -> list[str]:
     "and", "or". "x =" before a box names its content, except before the first one, where it may end a longer
     expression.
 
-    Args:
-        text: the completion.
-        most: largest number of boxes to read, counted from the last one.
+    At most `most` boxes are read, from the last one.
 
     Example:
         >>> final_boxes(r"Not \boxed{1}. So $\boxed{2}$, $\boxed{3}$ or $k = \boxed{5}$.", most=8)

@@ -67,7 +67,10 @@ class MathVerifyReward:
         pairs = [(gold, _normalise(answer or "")) for gold, answer in zip(golds, stated, strict=True)]
         # The completions of a group often repeat a wrong answer: judge it once.
         statuses = self._judge(dict.fromkeys(pairs))
-        return [_verdict(statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True)]
+        verdicts = ((statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True))
+        return [
+            Verdict(reward=float(status == "correct"), status=status, extracted=answer) for status, answer in verdicts
+        ]
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Raise ConfigError for the first gold answer with a part that math-verify does not find equal to itself.
@@ -121,7 +124,7 @@ def _stated_answer(completion: str, gold: str) -> str | None:
     # An unclosed box means a truncated completion: an earlier "Answer:" does not count.
     is_boxed = r"\boxed" in completion
     answer = last_boxed(completion) if is_boxed else last_line_after(completion, _MARKER)
-    if is_boxed and (size := _num_parts(gold)) > 1:
+    if is_boxed and (size := num_parts(gold)) > 1:
         answer = _joined(final_boxes(completion, most=size + 1), size) or answer
     return None if answer is None or len(answer) > MAX_ANSWER_CHARS else answer
 
@@ -131,11 +134,8 @@ def _joined(boxes: Sequence[str], size: int) -> str | None:
     if len(boxes) != size or sum(map(len, boxes)) > MAX_ANSWER_CHARS:
         return None
     parts = [unwrap(box) for box in boxes]
-    is_list = all(parts) and all(_num_parts(_normalise(part)) == 1 for part in parts)
+    is_list = all(parts) and all(num_parts(_normalise(part)) == 1 for part in parts)
     return ", ".join(parts) if is_list else None
-
-
-_num_parts = lru_cache(maxsize=4096)(num_parts)
 
 
 def _decide(
@@ -153,7 +153,3 @@ def _decide(
 
     status = compare_answers(gold, answer, ask)
     return status, questions[0] if status is None else None
-
-
-def _verdict(status: VerdictStatus, answer: str | None) -> Verdict:
-    return Verdict(reward=float(status == "correct"), status=status, extracted=answer)

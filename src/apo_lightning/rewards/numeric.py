@@ -7,6 +7,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.rewards.exact import MAX_NUMBER_CHARS, Number, read_number
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
 from apo_lightning.rewards.normalise import normalise
+from apo_lightning.rewards.reward import Reward
 from apo_lightning.types import Verdict
 
 _MARKER = re.compile(r"(?:answer|答案)\s*[:：]|####", re.IGNORECASE)
@@ -22,7 +23,7 @@ _NUMBER = re.compile(
 _UNIT = re.compile(r"\s*\\?%|\s*\\(?:text|mathrm)\{[^{}]*\}|\s+[A-Za-z][A-Za-z .]*")
 
 
-class NumericReward:
+class NumericReward(Reward):
     r"""Reward 1 where the completion's number equals the gold number, as rationals; else 0.
 
     The number is read from the last `\boxed{…}`; without a box, from the line after the last "Answer:" or "####";
@@ -64,9 +65,6 @@ class NumericReward:
                     f"answer {index} of {len(answers)} is {gold[:200]!r}, not a number: "
                     "use reward=math_verify, or drop the row"
                 )
-
-    def close(self) -> None:
-        """Do nothing: the reward starts no process."""
 
     def _judge(self, completion: str, gold: str) -> Verdict:
         expected = _value(_lone_number(gold))

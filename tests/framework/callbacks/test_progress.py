@@ -1,8 +1,4 @@
-import io
 import re
-import sys
-
-import pytest
 
 from apo_lightning.callbacks import ProgressDisplay
 from apo_lightning.callbacks.progress import held_out_line
@@ -22,7 +18,7 @@ def measured(step, max_steps):
     return make_step(step=step, max_steps=max_steps, metrics=METRICS)
 
 
-def test_without_a_terminal_there_is_one_aligned_line_a_step(scripted_run, capsys):
+def test_there_is_one_aligned_line_a_step(scripted_run, capsys):
     scripted_run([ProgressDisplay()], max_steps=3, step_output=measured)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "held-out sums at step 0: pass@1 0.500 (1 problems)"
@@ -51,44 +47,3 @@ def test_the_header_comes_back_every_twenty_steps(scripted_run, capsys):
 def test_a_metric_that_was_not_logged_is_a_dash(scripted_run, capsys):
     scripted_run([ProgressDisplay()], max_steps=1)
     assert capsys.readouterr().out.splitlines()[2].split()[1:6] == ["-"] * 5
-
-
-def terminal(monkeypatch):
-    """A stdout that says it is a terminal, and keeps what is written to it; pytest would undo it in a fixture."""
-
-    class Terminal(io.StringIO):
-        encoding = "utf-8"
-
-        def isatty(self):
-            return True
-
-    stream = Terminal()
-    monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for variable in ("NO_COLOR", "CI", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(variable, raising=False)
-    return stream
-
-
-HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-
-
-def test_a_terminal_shows_the_phase_and_gets_its_cursor_back(monkeypatch, scripted_run):
-    screen = terminal(monkeypatch)
-    scripted_run([ProgressDisplay()], max_steps=2, step_output=measured)
-    written = screen.getvalue()
-    assert "2/2" in written
-    assert "starting" in written
-    assert written.count(HIDE_CURSOR) == written.count(SHOW_CURSOR) > 0
-
-
-def test_a_terminal_gets_its_cursor_back_from_a_run_that_fails(monkeypatch, scripted_run):
-    screen = terminal(monkeypatch)
-
-    def fails(step, max_steps):
-        raise RuntimeError("no more steps")
-
-    with pytest.raises(RuntimeError, match="no more steps"):
-        scripted_run([ProgressDisplay()], step_output=fails)
-    assert sys.stdout is screen
-    assert screen.getvalue().rindex(SHOW_CURSOR) > screen.getvalue().rindex(HIDE_CURSOR)
