@@ -28,10 +28,8 @@ class DistributionMonitor(StepCallback):
     max-prob. For tokens of incorrect completions: p10, p50 and p90 of r_anchor and Z_ref. Under APO also their
     saturated share (r_anchor > κ), and the distribution of the pull over buckets of π_ref(y).
 
-    The loss defines the anchor set S (with its K), κ and the pulled tokens. Under a loss without anchors S is the
-    paper's; there is no κ, so saturation is not logged.
-
-    Tokens with a non-finite value are left out and counted in `support/num_nonfinite`.
+    The loss defines the anchor set S (with its K), κ and the pulled tokens; under a loss without anchors S is the
+    paper's. Tokens with a non-finite value are left out and counted in `support/num_nonfinite`.
 
     Source: *Anchored Policy Optimization*, the definitions of J_support, Z_ref and r_anchor.
 

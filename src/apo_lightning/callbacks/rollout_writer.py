@@ -104,12 +104,7 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
 def completion_means(
     values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"], num_completions: int
 ) -> list[float]:
-    """Mean of a per-token value within each completion, in float64; NaN for one that has no token.
-
-    Example:
-        >>> completion_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]), 2)
-        [2.0, 5.0]
-    """
+    """Mean of a per-token value within each completion, in float64; NaN for one that has no token."""
     sums = torch.zeros(num_completions, dtype=torch.float64)
     sums.index_add_(0, sequence_ids.cpu(), values.detach().cpu().double())
     counts = torch.bincount(sequence_ids.cpu(), minlength=num_completions)

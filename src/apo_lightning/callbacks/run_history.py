@@ -12,6 +12,7 @@ from apo_lightning.common.formatting import mean_of_finite
 from apo_lightning.metrics.intervals import CONFIDENCE, paired_interval
 from apo_lightning.types import StepOutput, ValidationOutput
 
+NUM_EDGE_STEPS = 5
 VERDICT_PREFIX = "reward/num_"
 
 
@@ -66,13 +67,13 @@ class RunHistory:
             self.validations[name] = saved | self.validations.get(name, {})
 
 
-def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
-    """Means of every logged metric over the first and the last steps.
+def first_and_last(history: RunHistory) -> dict[str, Any]:
+    """Means of every logged metric over the first and the last five steps.
 
     "First" is at most half of the run, so that the two share no step. Non-finite values are left out and counted.
     """
     steps = sorted(history.steps)
-    edge = min(num_edge_steps, max(1, len(steps) // 2))
+    edge = min(NUM_EDGE_STEPS, max(1, len(steps) // 2))
     keys = sorted({key for metrics in history.steps.values() for key in metrics})
     result: dict[str, Any] = {"num_edge_steps": edge if steps else 0, "metrics": {}, "num_nonfinite": {}}
     for key in keys:

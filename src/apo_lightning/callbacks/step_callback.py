@@ -55,8 +55,8 @@ class StepCallback(pl.Callback):
     def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe | None:
         """Tokens that the policy will score after the step's update; None: none.
 
-        Called at due steps, after sampling and before the update, on every rank for its own share: either all ranks
-        return a probe or none does. The scores are in `StepOutput.probes` under the callback's `state_key`.
+        Called at due steps, after sampling and before the update, on every rank: either all return a probe or none
+        does. The scores are in `StepOutput.probes` under the callback's `state_key`.
         """
 
     def on_step(self, step: StepOutput) -> Mapping[str, float] | None:

@@ -1,5 +1,6 @@
 """Generated arithmetic problems, which need no file and no download."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,10 +75,9 @@ class ArithmeticSource:
     def load(self) -> Problems:
         """Make the problems and split them."""
         groups: dict[tuple[str, int, int], list[Row]] = {}
-        for operator in self.operators:
-            for a in range(self.min_operand, self.max_operand + 1):
-                for b in range(self.min_operand, self.max_operand + 1):
-                    groups.setdefault(_group(operator, a, b), []).append(_row(operator, a, b))
+        operands = range(self.min_operand, self.max_operand + 1)
+        for operator, a, b in itertools.product(self.operators, operands, operands):
+            groups.setdefault(_group(operator, a, b), []).append(_row(operator, a, b))
         held_out: list[Row] = []
         held_out_groups = set()
         for group in sorted(groups, key=lambda group: hash64(repr((self.split_seed, *group)))):

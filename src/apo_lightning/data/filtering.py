@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from apo_lightning.data.rows import Row
 
@@ -19,12 +18,7 @@ _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterReport:
-    """Numbers of training rows read, dropped (each for the first reason that applies, in this order), and kept.
-
-    Example:
-        >>> print(FilterReport(num_rows=10, num_duplicates=2, num_too_long=1, num_kept=7))
-        7 of 10 problems to train on, 0 held out; dropped: 2 duplicates, 1 too long
-    """
+    """Numbers of training rows read, dropped (each for the first reason that applies, in this order), and kept."""
 
     num_rows: int
     num_without_answer: int = 0
@@ -33,10 +27,8 @@ class FilterReport:
     """Rows of problems that occur with different answers; all copies are dropped."""
     num_duplicates: int = 0
     """Repeated copies of a problem that is kept."""
-    num_in_benchmark_verbatim: int = 0
-    """Problems that equal one of an excluded benchmark up to spacing and case."""
-    num_in_benchmark_normalised: int = 0
-    """Problems that contain one of an excluded benchmark, slightly reworded (see `Contamination`)."""
+    num_in_benchmark: int = 0
+    """Problems that contain one of an excluded benchmark, possibly reworded (see `Contamination`)."""
     num_too_long: int = 0
     """Prompts of more than `max_prompt_tokens`, template included; dropped by `PromptDataModule.prepare`."""
     num_held_out: int = 0
@@ -60,12 +52,6 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
     """Drop rows that should not be trained on. The first copy of a problem stays, and rows keep their order.
 
     `benchmarks` are problems that must not be trained on. Of the counts, `num_rows` is the sum of all the others.
-
-    Example:
-        >>> rows = [Row(id=str(i), problem=p, answer=a) for i, (p, a) in enumerate([("2+2?", "4"), ("2+2? ", "4")])]
-        >>> kept, report = filter_rows(rows)
-        >>> [row.id for row in kept], report.num_duplicates
-        (['0'], 1)
     """
     answered = [row for row in rows if row.answer]
     groups: dict[str, list[Row]] = {}
@@ -75,16 +61,14 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
     unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
 
     contamination = Contamination(benchmarks)
-    verdicts = {key: contamination.verdict(row.problem) for key, row in unique.items()} if benchmarks else {}
-    kept = [row for key, row in unique.items() if verdicts.get(key) is None]
+    kept = [row for row in unique.values() if not (benchmarks and contamination.contains(row.problem))]
     num_conflicting = sum(len(groups[key]) for key in conflicting)
     return kept, FilterReport(
         num_rows=len(rows),
         num_without_answer=len(rows) - len(answered),
         num_conflicting=num_conflicting,
         num_duplicates=len(answered) - num_conflicting - len(unique),
-        num_in_benchmark_verbatim=sum(verdict == "verbatim" for verdict in verdicts.values()),
-        num_in_benchmark_normalised=sum(verdict == "normalised" for verdict in verdicts.values()),
+        num_in_benchmark=len(unique) - len(kept),
         num_kept=len(kept),
     )
 
@@ -92,16 +76,14 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
 class Contamination:
     """Finds benchmark problems inside training problems.
 
-    *Verbatim* is equality up to spacing and case. *Normalised* keeps letters and digits only, in lower case, and
-    compares all substrings of 60 characters (shingles): a training problem contains a benchmark problem when it has at
-    least half of that problem's distinct shingles. So a changed name or an added "rounded to the nearest integer" does
-    not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a substring it would match
-    unrelated problems.
+    Compares all substrings of 60 letters and digits, in lower case (shingles): a training problem contains a benchmark
+    problem when it has at least half of that problem's distinct shingles. So a changed name or an added "rounded to the
+    nearest integer" does not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a
+    substring it would match unrelated problems.
     """
 
     def __init__(self, benchmarks: Sequence[Row]) -> None:
         texts = [_alphanumeric(row.problem) for row in benchmarks]
-        self.verbatim = {normalised_problem(row.problem) for row in benchmarks}
         self.short = {text for text in texts if len(text) < SHINGLE_LENGTH}
         self.num_shingles = [len(_shingles(text)) for text in texts]
         self.index: dict[str, list[int]] = {}
@@ -110,17 +92,13 @@ class Contamination:
             for shingle in _shingles(text):
                 self.index.setdefault(shingle, []).append(i)
 
-    def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
-        """How a benchmark contains this problem; None where none does."""
-        if normalised_problem(problem) in self.verbatim:
-            return "verbatim"
+    def contains(self, problem: str) -> bool:
+        """Whether the problem contains a benchmark's."""
         text = _alphanumeric(problem)
-        if text in self.short:
-            return "normalised"
         num_found = Counter(i for shingle in _shingles(text) for i in self.index.get(shingle, ()))
-        if any(count >= SHINGLE_FRACTION * self.num_shingles[i] for i, count in num_found.items()):
-            return "normalised"
-        return None
+        return text in self.short or any(
+            count >= SHINGLE_FRACTION * self.num_shingles[i] for i, count in num_found.items()
+        )
 
 
 def normalised_problem(problem: str) -> str:

@@ -18,13 +18,6 @@ class PromptOrder:
 
     Raises:
         ConfigError: fewer prompts than a step needs.
-
-    Example:
-        >>> order = PromptOrder(ids=["a", "b", "c"], prompts_per_step=2, seed=0)
-        >>> steps = order.steps()
-        >>> epochs = next(steps) + next(steps) + next(steps)
-        >>> sorted(epochs[:3]), sorted(epochs[3:])
-        ([0, 1, 2], [0, 1, 2])
     """
 
     ids: Sequence[str]

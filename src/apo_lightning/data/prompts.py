@@ -26,10 +26,6 @@ class PromptTemplate:
 
     Raises:
         ConfigError: a template without `{problem}`, or a system message that a base template has no place for.
-
-    Example:
-        >>> PromptTemplate(instruction="What is {problem}?").user_turn("1 + 1")
-        'What is 1 + 1?'
     """
 
     instruction: str = PLACEHOLDER

@@ -54,8 +54,7 @@ class DatasetSource:
         path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; takes
             precedence over `hub`.
         hub: the hub data set, read if there is no path.
-        num_validation: number of training problems held out, chosen by a hash of their text, so that the choice does
-            not depend on the order of the file or the run's seed.
+        num_validation: number of training problems held out, chosen by a hash of their text alone.
         validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
             None, as Hydra's command line cannot add to an empty mapping.
         exclude: benchmarks whose problems are removed from the training set: paths or `ProblemSet`s.

@@ -85,9 +85,9 @@ def majority_at_n(
 ) -> Float[Tensor, "problems"]:
     """maj@n: whether the most frequent answer of the n samples is correct.
 
-    Each sample votes for its answer; samples that could not be parsed do not vote. Tied answers win with equal
-    probability, so the value is the fraction of them that is correct. If the verifier judged equal answers differently,
-    an answer counts as correct by the fraction of its votes that is. A problem without votes scores 0.
+    Samples that could not be parsed do not vote. Tied answers win with equal probability, so the value is the fraction
+    of them that is correct; an answer that was judged differently counts by the fraction of its votes that is correct.
+    A problem without votes scores 0.
 
     Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models" (unweighted
         sum). Departure: ties in expectation, not by order.

@@ -62,7 +62,8 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     if others:
         # Each side of a chain must be the gold answer: x = 2 + 3 = 5 is 5, and n + 1 = 13 is not 13.
         sides = (answer, *others)
-        if not is_same_name or (read_number(gold) and any(map(_is_in_a_variable, sides))):
+        has_variable = any(_VARIABLE.search(side) and not read_number(side, lone_units=True) for side in sides)
+        if not is_same_name or (read_number(gold) and has_variable):
             return "incorrect"
         return _all(compare_answers(gold, side, ask, depth + 1) for side in sides)
     decided = _same_atoms(gold, answer)
@@ -146,11 +147,8 @@ def _same_atoms(gold: str, answer: str) -> bool | None:
     if (gold_number and _is_multiple_of_a_variable(answer)) or (number and _is_multiple_of_a_variable(gold)):
         return False
     # A choice may be given without its wrapping: C for \text{(C)}.
-    if gold_words and len(gold_words) == 1 and len(answer) == 1:
-        return gold_words == answer.lower()
-    if answer_words and len(answer_words) == 1 and len(gold) == 1:
-        return answer_words == gold.lower()
-    return None
+    one, other = gold_words or gold.lower(), answer_words or answer.lower()
+    return one == other if (gold_words or answer_words) and len(one) == len(other) == 1 else None
 
 
 def _numeral(answer: str) -> tuple[str, str] | None:
@@ -169,10 +167,6 @@ def _is_multiple_of_a_variable(answer: str) -> bool:
     return number is not None and number.value != 0
 
 
-def _is_in_a_variable(side: str) -> bool:
-    return read_number(side, lone_units=True) is None and _VARIABLE.search(side) is not None
-
-
 def _compare_structures(
     gold: str, gold_parts: Compound | None, answer: str, answer_parts: Compound | None, ask: Ask, depth: int
 ) -> VerdictStatus | None:
@@ -181,10 +175,8 @@ def _compare_structures(
         single, parts = (gold, answer_parts) if gold_parts is None else (answer, gold_parts)
         if parts is not None and parts.kind in ("set", "list"):
             # {5} and ±0 are one element, in braces or written as several.
-            gold_parts, answer_parts = (
-                gold_parts or Compound("list", (gold,)),
-                answer_parts or Compound("list", (answer,)),
-            )
+            gold_parts = gold_parts or Compound("list", (gold,))
+            answer_parts = answer_parts or Compound("list", (answer,))
         else:
             return "incorrect" if read_number(single) else "unparsed"
     if not _may_be_the_same(gold_parts, answer_parts):

@@ -42,14 +42,7 @@ class Number:
 
 
 def same_number(left: Number, right: Number) -> bool:
-    """True for equal numbers, and for a decimal of at least six digits and a number that rounds to it.
-
-    Example:
-        >>> third = Number(Fraction(1, 3))
-        >>> decimals = [read_number(text) for text in ("0.333", "0.333333", "0.333334")]
-        >>> [same_number(third, decimal) for decimal in decimals]
-        [False, True, False]
-    """
+    """True for equal numbers, and for a decimal of at least six digits and a number that rounds to it."""
     places = [one.last_place for one in (left, right) if one.significant_digits >= MIN_SIGNIFICANT_DIGITS]
     return abs(left.value - right.value) <= max(filter(None, places), default=0) / 2
 
@@ -84,7 +77,10 @@ def _read_unsigned(body: str) -> Number | None:
         return _decimal(body)
     if match := _IS_SCIENTIFIC.fullmatch(body):
         before, power, bare_power, power_first, bare_power_first, after = match.groups()
-        return _times_power(_decimal(before or after or "1"), power or bare_power or power_first or bare_power_first)
+        number = _decimal(before or after or "1")
+        scale = Fraction(10) ** int(power or bare_power or power_first or bare_power_first)
+        last_place = None if number.last_place is None else number.last_place * scale
+        return Number(number.value * scale, last_place, number.significant_digits)
     if match := _IS_MIXED.fullmatch(body):
         whole, *parts = (int(group) for group in match.groups() if group is not None)
         # 2 \frac{3}{2} is a product, not a mixed number.
@@ -107,9 +103,3 @@ def _decimal(text: str) -> Number:
     if not places:
         return Number(Fraction(text))
     return Number(Fraction(text), Fraction(1, 10 ** len(places)), len(text.replace(".", "").lstrip("0")))
-
-
-def _times_power(number: Number, exponent: str) -> Number:
-    power = Fraction(10) ** int(exponent)
-    last_place = None if number.last_place is None else number.last_place * power
-    return Number(number.value * power, last_place, number.significant_digits)

@@ -23,10 +23,9 @@ class MathVerifyReward:
     are one answer. A completion with neither is `unparsed`: prose is never searched for a number, which a policy learns
     to exploit.
 
-    Numbers, words and the parts of points, sets and lists are compared here and exactly. Other expressions are
-    evaluated numerically, or compared by math-verify, in worker processes that start on first use. A worker that takes
-    too long, crashes or exceeds its memory is replaced, and the verdict is `timeout` or `error`; an answer that cannot
-    be parsed is `unparsed`.
+    Numbers, words and parts of lists are compared here, other expressions in worker processes that start on first use.
+    A worker that takes too long, crashes or exceeds its memory is replaced, and the verdict is `timeout` or `error`; an
+    answer that cannot be parsed is `unparsed`.
 
     Departure: math-verify alone refuses right answers and accepts wrong ones; docs/decisions/
     0011-what-counts-as-the-same-answer.md lists what is decided otherwise here, and why.
@@ -101,11 +100,12 @@ class MathVerifyReward:
             # One question per answer at a time: an answer whose question hangs asks no more, so it costs one worker.
             questions: dict[tuple[str, str], tuple[str, str]] = {}
             for pair in waiting:
-                status, question = _decide(*pair, known)
-                if status is not None:
+                unknown: list[tuple[str, str]] = []
+                status = _decide(*pair, known, unknown)
+                if status is None:
+                    questions[pair] = unknown[0]
+                else:
                     statuses[pair] = status
-                elif question is not None:
-                    questions[pair] = question
             asked = list(dict.fromkeys(questions.values()))
             known.update(zip(asked, self.pool.judge(asked), strict=True))
             waiting = list(questions)
@@ -139,17 +139,15 @@ def _joined(boxes: Sequence[str], size: int) -> str | None:
 
 
 def _decide(
-    gold: str, answer: str, known: Mapping[tuple[str, str], VerdictStatus]
-) -> tuple[VerdictStatus | None, tuple[str, str] | None]:
-    """(verdict, None), or (None, the first question to answer before there is one)."""
+    gold: str, answer: str, known: Mapping[tuple[str, str], VerdictStatus], unknown: list[tuple[str, str]]
+) -> VerdictStatus | None:
+    """The verdict; None where it depends on questions, which are added to `unknown`."""
     if not gold or not answer:
-        return ("unparsed" if not answer else "error"), None
-    questions: list[tuple[str, str]] = []
+        return "unparsed" if not answer else "error"
 
     def ask(one: str, other: str) -> VerdictStatus | None:
         if (one, other) not in known:
-            questions.append((one, other))
+            unknown.append((one, other))
         return known.get((one, other))
 
-    status = compare_answers(gold, answer, ask)
-    return status, questions[0] if status is None else None
+    return compare_answers(gold, answer, ask)

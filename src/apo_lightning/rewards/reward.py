@@ -14,14 +14,11 @@ class Reward(Protocol):
 
     A class may set `SCORES_WHILE_GENERATING = True`. Its `score` is then called several times a step, from another
     thread, with the completions that are finished, in any order; so a verdict must depend on its own completion and
-    answer alone. This pays for rewards slower than a thread switch; all others are called once a step.
+    answer alone. All others are called once a step.
     """
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
-        """One verdict per completion, in order. Never raises for the content of a completion.
-
-        `completions` have neither prompt nor prefill; `answers` are the gold answer of each.
-        """
+        """One verdict per completion (without prompt and prefill), in order. Never raises for a completion's content."""
         ...
 
     def check_answers(self, answers: Sequence[str]) -> None:

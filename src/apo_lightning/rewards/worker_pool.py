@@ -91,11 +91,6 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running workers."""
-        return [worker.process.pid for worker in self._workers]
-
     def judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
         """The status of each (gold, answer), in order.
 
