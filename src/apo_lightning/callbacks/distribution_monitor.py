@@ -17,8 +17,7 @@ from apo_lightning.types import Needs, StepOutput, StepTokens
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
-PAPER_ANCHOR_SIZE = 8
-"""K under a loss without anchors."""
+PAPER_ANCHOR_SIZE = 8  # K under a loss without anchors
 
 
 class DistributionMonitor(StepCallback):

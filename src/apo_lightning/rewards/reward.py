@@ -10,7 +10,7 @@ from apo_lightning.types import Verdict
 class Reward(Protocol):
     """Scores completions against gold answers. An instance may keep processes open between calls.
 
-    A subclass inherits a `check_answers` that accepts all and a `close` that does nothing.
+    A subclass inherits a `check_answers` that accepts all answers and a `close` that does nothing.
 
     A class may set `SCORES_WHILE_GENERATING = True`. Its `score` is then called several times a step, from another
     thread, with the completions that are finished, in any order; so a verdict must depend on its own completion and
@@ -18,7 +18,7 @@ class Reward(Protocol):
     """
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
-        """One verdict per completion (without prompt and prefill), in order. Never raises for a completion's content."""
+        """One verdict per completion, in order. Never raises for the content of a completion."""
         ...
 
     def check_answers(self, answers: Sequence[str]) -> None:
