@@ -77,7 +77,7 @@ def token_forces(
 
         >>> from apo_lightning.losses import GRPO
         >>> token_forces(GRPO(), torch.zeros(3), torch.full((3,), 1 / 3), 0, 3.0)
-        tensor([ 2., -1., -1.])
+        tensor([ 2.0000, -1.0000, -1.0000])
     """
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     z = logits.detach().reshape(-1, vocab).clone().requires_grad_()
