@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apo_lab.coverage.records import read_coverage
+from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.axes import Defaults, axes, settings
 from apo_lab.reporting.held_out import held_out_measurements
 from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
 from apo_lab.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
 from apo_lab.reporting.runs import find_files, parse_overrides
-from apo_lightning.evaluation.loading import read_result
+from apo_lightning.evaluation.loading import read_record, read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 
 STEP = "training step"
@@ -34,7 +34,8 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
         return tuple(kind(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all)
 
     return Evaluations(
-        results=found("results.json", Evaluated, read_result), coverage=found("coverage.json", Covered, read_coverage)
+        results=found("results.json", Evaluated, read_result),
+        coverage=found("coverage.json", Covered, lambda path: read_record(path, CoverageResult)),
     )
 
 

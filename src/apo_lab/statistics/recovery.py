@@ -51,6 +51,7 @@ def ratio_interval(
     *,
     bounds: tuple[float, float] | None = None,
     confidence: float = 0.95,
+    resamples_at_once: int = NUM_RESAMPLES,
 ) -> Interval:
     """Σ n_i / Σ d_i with an interval over *prompts*, since the alternatives of one prompt are correlated.
 
@@ -64,6 +65,7 @@ def ratio_interval(
         denominators: d_i > 0.
         bounds: the smallest and largest possible n_i/d_i; None: unbounded.
         confidence: in (0, 1).
+        resamples_at_once: bounds the memory, 8 bytes a resample and prompt.
 
     Returns:
         NaN without prompts; infinite ends if there are no bounds and all prompts agree.
@@ -83,15 +85,19 @@ def ratio_interval(
     if bounds is None and farthest == 0:
         return Interval(mean=ratio, low=-math.inf, high=math.inf)
     generator = torch.Generator().manual_seed(0)
-    weights = top.new_empty(NUM_RESAMPLES, len(top)).exponential_(generator=generator)
-    # The square of a standard normal number, halved, has the distribution Gamma(1/2).
-    unseen = torch.randn(NUM_RESAMPLES, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
-    total = weights @ bottom + unseen
+    lows, highs = [], []
+    for _ in range(0, NUM_RESAMPLES, resamples_at_once):
+        weights = top.new_empty(resamples_at_once, len(top)).exponential_(generator=generator)
+        # The square of a standard normal number, halved, has the distribution Gamma(1/2).
+        unseen = torch.randn(resamples_at_once, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
+        total = weights @ bottom + unseen
+        lows.append((weights @ top + unseen * lowest) / total)
+        highs.append((weights @ top + unseen * highest) / total)
     tail = (1 - confidence) / 2
     return Interval(
         mean=ratio,
-        low=min(ratio, float(((weights @ top + unseen * lowest) / total).quantile(tail))),
-        high=max(ratio, float(((weights @ top + unseen * highest) / total).quantile(1 - tail))),
+        low=min(ratio, float(torch.cat(lows).quantile(tail))),
+        high=max(ratio, float(torch.cat(highs).quantile(1 - tail))),
     )
 
 

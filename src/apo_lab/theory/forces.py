@@ -22,14 +22,7 @@ def loss_inputs(
 ) -> LossInputs:
     """The inputs that the trainer would give the loss for tokens whose whole distribution is known.
 
-    Args:
-        loss: its `needs` decide which optional inputs are filled.
-        logits: z [nats], one row per token; the gradient flows to them.
-        ref: π_ref; 0 is allowed.
-        token_ids: y.
-        advantages: A.
-        is_correct: the verdict on the token's completion.
-        old_logits: of the policy that sampled; None: the policy itself, so that r = 1.
+    The gradient flows to `logits`. Without `old_logits` the policy itself sampled, so that r = 1.
 
     Raises:
         ConfigError: the loss needs more anchors than the vocabulary has tokens.

@@ -10,11 +10,8 @@ PhaseListener = Callable[[str | None], None]
 class PhaseClock:
     """Seconds of wall-clock time in each named phase.
 
-    A phase inside another one *pauses* it, so every second belongs to exactly one phase and the sum over phases never
-    exceeds the time that passed. Work queued on an accelerator is charged to the phase that waits for it.
-
-    Args:
-        now: the time in seconds; anything monotonic.
+    A phase inside another one *pauses* it, so every second belongs to exactly one phase. Work queued on an accelerator
+    is charged to the phase that waits for it. `now` is a monotonic clock [s].
 
     Example:
         >>> ticks = iter([0.0, 3.0, 5.0, 6.0])  # read on entering and on leaving each phase
@@ -52,10 +49,7 @@ class PhaseClock:
         self._listeners.append(listener)
 
     def take(self) -> dict[str, float]:
-        """Seconds of each phase since the last call, in the order they were first entered; starts again from nothing.
-
-        An open phase is charged up to now, and continues.
-        """
+        """Seconds of each phase since the last call, in the order they were first entered; an open one continues."""
         if self._open:
             self._charge()
         seconds, self._seconds = self._seconds, {}
@@ -74,25 +68,9 @@ class PhaseClock:
 
 
 class StepTimer:
-    """How long each phase of a step took, and the whole of it: from the end of the step before to its own end.
+    """How long each of the `phases` of a step took, and the whole of it, from the end of the step before to its end.
 
-    So the steps of a run add up to its time without pauses. `step` minus the sum of all phases is time in no phase.
-
-    Args:
-        clock: times the phases.
-        phases: those of a step, in order. One that did not run took 0.0 s.
-
-    Example:
-        A step begins at 1 s, its own work at 2 s; a phase runs from 3 s to 5 s, and the step ends at 6 s.
-
-        >>> ticks = iter([1.0, 2.0, 3.0, 5.0, 6.0])
-        >>> timer = StepTimer(PhaseClock(now=lambda: next(ticks)), ("generate", "update"))
-        >>> timer.begin()
-        >>> timer.enter()
-        >>> with timer.clock.phase("update"):
-        ...     pass
-        >>> timer.take()
-        {'between_steps': 1.0, 'generate': 0.0, 'update': 2.0, 'step': 5.0}
+    The steps of a run add up to its time without pauses. `step` minus the sum of all phases is time in no phase.
     """
 
     def __init__(self, clock: PhaseClock, phases: tuple[str, ...]) -> None:
