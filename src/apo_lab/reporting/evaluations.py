@@ -9,7 +9,7 @@ from apo_lab.coverage.records import read_coverage
 from apo_lab.reporting.axes import Defaults, axes, settings
 from apo_lab.reporting.held_out import held_out_measurements
 from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
-from apo_lab.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
+from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
 from apo_lab.reporting.runs import find_files, parse_overrides
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
@@ -28,14 +28,15 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
     """
     by_folder = {run.folder: run for run in runs}
 
-    def found(name: str, kind: Any, read: Callable[[Path], Any]) -> Any:
+    def found(name: str, read: Callable[[Path], Any]) -> tuple[Any, ...]:
         paths = sorted({path.resolve() for path in find_files(folders, name)})
         read_all = ((path, read(path)) for path in paths)
-        return tuple(kind(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all)
+        return tuple(
+            ResultFile(path=path, result=result, run=_run_of(path, result.model, by_folder))
+            for path, result in read_all
+        )
 
-    return Evaluations(
-        results=found("results.json", Evaluated, read_result), coverage=found("coverage.json", Covered, read_coverage)
-    )
+    return Evaluations(results=found("results.json", read_result), coverage=found("coverage.json", read_coverage))
 
 
 def measurements(

@@ -5,8 +5,11 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from apo_lab.reporting.records import MARK, Alignment, Cell, Column, Table, TableRow
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from apo_lab.reporting.records import MARK, Alignment, Cell, Column, Table
 from apo_lightning.common.files import write_atomically
 
 SIGNIFICANT_DIGITS = 12
@@ -39,7 +42,6 @@ _LATEX = {
     "\N{NO-BREAK SPACE}": "~",
     "\n": " ",
 }
-_LETTER: dict[Alignment, str] = {"left": "l", "right": "r"}
 _RULE: dict[Alignment, str] = {"left": ":{}-", "right": "-{}:"}
 
 
@@ -55,8 +57,6 @@ def write_tables(tables: Iterable[Table], folder: Path) -> tuple[Path, ...]:
 
 def markdown(table: Table) -> str:
     """A GitHub table for each section, columns padded so that it reads as well in a terminal."""
-    if not table.rows:
-        return f"### {table.title}\n\nNothing to show.\n"
     parts = [f"### {table.title}"]
     header = [_plain(column.title) for column in table.columns]
     body = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
@@ -69,32 +69,20 @@ def markdown(table: Table) -> str:
         parts += [f"**{_plain(section)}**"] if section else []
         parts.append("\n".join(grid))
     # Two spaces end a line without ending the paragraph.
-    parts += ["  \n".join(_plain(note) for note in table.printed_notes)] if table.printed_notes else []
+    parts += ["  \n".join(map(_plain, table.printed_notes))] if table.notes else []
     return "\n\n".join(parts) + "\n"
 
 
 def latex(table: Table) -> str:
-    """A `table*` for a document that loads booktabs and, for the grey of a default's row, xcolor with `[table]`.
+    """A `table*` for booktabs, with intervals below their numbers in small print.
 
-    Intervals stand in small type on a line below their numbers; a table of more than eight columns, which would not fit
-    a page otherwise, is scaled to its width with graphicx.
+    Default rows of sweeps are grey, which needs the package xcolor with `table`. One of more than eight columns, which
+    would not fit a page otherwise, is scaled to its width with graphicx.
     """
-    letters = "".join(_LETTER[column.align] for column in table.columns)
-    tabular = [f"\\begin{{tabular}}{{{letters}}}", r"  \toprule", *_latex_header(table), r"  \midrule"]
-    for index, (section, rows) in enumerate(table.sections):
-        tabular += [r"  \midrule"] if index else []
-        span = f"\\multicolumn{{{len(table.columns)}}}{{l}}"
-        tabular += [f"  {span}{{\\textit{{{escape(section)}}}}} \\\\"] if section else []
-        tabular += [line for row in rows for line in _latex_row(row)]
-    tabular += [r"  \bottomrule", r"\end{tabular}"]
-    if len(table.columns) > WIDEST_UNSCALED:
-        tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
-    lines = [r"\begin{table*}[t]", r"  \centering", f"  \\caption{{{escape(table.title)}.}}"]
-    lines += [f"  \\label{{tab:{table.name}}}", r"  \setlength{\tabcolsep}{4pt}", *(f"  {line}" for line in tabular)]
-    lines += (
-        [f"  \\par\\smallskip\\footnotesize {escape(' '.join(table.printed_notes))}"] if table.printed_notes else []
+    template = _environment(
+        False, block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>"
     )
-    return "\n".join([*lines, r"\end{table*}", ""])
+    return template.get_template("table.tex.j2").render(table=table, mark=MARK, widest=WIDEST_UNSCALED)
 
 
 def csv_text(table: Table) -> str:
@@ -119,6 +107,11 @@ def csv_text(table: Table) -> str:
     return text.getvalue()
 
 
+def template(name: str) -> Template:
+    """A page of `templates/`, which escapes all values that it inserts and refuses names that are not given."""
+    return _environment(True).get_template(name)
+
+
 def escape(text: str) -> str:
     r"""Text for LaTeX: its special characters escaped, the signs that tables use as mathematics.
 
@@ -127,6 +120,20 @@ def escape(text: str) -> str:
         AIME\_24 \& 50 \%: $\beta$ = 0.1
     """
     return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _environment(autoescape: bool, **syntax: Any) -> Environment:
+    found = Environment(
+        loader=PackageLoader("apo_lab.reporting"),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **syntax,
+    )
+    found.filters["tex"] = escape
+    return found
 
 
 def _digits(value: float) -> str:
@@ -154,28 +161,3 @@ def _padded(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Colum
 
 def _rule(widths: Sequence[int], columns: Sequence[Column]) -> str:
     return f"|{'|'.join(_RULE[c.align].format('-' * width) for c, width in zip(columns, widths, strict=True))}|"
-
-
-def _latex_header(table: Table) -> list[str]:
-    cells, rules, start = [], [], 1
-    for group, width in table.header_groups:
-        cells += [f"\\multicolumn{{{width}}}{{c}}{{{escape(group)}}}"] if group else [""] * width
-        rules += [f"\\cmidrule(lr){{{start}-{start + width - 1}}}"] if group else []
-        start += width
-    groups = [f"  {' & '.join(cells)} \\\\", f"  {' '.join(rules)}"] if cells else []
-    return [*groups, f"  {' & '.join(escape(column.name) for column in table.columns)} \\\\"]
-
-
-def _latex_row(row: TableRow) -> list[str]:
-    grey = [r"  \rowcolor{gray!15}"] if row.highlight else []
-    lines = [*grey, f"  {' & '.join(_latex_cell(cell) for cell in row.cells)} \\\\"]
-    if any(cell.interval_text for cell in row.cells):
-        small = (f"{{\\scriptsize {cell.interval_text}}}" if cell.interval_text else "" for cell in row.cells)
-        lines += [*grey, f"  {' & '.join(small)} \\\\"]
-    return lines
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = escape(cell.text)
-    text = f"\\textbf{{{text}}}" if cell.bold else text
-    return text + (escape(MARK) if cell.marked else "")

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from apo_lab.reporting.page import template
+from apo_lab.reporting.render import template
 from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apo_lab.reporting.averages import mean_over_seeds, series_name
+from apo_lab.reporting.averages import mean_over_seeds
 from apo_lab.reporting.evaluations import STEP
-from apo_lab.reporting.figures.canvas import count_steps, method_legend, panels, styled
+from apo_lab.reporting.figures.canvas import count_steps, draw_band, ends, method_legend, panels, styled
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.style import QUIET, Style
@@ -58,7 +58,7 @@ def trajectories(measurements: Sequence[Measurement]) -> list[Trajectory]:
         if item.method == BASE:
             bases[where] = plain
         else:
-            found[*where, series_name(plain)].append((int(item.settings[STEP]), plain))
+            found[*where, plain.name].append((int(item.settings[STEP]), plain))
     return [
         Trajectory(
             block=block,
@@ -98,12 +98,14 @@ def collapse_figure(lines: Sequence[Trajectory], styles: Mapping[str, Style]) ->
         styles: of their methods.
     """
     shown = collapse_panels(lines)
+    base = next((line.base for line in lines if line.base is not None), None)
     figure, grid = panels(len(shown), height=1.75)
     for axes, (key, title) in zip(grid, shown, strict=True):
-        _draw_base(axes, next((line.base for line in lines if line.base is not None), None), key)
+        if base is not None and key in base.metrics:
+            _draw_base(axes, *ends([base.metrics[key]])[:, 0])
         for line in lines:
-            if any(key in item.metrics for _, item in line.points):
-                _draw(axes, line, key, styles[line.method])
+            if measured := {step: item.metrics[key] for step, item in line.points if key in item.metrics}:
+                draw_band(axes, list(measured), ends(measured.values()), styles[line.method])
         axes.set_title(title)
         axes.set_xlim(left=0)
         count_steps(axes)
@@ -111,27 +113,7 @@ def collapse_figure(lines: Sequence[Trajectory], styles: Mapping[str, Style]) ->
     return figure
 
 
-def _draw_base(axes: Axes, base: Measurement | None, key: str) -> None:
-    if base is None or key not in base.metrics:
-        return
-    estimate = base.metrics[key]
-    axes.axhspan(estimate.low, estimate.high, color=QUIET, alpha=0.12, linewidth=0, zorder=1)
-    axes.axhline(estimate.value, color=QUIET, linestyle=":", linewidth=1.2, zorder=2)
-    axes.annotate(
-        BASE,
-        (1, estimate.value),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 1.5),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=6.5,
-        color=QUIET,
-    )
-
-
-def _draw(axes: Axes, line: Trajectory, key: str, style: Style) -> None:
-    steps, found = zip(*((step, item.metrics[key]) for step, item in line.points if key in item.metrics), strict=True)
-    low, high = [e.low for e in found], [e.high for e in found]
-    axes.fill_between(steps, low, high, color=style.color, alpha=0.15, linewidth=0, zorder=2)
-    axes.plot(steps, [e.value for e in found], **style.marked_line, markersize=3.5, zorder=3 + style.rank)
+def _draw_base(axes: Axes, value: float, low: float, high: float) -> None:
+    axes.axhspan(low, high, color=QUIET, alpha=0.12, linewidth=0, zorder=1)
+    axes.axhline(value, color=QUIET, linestyle=":", linewidth=1.2, zorder=2)
+    axes.text(1, value, BASE, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=7, color=QUIET)

@@ -1,12 +1,9 @@
 """All figures of a report, named and captioned, from everything that was read."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from matplotlib.figure import Figure
-
-from apo_lab.reporting.averages import series_name
 from apo_lab.reporting.axes import Defaults
+from apo_lab.reporting.figures.canvas import NamedFigure
 from apo_lab.reporting.figures.collapse import Trajectory, collapse_figure, trajectories
 from apo_lab.reporting.figures.coverage import coverage_figure
 from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure, shown_methods
@@ -23,12 +20,19 @@ from apo_lab.reporting.figures.training import (
     runs_by_method,
 )
 from apo_lab.reporting.names import algo_of, benchmark_name, slug
-from apo_lab.reporting.published import as_measurements, as_recall, published
+from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Covered, Measurement, RunCard
 from apo_lab.reporting.style import Style, styles_of
-from apo_lab.reporting.tables.main_results import without_variants
 from apo_lab.reporting.tables.sensitivity import swept_methods
-from apo_lab.reporting.tables.series import Series, evaluated_or_held_out, interval_note, num_seeds, series
+from apo_lab.reporting.tables.series import (
+    Series,
+    evaluated,
+    interval_note,
+    num_seeds,
+    series,
+    series_of,
+    without_variants,
+)
 
 SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
@@ -36,17 +40,6 @@ SMOOTHING = (
 )
 
 MONITORS = "Dotted: 0 of a difference or a count, the alarm's threshold, or else the first logged value, of the base. "
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFigure:
-    """A figure with its title and caption."""
-
-    name: str
-    """Stem of its files: `pareto`."""
-    title: str
-    caption: str
-    figure: Figure
 
 
 def report_figures(
@@ -60,15 +53,15 @@ def report_figures(
 
     Args:
         runs: the training runs.
-        measurements: of evaluations and of the runs' held-out problems.
+        measurements: of evaluations and of the runs' held-out problems, from `evaluations.measurements`.
         covered: coverage of worked solutions.
-        defaults: as in `axes.settings`; the same as `measurements` was given.
+        defaults: what a run uses where nothing is overridden; the same as `measurements` was given.
         snapshots: from `evaluations.snapshot_measurements`.
     """
     paper = as_measurements(published("main_results"))
     by_model = runs_by_method(runs, defaults)
     lines = trajectories(snapshots)
-    names = [*(series_name(item) for item in (*measurements, *paper)), *(line.method for line in lines)]
+    names = [*(item.name for item in (*measurements, *paper)), *(line.method for line in lines)]
     styles = styles_of([*names, *(method for methods in by_model.values() for method in methods)])
     return [
         *_evaluated(measurements, paper, styles),
@@ -98,14 +91,14 @@ def _covered(covered: Sequence[Covered]) -> Iterator[NamedFigure]:
         "so far given; bands: 95 % intervals over problems. Hollow: published."
     )
     if covered:
-        figure = coverage_figure(covered, as_recall(published("coverage")))
+        figure = coverage_figure(covered)
         yield NamedFigure("oracle_coverage", "Oracle coverage", caption, figure)
 
 
 def _evaluated(
     measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
 ) -> Iterator[NamedFigure]:
-    items = without_variants(series([item for item in measurements if not item.held_out]))
+    items = without_variants(series(evaluated(measurements)))
     if pareto_points(measurements):
         caption = (
             "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: "
@@ -144,8 +137,7 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
         panels = sensitivity_panels(measurements, block=block, method=method, defaults=usual, published=theirs)
         if panels:
             suffix = f"_{slug(block)}_{slug(method)}" if len(swept) > 1 else ""
-            chosen = evaluated_or_held_out(measurements)
-            items = series([item for item in chosen if (item.block, item.method) == (block, method)])
+            items = series_of(measurements, block, method)
             caption = (
                 f"Mean over benchmarks, one setting varied at a time; vertical lines: {interval_note(items)}. "
                 f"{_seeds(items)} Star: the default. Hollow: published."

@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apo_lab.reporting.axes import plain, value_place
-from apo_lab.reporting.figures.canvas import filled_and_hollow, panels, styled
-from apo_lab.reporting.names import METHODS, axis_name, axis_place
+from apo_lab.reporting.figures.canvas import ends, filled_and_hollow, panels, styled
+from apo_lab.reporting.names import AXES, METHODS, axis_name, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.style import INK, KNOWN
-from apo_lab.reporting.tables.series import average, common_benchmarks, evaluated_or_held_out, series
+from apo_lab.reporting.tables.series import average, common_benchmarks, series_of
 from apo_lightning.evaluation.records import Estimate
 
 
@@ -29,12 +28,11 @@ class SensitivityPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensitivityPanel:
-    """The values of one setting, with all others at their defaults."""
+    """The values of one setting, ascending, with all others at their defaults."""
 
     axis: str
     """The setting's key: `algo.loss.pull_coef`."""
     points: tuple[SensitivityPoint, ...]
-    """The points, by ascending value."""
     published: tuple[SensitivityPoint, ...] = ()
 
 
@@ -89,17 +87,16 @@ def sensitivity_figure(shown: Sequence[SensitivityPanel]) -> Figure:
 def _along_axes(
     measurements: Sequence[Measurement], block: str, method: str, defaults: Mapping[str, str]
 ) -> dict[str, tuple[SensitivityPoint, ...]]:
-    chosen = [item for item in evaluated_or_held_out(measurements) if (item.block, item.method) == (block, method)]
-    items = series(chosen)
+    items = series_of(measurements, block, method)
     names = common_benchmarks(items)
     points: dict[str, list[SensitivityPoint]] = {}
-    for axis in sorted({key for item in items for key in item.settings if len(item.settings) == 1}, key=axis_place):
+    for axis in in_order((key for item in items for key in item.settings if len(item.settings) == 1), AXES):
         for item in items:
             estimate = average(item, names, dict.fromkeys(names, "pass@1"))
             # Several weights under one name would be several points at one value.
             if estimate is not None and set(item.settings) <= {axis} and not item.which:
-                value = item.settings.get(axis, plain(defaults.get(axis, "default")))
-                point = SensitivityPoint(value=plain(value), estimate=estimate, is_default=not item.settings)
+                value = plain(item.settings.get(axis, defaults.get(axis, "default")))
+                point = SensitivityPoint(value=value, estimate=estimate, is_default=not item.settings)
                 points.setdefault(axis, []).append(point)
     return {
         axis: tuple(sorted(found, key=lambda point: value_place(point.value)))
@@ -111,12 +108,11 @@ def _along_axes(
 def _panel(axes: Axes, panel: SensitivityPanel) -> None:
     style = KNOWN[METHODS["apo"]]
     values = sorted({point.value for point in (*panel.points, *panel.published)}, key=value_place)
-    place = {value: index for index, value in enumerate(values)}
     for points, hollow in ((panel.published, True), (panel.points, False)):
-        x = [place[point.value] for point in points]
-        y, low, high = (
-            100 * np.array([getattr(point.estimate, end) for point in points]) for end in ("value", "low", "high")
-        )
+        if not points:
+            continue
+        x = [values.index(point.value) for point in points]
+        y, low, high = ends([point.estimate for point in points], scale=100)
         axes.vlines(x, low, high, color=style.color, alpha=0.35, linewidth=1.2)
         axes.plot(x, y, ":" if hollow else "-", color=style.color, linewidth=0.8 if hollow else 1.3, zorder=3)
         for point, at, height in zip(points, x, y, strict=True):

@@ -3,20 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from apo_lab.reporting.axes import plain, same_value, value_place
-from apo_lab.reporting.names import (
-    benchmark_name,
-    in_benchmark_order,
-    in_method_order,
-    in_model_order,
-    method_name,
-    model_name,
-)
+from apo_lab.reporting.axes import plain, value_place
+from apo_lab.reporting.names import BENCHMARKS, METHODS, MODELS, benchmark_name, in_order, method_name, model_name
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, Name, PublishedCell, published, published_cell
 from apo_lab.reporting.records import (
     Cell,
     Covered,
-    Evaluations,
     Measurement,
     RunCard,
     Table,
@@ -27,7 +19,7 @@ from apo_lab.reporting.records import (
 )
 from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, share_cell
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.series import Series, average, evaluated_or_held_out, interval_note, series
+from apo_lab.reporting.tables.series import Series, average, evaluated, interval_note, series
 from apo_lightning.evaluation.records import Estimate
 
 SETTINGS: Mapping[str, str] = {
@@ -54,32 +46,27 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
     Marked: a published number that does not add up. Averages only where all five benchmarks were evaluated with the
     paper's K.
     """
-    items = series([item for item in evaluated_or_held_out(measurements) if not item.held_out])
+    items = series(evaluated(measurements))
     found = [
         (item, name, metric, ours, theirs)
         for item in items
         for name, metric, ours in _numbers(item)
         if (theirs := _published_cell(item, name, metric)) is not None
     ]
-    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if found else []
+    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."]
     if faults := dict.fromkeys(FAULTS[fault] for *_, theirs in found for fault in theirs.mark.split()):
         notes.append(f"Marked: the published number does not add up: it {', or '.join(faults)}.")
     return Table(
         name="beside_published",
         title="Measured here and published",
-        columns=(
-            *left("Method"),
-            SEEDS,
-            *left("Benchmark", "Metric"),
-            *right("Here", "Published", "Difference"),
-        ),
+        columns=(*left("Method"), SEEDS, *left("Benchmark", "Metric"), *right("Here", "Published", "Difference")),
         rows=tuple(_comparison(*each) for each in found),
         notes=tuple(notes),
     )
 
 
 def _numbers(item: Series) -> Iterator[tuple[str, str, Estimate]]:
-    for name in in_benchmark_order(item.by_benchmark):
+    for name in in_order(item.by_benchmark, BENCHMARKS):
         measured = item.by_benchmark[name]
         for metric in dict.fromkeys(("pass@1", f"pass@{measured.num_samples}")):
             if metric in measured.metrics:
@@ -113,14 +100,13 @@ def _comparison(item: Series, benchmark: str, metric: str, ours: Estimate, their
     )
 
 
-def coverage_table(evaluations: Evaluations) -> Table:
+def coverage_table(covered: Sequence[Covered]) -> Table:
     """Oracle recall at K [%] of every model that was measured, the published row last; a block for each preset.
 
     Source: the paper's table of oracle coverage.
     """
-    found = evaluations.coverage
-    sizes = sorted({k for item in found for k in item.result.recall})
-    rows = [_recall(item, sizes) for item in _in_order(found)]
+    sizes = sorted({k for item in covered for k in item.result.recall})
+    rows = [_recall(item, sizes) for item in _in_order(covered)]
     if rows:
         rows.append(_published_recall(sizes))
     return Table(
@@ -128,13 +114,13 @@ def coverage_table(evaluations: Evaluations) -> Table:
         title="Oracle coverage",
         columns=(*left("Model", "Method"), *right("Tokens", *(f"Top-{k}" for k in sizes))),
         rows=tuple(rows),
-        notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",) if rows else (),
+        notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",),
     )
 
 
-def _in_order(found: tuple[Covered, ...]) -> list[Covered]:
-    models = in_model_order(item.model for item in found)
-    methods = in_method_order(item.method for item in found)
+def _in_order(found: Sequence[Covered]) -> list[Covered]:
+    models = in_order((item.model for item in found), MODELS.values())
+    methods = in_order((item.method for item in found), METHODS.values())
     return sorted(found, key=lambda c: (c.result.preset, models.index(c.model), methods.index(c.method), str(c.path)))
 
 
@@ -163,14 +149,14 @@ def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
         title="Hyper-parameters",
         columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
         rows=tuple(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
-        notes=("Marked: not the paper's value in every run.",) if runs else (),
+        notes=("Marked: not the paper's value in every run.",),
     )
 
 
 def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     values = Counter(_value(run, cell.metric) for run in runs)
     found = {value: count for value, count in values.items() if value is not None}
-    differs = cell.metric != "platform" and any(not same_value(value, cell.text) for value in found)
+    differs = cell.metric != "platform" and any(value != plain(cell.text) for value in found)
     methods = method_name(cell.method) if cell.method else "all"
     return row_of(SETTINGS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
 

@@ -37,6 +37,11 @@ def share_cell(estimate: Estimate | None) -> Cell:
     return number_cell(estimate, scale=PER_CENT, decimals=2)
 
 
+def points_cell(estimate: Estimate | None) -> Cell:
+    """A difference of fractions in points of per cent, with its sign."""
+    return number_cell(estimate, scale=PER_CENT, decimals=2, signed=True)
+
+
 def with_best_bold(rows: Sequence[TableRow], lower_is_better: Iterable[int] = ()) -> tuple[TableRow, ...]:
     """The rows with the best number of each column bold, within each section; ties as printed are bold together.
 

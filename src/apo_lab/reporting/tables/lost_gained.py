@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from apo_lab.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
+from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import PER_CENT, number_cell
-from apo_lab.reporting.tables.main_results import without_variants
-from apo_lab.reporting.tables.series import Series, num_seeds, series
+from apo_lab.reporting.tables.cells import points_cell
+from apo_lab.reporting.tables.series import Series, evaluated, num_seeds, series, without_variants
 from apo_lab.statistics.comparison import Comparison, compare_methods
 from apo_lightning.evaluation.records import Estimate
 
@@ -21,10 +20,10 @@ def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
     evaluated on. K is the benchmark's common sample budget. Of a method with several training seeds a problem counts
     with the share of seeds, as expected of one seed of each.
     """
-    items = without_variants(series([item for item in measurements if not item.held_out]))
+    items = without_variants(series(evaluated(measurements)))
     pairs = [(a, b) for a in items for b in items if a.block == b.block and _compared(a, b)]
     both = [
-        (a, b, name) for a, b in pairs for name in in_benchmark_order(a.by_benchmark.keys() & b.by_benchmark.keys())
+        (a, b, name) for a, b in pairs for name in in_order(a.by_benchmark.keys() & b.by_benchmark.keys(), BENCHMARKS)
     ]
     comparable = [(a, b, name) for a, b, name in both if _same_problems(a.by_benchmark[name], b.by_benchmark[name])]
     rows = tuple(_row(a, b, name) for a, b, name in comparable)
@@ -78,7 +77,7 @@ def _row(a: Series, b: Series, name: str) -> TableRow:
         benchmark_name(name),
         f"{num_seeds([first])}, {num_seeds([second])}",
         *(_count(count) for count in (result.num_problems, result.num_lost, result.num_gained, result.k)),
-        number_cell(estimate, scale=PER_CENT, decimals=2, signed=True),
+        points_cell(estimate),
         _scope(a, b, result),
         section=a.block,
     )

@@ -4,11 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from apo_lab.reporting.axes import Defaults, plain, value_place
 from apo_lab.reporting.identity import blocks_in_order
-from apo_lab.reporting.names import algo_of, axis_name, axis_place, in_benchmark_order, in_method_order, slug
+from apo_lab.reporting.names import AXES, BENCHMARKS, METHODS, algo_of, axis_name, in_order, slug
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, row_of
 from apo_lab.reporting.tables.cells import with_best_bold
-from apo_lab.reporting.tables.columns import Accuracies
-from apo_lab.reporting.tables.series import Series, common_benchmarks, data_notes, evaluated_or_held_out, series
+from apo_lab.reporting.tables.columns import Accuracies, accuracy_note
+from apo_lab.reporting.tables.series import (
+    Series,
+    budgets,
+    common_benchmarks,
+    data_notes,
+    evaluated,
+    missing_note,
+    series_of,
+)
 
 
 def sensitivity_table(
@@ -27,10 +35,10 @@ def sensitivity_table(
         method: as tables print it.
         defaults: the same as `measurements` was given; without it no run is the default.
     """
-    chosen = [item for item in evaluated_or_held_out(measurements) if (item.block, item.method) == (block, method)]
-    items = series(chosen)
-    names = in_benchmark_order(common_benchmarks(items))
-    accuracies = Accuracies.of(chosen, names, has_averages=len(names) > 1)
+    items = series_of(measurements, block, method)
+    names = in_order(common_benchmarks(items), BENCHMARKS)
+    every = [measured for item in items for measured in item.by_benchmark.values()]
+    accuracies = Accuracies(names, budgets(every), has_averages=len(names) > 1)
     usual = (defaults or {}).get(algo_of(method), {})
     rows = with_best_bold(_rows(items, usual, lambda item: accuracies.cells(item, names)))
     return Table(
@@ -38,17 +46,17 @@ def sensitivity_table(
         title=f"Sensitivity of {method} on {block}",
         columns=accuracies.columns("Setting"),
         rows=rows,
-        notes=(*accuracies.notes(rows, items), *data_notes(chosen)),
+        notes=(accuracy_note(items), *missing_note(items), *data_notes(every)),
     )
 
 
 def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     """(block, method) of everything measured with more than one setting: what a sensitivity table can be made of."""
     settings: dict[tuple[str, str], set[tuple[tuple[str, str], ...]]] = {}
-    chosen = evaluated_or_held_out(measurements)
+    chosen = evaluated(measurements) or measurements
     for item in chosen:
         settings.setdefault((item.block, item.method), set()).add(tuple(item.settings.items()))
-    blocks, methods = blocks_in_order(chosen), in_method_order(item.method for item in chosen)
+    blocks, methods = blocks_in_order(chosen), in_order((item.method for item in chosen), METHODS.values())
     found = [key for key, values in settings.items() if len(values) > 1]
     return sorted(found, key=lambda key: (blocks.index(key[0]), methods.index(key[1])))
 
@@ -75,5 +83,5 @@ def _rows(
     return rows
 
 
-def _block_place(keys: Sequence[str]) -> tuple[int, list[tuple[int, str]]]:
-    return len(keys), [axis_place(key) for key in keys]
+def _block_place(keys: Sequence[str]) -> tuple[int, list[int], Sequence[str]]:
+    return len(keys), [list(AXES).index(key) if key in AXES else len(AXES) for key in keys], keys

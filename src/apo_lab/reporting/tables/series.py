@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds, series_name
-from apo_lab.reporting.identity import blocks_in_order, depends_on_n
-from apo_lab.reporting.names import BASE, in_method_order
+from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds
+from apo_lab.reporting.identity import OF_N, blocks_in_order
+from apo_lab.reporting.names import BASE, METHODS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
 
@@ -28,10 +28,9 @@ class Series:
     by_benchmark: Mapping[str, Measurement]
 
 
-def evaluated_or_held_out(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The evaluations; where there is none, the training runs' own measurements on held-out problems."""
-    evaluated = [item for item in measurements if not item.held_out]
-    return evaluated or list(measurements)
+def evaluated(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """The evaluations alone, without the training runs' own measurements on held-out problems."""
+    return [item for item in measurements if not item.held_out]
 
 
 def budgets(measurements: Iterable[Measurement]) -> dict[str, int]:
@@ -50,7 +49,7 @@ def at_budget(measurements: Sequence[Measurement]) -> list[Measurement]:
     common, cut = budgets(measurements), []
     for item in measurements:
         k = common[item.benchmark]
-        kept = {name: e for name, e in item.metrics.items() if item.num_samples == k or not depends_on_n(name)}
+        kept = {name: e for name, e in item.metrics.items() if item.num_samples == k or not name.startswith(OF_N)}
         at_k = {f"pass@{k}": item.pass_at_k[k - 1]} if item.pass_at_k else {}
         cut.append(replace(item, num_samples=k, metrics={**kept, **at_k}, pass_at_k=item.pass_at_k[:k]))
     return cut
@@ -62,7 +61,7 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
     for item in mean_over_seeds(at_budget(measurements)):
         groups[item.block, item.method, tuple(item.settings.items()), item.which][item.benchmark] = item
     blocks = blocks_in_order(measurements)
-    methods = in_method_order(method for _, method, _, _ in groups)
+    methods = in_order((method for _, method, _, _ in groups), METHODS.values())
     order = sorted(groups, key=lambda key: (blocks.index(key[0]), methods.index(key[1]), *key[2:]))
     return [
         Series(
@@ -71,12 +70,25 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
             method=first.method,
             settings=first.settings,
             which=first.which,
-            name=series_name(first),
+            name=first.name,
             by_benchmark=groups[key],
         )
         for key in order
         for first in [next(iter(groups[key].values()))]
     ]
+
+
+def series_of(measurements: Sequence[Measurement], block: str, method: str) -> list[Series]:
+    """The settings of one method: as they were evaluated, or else on the training runs' own held-out problems."""
+    return series(
+        [item for item in evaluated(measurements) or measurements if (item.block, item.method) == (block, method)]
+    )
+
+
+def without_variants(items: Sequence[Series]) -> list[Series]:
+    """The series with default settings, and those of methods that were run with no defaults."""
+    plain = {(item.block, item.method) for item in items if not item.settings}
+    return [item for item in items if not item.settings or (item.block, item.method) not in plain]
 
 
 def common_benchmarks(items: Sequence[Series]) -> set[str]:
@@ -142,13 +154,9 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
         if len({item.data_sha256 for item in group if item.data_sha256}) > 1:
             notes.append(f"{benchmark}: NOT the same problems in every evaluation; its numbers do not compare.")
-    if repeats := sum(item.num_repeats for item in measurements):
-        notes.append(
-            f"Counted once: measurements of the same weights with the same settings and seed ({repeats} left out)."
-        )
-    if pooled := {series_name(item) for item in measurements if len(item.sampling_seeds) > 1}:
+    if pooled := {item.name for item in measurements if len(item.sampling_seeds) > 1}:
         notes.append(f"Samples drawn with several seeds from the same weights are pooled: {', '.join(sorted(pooled))}.")
-    if unclear := sorted({series_name(item) for item in measurements if item.which}):
+    if unclear := sorted({item.name for item in measurements if item.which}):
         notes.append(
             f"Not averaged: {', '.join(unclear)}. One name stands for several weights that are not different training "
             "seeds; name the folders of one in runs=, or give each a model.name of its own."
