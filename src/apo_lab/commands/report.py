@@ -39,7 +39,7 @@ def report(cfg: DictConfig) -> Path:
     measured = measurements(runs, evaluations, defaults)
     snapshots = snapshot_measurements(runs, evaluations, defaults)
     tables = report_tables(runs, measured, evaluations.coverage, defaults)
-    figures = report_figures(runs, measured, evaluations.coverage, defaults, snapshots)
+    figures = report_figures(runs, measured, defaults, snapshots)
     contents = Report(
         title=cfg.title,
         date=str(cfg.date),
@@ -60,8 +60,8 @@ def _rollouts(run: Path, limit: int) -> Path:
     sample = read_rollouts(run, limit)
     path = run / "rollouts.html"
     write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
-    say(f"{len(sample.rollouts):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
-    if not any(rollout.tokens for rollout in sample.rollouts):
+    say(f"{len(sample.lines):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
+    if not any(sample.tokens):
         say("no token values were recorded: train with callbacks=[default,token_writer] to see them")
     say(f"open {path}")
     return path

@@ -24,9 +24,6 @@ def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
     problems. Where a seed's scores of each problem are not known, or the problems are not the same, there is a mean and
     no interval. A metric that one of the seeds lacks is left out.
 
-    Args:
-        measurements: as `identity.resolved` leaves them.
-
     Raises:
         ConfigError: what would be averaged are not different training seeds measured alike.
     """
@@ -57,13 +54,9 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
-    """Mean of one metric over the seeds of several benchmarks.
+    """Mean over benchmarks of a mean over seeds, each with the metric to take of it.
 
-    Args:
-        measured: a mean over seeds and the metric to take of it, one a benchmark.
-
-    Returns:
-        Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
+    Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
     """
     tables = [score_table(item.policies, name) for item, name in measured]
     known = [table for table in tables if table is not None]
@@ -75,12 +68,7 @@ def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
 
 
 def score_table(policies: Sequence[Measurement], metric: str) -> Float[Tensor, "policies problems"] | None:
-    """Each policy's score on each problem, matched by problem id; None where scores are not known or ids not the same.
-
-    Args:
-        policies: none of them a mean.
-        metric: a key of `Measurement.by_problem`, or `pass@k` of any k up to the samples a problem.
-    """
+    """Each policy's score on each problem, matched by problem id; None where they are not known or the ids differ."""
     rows = [_by_problem(policy, metric) for policy in policies]
     if not all(rows) or any(row.keys() != rows[0].keys() for row in rows):
         return None

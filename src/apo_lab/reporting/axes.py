@@ -21,13 +21,6 @@ def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str
     An overridden `experiment=` stands for every config key in which runs of one method and model differ. Where runs
     are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
     which they do: seeds are averaged of one configuration alone.
-
-    Example:
-        >>> from pathlib import Path
-        >>> def run(**overrides):
-        ...     return RunCard(folder=Path("x"), algo="apo", model="tiny", overrides=overrides)
-        >>> axes([run(seed="1", group_size="4"), run(seed="2", group_size="8")])
-        ('group_size',)
     """
     groups = _grouped(runs, lambda run: (run.algo, run.model))
     found: set[str] = set()
@@ -51,15 +44,7 @@ def _grouped(runs: Iterable[RunCard], key: Callable[[RunCard], Sequence[str | No
 
 
 def settings(run: RunCard, keys: Sequence[str], defaults: Defaults | None = None) -> dict[str, str]:
-    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows.
-
-    Example:
-        >>> from pathlib import Path
-        >>> typed = {"group_size": "4", "temperature": "1.0"}
-        >>> run = RunCard(folder=Path("x"), algo="apo", model="tiny", overrides=typed)
-        >>> settings(run, list(typed), {"apo": {"group_size": "8", "temperature": "1"}})
-        {'group_size': '4'}
-    """
+    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows."""
     usual = (defaults or {}).get(run.algo, {})
     values = {key: value_of(run, key, defaults) for key in keys}
     return {

@@ -21,7 +21,7 @@ STEP = "training step"
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
     """Every `results.json` and `coverage.json` under the folders, each with the run it belongs to.
 
-    That is the run in whose folder it lies, else the one that its model card names, if it is among `runs`.
+    That is the run in whose folder it lies, else the one that its model card names, or describes if nobody read it.
 
     Raises:
         ConfigError: a folder does not exist, or a file is malformed or of a newer schema.
@@ -32,8 +32,7 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
         paths = sorted({path.resolve() for path in find_files(folders, name)})
         read_all = ((path, read(path)) for path in paths)
         return tuple(
-            ResultFile(path=path, result=result, run=_run_of(path, result.model, by_folder))
-            for path, result in read_all
+            ResultFile(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all
         )
 
     return Evaluations(results=found("results.json", read_result), coverage=found("coverage.json", read_coverage))
@@ -78,9 +77,9 @@ def snapshot_measurements(
 
 
 def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
-    # By evaluation and not by folder: a run that is known from its results alone has none.
-    trained = [card for item in evaluations.results if (card := _trained(item)) is not None]
-    return axes([*runs, *(card for card in trained if card.folder not in {run.folder for run in runs})], defaults)
+    read = {run.folder for run in runs}
+    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
+    return axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
 
 
 def _policy(result: EvaluationResult) -> tuple[str, str]:
@@ -92,24 +91,19 @@ def _is_an_end(item: Evaluated) -> bool:
     return item.result.model.step == 0 or str(item.result.model.step) == last
 
 
-def _trained(item: Evaluated) -> RunCard | None:
-    """The run that trained this policy; None: no run did, though one may have begun as it."""
-    return None if item.result.model.algo is None else item.run or _card(item.result.model)
-
-
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
-    result, card = item.result, _trained(item)
+    # Without `algo` no run trained this policy, though one may have begun as it.
+    result, run = item.result, item.run if item.result.model.algo else None
     return Measurement(
         model=item.model,
         method=item.method,
-        settings=settings(card, keys, defaults) if card else {},
-        seed=card.seed if card else "" if result.model.seed is None else str(result.model.seed),
+        settings=settings(run, keys, defaults) if run else {},
+        seed=run.seed if run else "",
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
         sampling_seeds=(str(result.settings.seed),),
         benchmark=result.benchmark,
         num_samples=result.settings.num_samples,
-        data_sha256=result.data.sha256,
         metrics=result.metrics,
         pass_at_k=result.pass_at_k,
         problems=result.problems,
@@ -136,17 +130,11 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _card(model: ModelCard) -> RunCard | None:
-    """The training run that a model card describes, for one that is not among those read."""
-    if model.algo is None:
-        return None
+def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCard | None:
+    named = [Path(model.run).resolve()] if model.run else []
+    known = next((runs[folder] for folder in (*path.parents, *named) if folder in runs), None)
+    if known is not None or model.algo is None:
+        return known
     # The seed may be the config's default, which nobody typed.
     overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
     return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
-
-
-def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCard | None:
-    around = next((parent for parent in path.parents if parent in runs), None)
-    if around is not None:
-        return runs[around]
-    return runs.get(Path(model.run).resolve()) if model.run else None

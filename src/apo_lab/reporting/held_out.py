@@ -19,9 +19,7 @@ NO_JUDGE = "reward.num_workers"
 def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
     """The untrained policy, where the run validated at step 0, and the trained one, on each held-out set.
 
-    Args:
-        run: a training run; one without `summary.json` has no measurements.
-        departures: where it left its method's defaults.
+    `departures` are the settings in which the run left its method's defaults.
 
     Raises:
         ConfigError: a summary lacks what every summary has.

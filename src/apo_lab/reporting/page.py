@@ -7,13 +7,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
+from apo_lab.reporting.identity import HASH_LETTERS, short_hash
 from apo_lab.reporting.names import benchmark_name
 from apo_lab.reporting.records import MARK, Evaluated, Evaluations, Table, left, right, row_of
 from apo_lab.reporting.render import template, write_tables
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.card import warnings
-
-HASH_LETTERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,6 @@ def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> st
         figures=[(figure, Markup(inline_svg(figure.figure, figure.name))) for figure in report.figures],
         warnings=warnings_of(evaluations),
         settings=settings_table(evaluations) if evaluations else None,
-        prompts=_prompts(report.evaluations),
     )
 
 
@@ -67,6 +65,25 @@ def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
 
 def settings_table(evaluations: Sequence[Evaluated]) -> Table:
     """How each evaluation was made: one row an evaluation."""
+    rows = []
+    for item in evaluations:
+        result, settings = item.result, item.result.settings
+        training_seed = item.run.seed if item.run else ""
+        cells = (
+            f"{result.data.num_problems:,} of {result.data.num_available:,}",
+            f"{settings.num_samples}",
+            f"{settings.temperature:g}",
+            f"{settings.top_p:g}",
+            f"{settings.max_completion_tokens:,}",
+            settings.engine,
+            result.model.dtype,
+            training_seed or "–",
+            f"{settings.seed}",
+            short_hash(settings.prompt),
+            result.data.sha256[:HASH_LETTERS],
+            result.model.weights_sha256[:HASH_LETTERS],
+        )
+        rows.append(row_of(item.model, item.policy, benchmark_name(result.benchmark), *cells))
     return Table(
         name="settings",
         title="Settings of the evaluations",
@@ -74,52 +91,15 @@ def settings_table(evaluations: Sequence[Evaluated]) -> Table:
             *left("Model", "Method", "Benchmark"),
             *right("Problems", "Samples", "Temperature", "Top-p", "Token limit", "Engine", "Precision"),
             *right("Training", "Sampling", group="Seed"),
-            *right("Data", "Weights", group="SHA-256"),
+            *right("Prompt", "Data", "Weights", group="SHA-256"),
         ),
-        rows=tuple(
-            row_of(item.model, item.policy, benchmark_name(item.result.benchmark), *_settings(item))
-            for item in evaluations
-        ),
+        rows=tuple(rows),
         notes=(
             "Problems: measured of available. Samples: completions a problem. "
-            f"Hashes: the first {HASH_LETTERS} digits; equal ones mean the same problems, the same weights.",
+            f"Hashes: the first {HASH_LETTERS} digits; equal ones mean the same prompt, problems, weights.",
         ),
     )
 
 
-def _settings(evaluated: Evaluated) -> list[str]:
-    result, settings = evaluated.result, evaluated.result.settings
-    training_seed = evaluated.run.seed if evaluated.run else result.model.seed
-    return [
-        f"{result.data.num_problems:,} of {result.data.num_available:,}",
-        f"{settings.num_samples}",
-        f"{settings.temperature:g}",
-        f"{settings.top_p:g}",
-        f"{settings.max_completion_tokens:,}",
-        settings.engine,
-        result.model.dtype,
-        "–" if training_seed is None else f"{training_seed}",
-        f"{settings.seed}",
-        result.data.sha256[:HASH_LETTERS],
-        result.model.weights_sha256[:HASH_LETTERS],
-    ]
-
-
-def _prompts(evaluations: Evaluations) -> list[tuple[str, str, str, list[str]]]:
-    """Every prompt with its reward and versions, and what was measured with them."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for item in evaluations.results:
-        settings = item.result.settings
-        found.setdefault((settings.prompt, settings.reward, _versions(item.result.versions)), []).append(_what(item))
-    for item in evaluations.coverage:
-        key = (item.result.prompt, "", _versions(item.result.versions))
-        found.setdefault(key, []).append(f"coverage of {item.model}, {item.method}, on {item.result.preset}")
-    return [(*key, names) for key, names in found.items()]
-
-
 def _what(item: Evaluated) -> str:
     return f"{item.model}, {item.policy}, {benchmark_name(item.result.benchmark)}"
-
-
-def _versions(versions: Mapping[str, str | None]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)

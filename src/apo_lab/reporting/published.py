@@ -49,11 +49,7 @@ class PublishedCell:
 
     @property
     def value(self) -> float:
-        """The number.
-
-        Raises:
-            ValueError: a hyper-parameter that is no number.
-        """
+        """The number; ValueError where a hyper-parameter is none."""
         return float(self.text)
 
 
@@ -63,10 +59,6 @@ def published(table: Name) -> tuple[PublishedCell, ...]:
 
     Source: the paper's tables of main results, hyper-parameter sensitivity, distributional health, oracle coverage
         and hyper-parameters.
-
-    Example:
-        >>> published("coverage")[0].text, published("coverage")[0].metric
-        ('83.84', 'recall@1')
     """
     rows = data_rows(f"paper/{table}.csv")
     return tuple(PublishedCell(text=row.pop("value"), **row) for row in rows)

@@ -115,8 +115,6 @@ class Measurement:
     """Config stem: `aime2024`."""
     num_samples: int
     """n completions a problem."""
-    data_sha256: str = ""
-    """SHA-256 of the problems; empty where it is not known."""
     metrics: Mapping[str, Estimate]
     """The metrics of `EvaluationResult`; `gain` [fraction] is pass@1 minus the untrained policy's."""
     pass_at_k: tuple[Estimate, ...] = ()

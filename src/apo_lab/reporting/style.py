@@ -1,5 +1,6 @@
 """One colour, one marker and one dash for each method, the same in every figure of a report."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -78,8 +79,10 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     pairs = [(_SPARE_MARKERS[i % 12], _DASHES[i % 5]) for i in range(60)]
     free = [pair for pair in pairs if pair not in used]
     styles = dict(KNOWN)
-    for index, name in enumerate(sorted(set(ordered) - KNOWN.keys())):
-        marker, dash = free[index % len(free)]
-        styles[name] = Style(label=name, color=_SPARE_COLORS[index % len(_SPARE_COLORS)], marker=marker, dash=dash)
+    unknown = [name for name in ordered if name not in KNOWN]
+    for name, (marker, dash), color in zip(
+        unknown, itertools.cycle(free), itertools.cycle(_SPARE_COLORS), strict=False
+    ):
+        styles[name] = Style(label=name, color=color, marker=marker, dash=dash)
     ranks = {name: rank for rank, name in enumerate(sorted(ordered, key=lambda name: name == METHODS["apo"]))}
     return {name: replace(styles[name], rank=ranks[name]) for name in ordered}

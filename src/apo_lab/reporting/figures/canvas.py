@@ -13,7 +13,7 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from scipy.optimize import isotonic_regression
 
 from apo_lab.reporting.style import COLUMN_INCHES, INK, PAGE_INCHES, QUIET, Style
@@ -149,15 +149,7 @@ def ends(estimates: Iterable[Estimate], *, scale: float = 1.0) -> Float[np.ndarr
 
 
 def draw_band(axes: Axes, x: Sequence[float], y: np.ndarray, style: Style, **line: Any) -> EndLabel:
-    """A method's line within its band, and its name for the end of the line.
-
-    Args:
-        axes: where to draw.
-        x: of the points.
-        y: middle, lower and upper heights, a row each.
-        style: of the method.
-        line: further keywords of `Axes.plot`.
-    """
+    """A method's line within its band, `y` being middle, lower and upper heights; returns its name at the line's end."""
     middle, low, high = y
     axes.fill_between(x, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=2)
     axes.plot(x, middle, **{**style.marked_line, "markersize": 3.5, "zorder": 3 + style.rank, **line})
@@ -180,10 +172,8 @@ def count_steps(axes: Axes) -> None:
 def log2_axis(axes: Axes, name: str) -> None:
     """The x axis doubles from tick to tick, or quadruples where it is long."""
     axes.set_xscale("log", base=2)
-    largest = max(1, int(axes.dataLim.x1))
-    powers = [2**power for power in range(largest.bit_length())]
-    shown = powers if len(powers) <= 6 else powers[::2]
-    axes.set_xticks(shown, [f"{power}" for power in shown])
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"{name} (log scale)")
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,100 +16,61 @@ from apo_lab.reporting.style import QUIET, Style
 
 PANELS = (
     ("pass@1", "Pass@1"),
-    ("pass@n", "Pass@{n}"),
+    ("pass@{n}", "Pass@{n}"),
     ("entropy", "Token entropy [nats]"),
     ("max_prob", "Max-prob"),
     ("support_coverage", "Support mass"),
 )
 """Metric and title of each panel; n is the number of samples a problem."""
+Trajectories = Mapping[str, Mapping[int, Measurement]]
+"""Method → training step, ascending → mean over training seeds. The policy before training is `Base`, at step 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """The snapshots of one method on one benchmark."""
+def trajectories(snapshots: Sequence[Measurement]) -> dict[tuple[str, str, int], Trajectories]:
+    """The snapshots by block, benchmark and number of samples, averaged over training seeds step by step.
 
-    block: str
-    """Model and way of measuring, as `Measurement.block`."""
-    benchmark: str
-    method: str
-    """The printed name of the method, with the settings in which it departs from its defaults."""
-    num_samples: int
-    """n completions a problem."""
-    base: Measurement | None
-    """The policy before training; None where it was not measured."""
-    points: tuple[tuple[int, Measurement], ...]
-    """(training step, mean over training seeds), by step; the steps that every seed has."""
-
-
-def trajectories(measurements: Sequence[Measurement]) -> list[Trajectory]:
-    """The snapshots of each method and benchmark, averaged over training seeds step by step.
+    A step that one of a method's seeds lacks is left out: a mean over other seeds would jump where no policy did.
 
     Args:
-        measurements: from `evaluations.snapshot_measurements`.
+        snapshots: from `evaluations.snapshot_measurements`.
 
     Raises:
         ConfigError: measurements of one name and step are not training seeds measured alike.
     """
-    bases: dict[tuple[str, str, int], Measurement] = {}
-    found: dict[tuple[str, str, int, str], list[tuple[int, Measurement]]] = defaultdict(list)
-    for item in mean_over_seeds(measurements):
+    found: dict[tuple[str, str, int], dict[str, dict[int, Measurement]]] = defaultdict(lambda: defaultdict(dict))
+    for item in sorted(mean_over_seeds(snapshots), key=lambda item: int(item.settings[STEP])):
         plain = replace(item, settings={name: value for name, value in item.settings.items() if name != STEP})
-        where = (item.block, item.benchmark, item.num_samples)
-        if item.method == BASE:
-            bases[where] = plain
-        else:
-            found[*where, plain.name].append((int(item.settings[STEP]), plain))
-    return [
-        Trajectory(
-            block=block,
-            benchmark=benchmark,
-            method=method,
-            num_samples=num_samples,
-            base=bases.get((block, benchmark, num_samples)),
-            points=_of_every_seed(points),
-        )
-        for (block, benchmark, num_samples, method), points in found.items()
-    ]
+        found[item.block, item.benchmark, item.num_samples][plain.name][int(item.settings[STEP])] = plain
+    return {where: {name: _of_every_seed(points) for name, points in lines.items()} for where, lines in found.items()}
 
 
-def _of_every_seed(points: Sequence[tuple[int, Measurement]]) -> tuple[tuple[int, Measurement], ...]:
-    """The steps that every seed has: a mean over other seeds at some steps would jump where no policy did."""
-    num_seeds = max(len(item.policies) for _, item in points)
-    return tuple(sorted((p for p in points if len(p[1].policies) == num_seeds), key=lambda point: point[0]))
-
-
-def collapse_panels(lines: Sequence[Trajectory]) -> list[tuple[str, str]]:
-    """Metric and title of the panels that some line has a value for; pass@n once."""
-    num_samples = lines[0].num_samples
-    named = [(key.replace("@n", f"@{num_samples}"), title.replace("{n}", str(num_samples))) for key, title in PANELS]
-    known = {key for line in lines for _, item in line.points for key in item.metrics}
-    return [(key, title) for key, title in dict(named).items() if key in known]
+def _of_every_seed(points: Mapping[int, Measurement]) -> dict[int, Measurement]:
+    num_seeds = max(len(item.policies) for item in points.values())
+    return {step: item for step, item in points.items() if len(item.policies) == num_seeds}
 
 
 @styled
-def collapse_figure(lines: Sequence[Trajectory], styles: Mapping[str, Style]) -> Figure:
-    """Pass@1, Pass@n, entropy, max-prob and support mass of a policy against the training step.
+def collapse_figure(lines: Trajectories, styles: Mapping[str, Style], num_samples: int) -> Figure:
+    """Pass@1, Pass@n, entropy, max-prob and support mass of a policy against the training step, where measured.
 
     Lines: snapshots, means over training seeds; bands: 95 % intervals. The model before training is a horizontal
-    dotted line with a band of its own, drawn once.
-
-    Args:
-        lines: of one block, benchmark and number of samples.
-        styles: of their methods.
+    dotted line with a band of its own.
     """
-    shown = collapse_panels(lines)
-    base = next((line.base for line in lines if line.base is not None), None)
+    known = {key for points in lines.values() for item in points.values() for key in item.metrics}
+    named = {key.format(n=num_samples): title.format(n=num_samples) for key, title in PANELS}
+    shown = {key: title for key, title in named.items() if key in known}
     figure, grid = panels(len(shown), height=1.75)
-    for axes, (key, title) in zip(grid, shown, strict=True):
-        if base is not None and key in base.metrics:
-            _draw_base(axes, *ends([base.metrics[key]])[:, 0])
-        for line in lines:
-            if measured := {step: item.metrics[key] for step, item in line.points if key in item.metrics}:
-                draw_band(axes, list(measured), ends(measured.values()), styles[line.method])
+    for axes, (key, title) in zip(grid, shown.items(), strict=True):
+        for method, points in lines.items():
+            measured = {step: item.metrics[key] for step, item in points.items() if key in item.metrics}
+            if method == BASE and measured:
+                _draw_base(axes, *ends(measured.values())[:, 0])
+            elif measured:
+                draw_band(axes, list(measured), ends(measured.values()), styles[method])
         axes.set_title(title)
         axes.set_xlim(left=0)
         count_steps(axes)
-    method_legend(figure, styles, {line.method for line in lines})
+    method_legend(figure, styles, lines.keys() - {BASE})
     return figure
 
 

@@ -49,11 +49,11 @@ def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
     shown, budget = without_variants(series(items)), budgets(items)
     points = []
     for item in shown:
-        names = common_benchmarks([other for other in shown if other.block == item.block])
+        names = common_benchmarks([other for other in shown if other.head.block == item.head.block])
         first = average(item, names, dict.fromkeys(names, "pass@1"))
         every = average(item, names, {name: f"pass@{budget[name]}" for name in names})
         if first is not None and every is not None:
-            points.append(ParetoPoint(block=item.block, method=item.name, pass_at_1=first, pass_at_k=every))
+            points.append(ParetoPoint(block=item.head.block, method=item.head.name, pass_at_1=first, pass_at_k=every))
     return points
 
 
@@ -99,15 +99,10 @@ def pareto_figure(
     """Pass@1 (efficiency) against Pass@K (coverage), a point a method, averaged over benchmarks; a panel a block.
 
     Faint crosses are 95 % intervals. The dashed arrow from the base model to GRPO is the collapse of diversity,
-    drawn where GRPO gains Pass@1 *and* loses Pass@K. Hollow markers are published numbers.
+    drawn where GRPO gains Pass@1 *and* loses Pass@K. Hollow markers are published numbers of the measured models, means
+    over the benchmarks of `measurements`.
 
     Source: APO paper, figure "Efficiency-Diversity Pareto Frontier".
-
-    Args:
-        measurements: of the policies that were measured here.
-        styles: of every method in either.
-        published: with `pass@1` and `pass@n` of each cell; drawn for the models in `measurements`. Their means are
-            over the benchmarks of `measurements` that they have.
     """
     measured = {item.benchmark for item in evaluated(measurements)}
     models = {item.block: item.model for item in measurements}
@@ -135,7 +130,7 @@ def pareto_figure(
         if name in shown
     ]
     handles += filled_and_hollow() if any(point.block in models.values() for point in theirs) else []
-    figure.legend(handles=handles, loc="outside lower center", ncols=3 if len(blocks) == 1 else 6)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 if len(blocks) == 1 else 4)
     return figure
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,50 +13,23 @@ from matplotlib.figure import Figure
 from apo_lab.reporting.axes import Defaults, settings
 from apo_lab.reporting.axes import axes as swept_axes
 from apo_lab.reporting.figures.canvas import EndLabel, count_steps, draw_band, label_ends, method_legend, panels, styled
-from apo_lab.reporting.names import MODELS, in_order, model_name, variant_name
+from apo_lab.reporting.names import MODELS, data_rows, in_order, model_name, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lab.reporting.style import QUIET, Style
 
 WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
 ENTROPY = "train/entropy"
-TRAINING = (
-    ("train/reward", "Reward", "none"),
-    ("train/pass@1", "Pass@1, training prompts", "none"),
-    (r"train/pass@(?!1$)(\d+)", "Pass@{}, training prompts", "none"),
-    ("support/coverage_correct", "Support coverage, correct", "none"),
-    ("support/coverage_incorrect", "Support coverage, incorrect", "none"),
-    (ENTROPY, "Token entropy [nats]", "none"),
-)
-DIAGNOSTICS = (
-    ("squeeze/index_difference", "Squeezing index, error − control", "zero"),
-    ("squeeze/share_tail_difference", "Tail's share, error − control", "zero"),
-    ("history/net_recovered", "Prompts recovered − lost", "zero"),
-    (r"history/distinct_answers@(\d+)", "Distinct answers in {}", "base"),
-    ("history/missing_mass", "Mass of answers not seen", "base"),
-    ("alarm/entropy_cusum", "Fall of log entropy, CUSUM [sd]", "threshold"),
-    ("reach/correct_outside", "Correct, outside T$_K$", "base"),
-    ("recovery/survival_path_right", "Right alternatives never lost", "none"),
-    ("recovery/selectivity_verdict", "Rise, right − wrong [nats]", "zero"),
-    ("recovery/selectivity_rank", "Rise, T$_K$ − the next K [nats]", "zero"),
-    ("geometry/logits/cos_push_pull", "cos(push, pull)", "zero"),
-    ("geometry/logits/cancelled", "Cancelled share of the terms", "none"),
-    ("geometry/logits/align_push_anchors", "cos(push, ∇ of Σ$_S$ π)", "zero"),
-    ("geometry/logits/align_pull_anchors", "cos(pull, ∇ of Σ$_S$ π)", "zero"),
-    ("geometry/outside_after", "Tokens out of trust region", "none"),
-    ("geometry/anchor_outside_after", "Anchors out of trust region", "none"),
-    ("alarm/([^/]+)/num_lost", "Problems lost, {}", "zero"),
-)
-"""A pattern of metric keys, the panel's title with the pattern's group, and the dotted line: 0, the first logged value,
-the alarm's threshold, or none."""
+PANELS = data_rows("figures/panels.csv")
+"""Panels of two figures, `training` and `monitors`: a pattern of metric keys, the title with the pattern's group, and
+the dotted line: at zero, the base's first logged value, the alarm's threshold, or none."""
 THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method → its runs, which differ in their seed alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodCurve:
+class MethodCurve(NamedTuple):
     """One metric of one method over its seeds."""
 
     method: str
@@ -64,6 +37,15 @@ class MethodCurve:
     """Values by step of each run, as logged."""
     smoothed: pd.DataFrame
     """Smoothed values of the steps that every seed has: a row a step, a column a seed."""
+
+
+class CurvePanel(NamedTuple):
+    """One metric of all methods."""
+
+    title: str
+    curves: Sequence[MethodCurve]
+    reference: float
+    """Height of the dotted line; NaN: none."""
 
 
 def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
@@ -93,31 +75,21 @@ def method_curves(runs: RunsByMethod, key: str) -> list[MethodCurve]:
     for method, group in runs.items():
         if logged := [run.metrics[key].dropna() for run in group if key in run.metrics]:
             smooth = [each.rolling(max(1, len(each) // WINDOWS_PER_RUN), min_periods=1).mean() for each in logged]
-            curves.append(MethodCurve(method=method, logged=logged, smoothed=pd.concat(smooth, axis=1, join="inner")))
+            curves.append(MethodCurve(method, logged, pd.concat(smooth, axis=1, join="inner")))
     return curves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePanel:
-    """One metric of all methods."""
-
-    title: str
-    curves: Sequence[MethodCurve]
-    reference: float
-    """Height of the dotted line; NaN: none."""
-
-
-def curve_panels(runs: RunsByMethod, wanted: Sequence[tuple[str, str, str]]) -> list[CurvePanel]:
-    """A panel for each key that some run logged and that matches a pattern of `TRAINING` or `DIAGNOSTICS`."""
+def curve_panels(runs: RunsByMethod, figure: str) -> list[CurvePanel]:
+    """A panel for each key that some run logged and that matches a pattern of a figure's panels."""
     every = [run for group in runs.values() for run in group]
     keys = {key for run in every for key in run.metrics}
     found = []
-    for pattern, title, kind in wanted:
-        matches = [match for key in keys if (match := re.fullmatch(pattern, key))]
+    for row in (row for row in PANELS if row["figure"] == figure):
+        matches = [match for key in keys if (match := re.fullmatch(row["pattern"], key))]
         # Numbers by size: 8 before 16.
         for match in sorted(matches, key=lambda m: [(len(g) if g.isdecimal() else 0, g) for g in m.groups()]):
-            curves, reference = method_curves(runs, match[0]), _reference(every, match[0], kind)
-            found.append(CurvePanel(title=title.format(*match.groups()), curves=curves, reference=reference))
+            reference = _reference(every, match[0], row["reference"])
+            found.append(CurvePanel(row["title"].format(*match.groups()), method_curves(runs, match[0]), reference))
     return found
 
 
@@ -140,7 +112,7 @@ def entropy_figure(runs: RunsByMethod, styles: Mapping[str, Style]) -> Figure:
     Source: APO paper, figure "Evolution of Token Entropy".
     """
     figure, (axes,) = panels(1, height=2.0)
-    labels = draw_curves(axes, method_curves(runs, ENTROPY), styles)
+    labels = _draw_curves(axes, method_curves(runs, ENTROPY), styles)
     axes.set_title("Token entropy of the policy")
     axes.set_ylabel("entropy [nats]")
     axes.set_ylim(bottom=0, top=1.06 * axes.get_ylim()[1])
@@ -156,21 +128,21 @@ def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> F
     for axes, panel in zip(grid, shown, strict=True):
         if math.isfinite(panel.reference):
             axes.axhline(panel.reference, color=QUIET, linestyle=":", linewidth=1, zorder=2)
-        draw_curves(axes, panel.curves, styles)
+        _draw_curves(axes, panel.curves, styles)
         axes.set_title(panel.title)
         count_steps(axes)
     method_legend(figure, styles, {curve.method for panel in shown for curve in panel.curves})
     return figure
 
 
-def draw_curves(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, Style]) -> list[EndLabel]:
-    """Lines, bands and faint lines as in `entropy_figure`; returns where the lines end."""
+def _draw_curves(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, Style]) -> list[EndLabel]:
+    """Returns where the lines end."""
     labels = []
-    for curve in curves:
-        style, table = styles[curve.method], curve.smoothed
-        for logged in curve.logged:
-            axes.plot(logged, color=style.color, alpha=0.18, linewidth=0.5, zorder=1)
-        if len(table):
-            y = np.array([table.mean(axis=1), table.min(axis=1), table.max(axis=1)])
-            labels.append(draw_band(axes, table.index, y, style, markevery=max(1, len(table) // 6)))
+    for method, logged, smoothed in curves:
+        style = styles[method]
+        for each in logged:
+            axes.plot(each, color=style.color, alpha=0.18, linewidth=0.5, zorder=1)
+        if len(smoothed):
+            y = np.array([smoothed.mean(axis=1), smoothed.min(axis=1), smoothed.max(axis=1)])
+            labels.append(draw_band(axes, smoothed.index, y, style, markevery=max(1, len(smoothed) // 6)))
     return labels

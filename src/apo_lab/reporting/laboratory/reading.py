@@ -14,7 +14,7 @@ import yaml
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.reporting.names import METHODS, in_order, method_name
+from apo_lab.reporting.names import METHODS, in_order
 from apo_lab.statistics.exact import AnswerScores, exact_pass_at_k
 from apo_lightning.errors import ConfigError
 
@@ -107,26 +107,19 @@ def by_puzzle(runs: Sequence[LabRun], prefix: str = "") -> dict[str, dict[str, l
         runs: all runs.
         prefix: `REVIVAL` for runs that began with a collapsed policy, otherwise those that began with the base model.
     """
-    chosen = [run for run in runs if _prefix(run) == prefix]
-    found: dict[str, dict[str, list[LabRun]]] = {}
-    for puzzle in in_order((run.puzzle for run in chosen), ["locks"]):
-        by_name: dict[str, list[LabRun]] = {}
-        for run in sorted(chosen, key=lambda run: run.seed):
-            if run.puzzle == puzzle:
-                by_name.setdefault(run.method.removeprefix(prefix), []).append(run)
-        names = in_order(map(method_name, by_name), METHODS.values())
-        found[puzzle] = dict(sorted(by_name.items(), key=lambda pair: names.index(method_name(pair[0]))))
-    return found
+    methods = in_order((run.method.removeprefix(prefix) for run in runs), METHODS)
+    puzzles = in_order((run.puzzle for run in runs), ["locks"])
+    found: dict[str, dict[str, list[LabRun]]] = {puzzle: {} for puzzle in puzzles}
+    for run in sorted(runs, key=lambda run: (methods.index(run.method.removeprefix(prefix)), run.seed)):
+        if next((known for known in (REVIVAL, SWEEP) if run.method.startswith(known)), "") == prefix:
+            found[run.puzzle].setdefault(run.method.removeprefix(prefix), []).append(run)
+    return {puzzle: of_method for puzzle, of_method in found.items() if of_method}
 
 
 def pass_table(runs: Sequence[LabRun], k: int, point: int = -1) -> Float[Tensor, "seeds problems"]:
     """Exact pass@k of each problem at an evaluation point, −1 being the last."""
     scores = [run.last if point == -1 else run.scores(point) for run in runs]
     return torch.stack([exact_pass_at_k(each.success, k) for each in scores])
-
-
-def _prefix(run: LabRun) -> str:
-    return next((prefix for prefix in (REVIVAL, SWEEP) if run.method.startswith(prefix)), "")
 
 
 def _listed_answers(path: Path) -> tuple[tuple[str, ...], AnswerScores]:

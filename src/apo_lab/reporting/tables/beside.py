@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from apo_lab.reporting.axes import plain, value_place
-from apo_lab.reporting.names import BENCHMARKS, METHODS, MODELS, benchmark_name, in_order, method_name, model_name
+from apo_lab.reporting.names import BENCHMARKS, MODELS, benchmark_name, in_order, method_name, model_name
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, Name, PublishedCell, published, published_cell
 from apo_lab.reporting.records import (
     Cell,
@@ -80,23 +80,23 @@ def _numbers(item: Series) -> Iterator[tuple[str, str, Estimate]]:
 
 
 def _published_cell(item: Series, benchmark: str, metric: str) -> PublishedCell | None:
-    setting = ",".join(f"{key}={value}" for key, value in item.settings.items())
+    setting = ",".join(f"{key}={value}" for key, value in item.head.settings.items())
     table: Name = "sensitivity" if setting else "main_results"
-    names = {"model": item.model, "method": item.method, "benchmark": benchmark, "metric": metric}
+    names = {"model": item.head.model, "method": item.head.method, "benchmark": benchmark, "metric": metric}
     return published_cell(table, **names, setting=setting)
 
 
 def _comparison(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> TableRow:
     difference = ours.value * PER_CENT - theirs.value
     return row_of(
-        item.name,
+        item.head.name,
         seeds_cell(item, None if benchmark == AVERAGE else [benchmark]),
         "Average" if benchmark == AVERAGE else benchmark_name(benchmark),
         metric.replace("p", "P", 1),
         share_cell(ours),
         Cell(theirs.text, theirs.value, marked=bool(theirs.mark)),
         Cell(f"{difference:+.2f}", difference),
-        section=item.block,
+        section=item.head.block,
     )
 
 
@@ -106,9 +106,23 @@ def coverage_table(covered: Sequence[Covered]) -> Table:
     Source: the paper's table of oracle coverage.
     """
     sizes = sorted({k for item in covered for k in item.result.recall})
-    rows = [_recall(item, sizes) for item in _in_order(covered)]
+    models = in_order((item.model for item in covered), MODELS.values())
+    rows = [
+        row_of(
+            item.model,
+            item.method,
+            Cell(f"{item.result.num_tokens:,}", float(item.result.num_tokens)),
+            *(share_cell(item.result.recall.get(k)) for k in sizes),
+            section=f"{item.result.preset} solutions",
+        )
+        for item in sorted(covered, key=lambda item: (item.result.preset, models.index(item.model)))
+    ]
     if rows:
-        rows.append(_published_recall(sizes))
+        recall = {cell.metric: cell for cell in published("coverage")}
+        first, cells = recall["recall@1"], [recall.get(f"recall@{k}") for k in sizes]
+        numbers = (Cell(cell.text, cell.value) if cell else EMPTY for cell in cells)
+        section = f"Published ({first.benchmark}, 1,000 problems)"
+        rows.append(row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section))
     return Table(
         name="coverage",
         title="Oracle coverage",
@@ -116,26 +130,6 @@ def coverage_table(covered: Sequence[Covered]) -> Table:
         rows=tuple(rows),
         notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",),
     )
-
-
-def _in_order(found: Sequence[Covered]) -> list[Covered]:
-    models = in_order((item.model for item in found), MODELS.values())
-    methods = in_order((item.method for item in found), METHODS.values())
-    return sorted(found, key=lambda c: (c.result.preset, models.index(c.model), methods.index(c.method), str(c.path)))
-
-
-def _recall(item: Covered, sizes: list[int]) -> TableRow:
-    recalls = (share_cell(item.result.recall.get(k)) for k in sizes)
-    tokens = Cell(f"{item.result.num_tokens:,}", float(item.result.num_tokens))
-    return row_of(item.model, item.method, tokens, *recalls, section=f"{item.result.preset} solutions")
-
-
-def _published_recall(sizes: list[int]) -> TableRow:
-    recall = {cell.metric: cell for cell in published("coverage")}
-    first, cells = recall["recall@1"], [recall.get(f"recall@{k}") for k in sizes]
-    numbers = (Cell(cell.text, cell.value) if cell else EMPTY for cell in cells)
-    section = f"Published ({first.benchmark}, 1,000 problems)"
-    return row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section)
 
 
 def hyperparameter_table(runs: Sequence[RunCard]) -> Table:

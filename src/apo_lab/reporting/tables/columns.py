@@ -31,17 +31,12 @@ class Accuracies:
     """K of each benchmark."""
     has_averages: bool
 
-    @property
-    def _averaged(self) -> tuple[str, ...]:
-        several_k = any(self.budget[name] > 1 for name in self.benchmarks)
-        return (("Pass@1", "Pass@K") if several_k else ("Pass@1",)) if self.has_averages else ()
-
     def columns(self, first: str) -> tuple[Column, ...]:
         """All columns of the table, the first with a title of its own."""
         found = [*left(first), SEEDS]
         for name in self.benchmarks:
             found += right(*(f"Pass@{k}" for k in self._ks(name)), group=benchmark_name(name))
-        return (*found, *right(*self._averaged, group="Average"))
+        return (*found, *(right("Pass@1", "Pass@K", group="Average") if self.has_averages else ()))
 
     def cells(self, item: Series, averaged: Iterable[str]) -> tuple[Cell, ...]:
         """The cells of a row but its first; averages are over the benchmarks `averaged`."""
@@ -49,10 +44,10 @@ class Accuracies:
         for name in self.benchmarks:
             metrics = item.by_benchmark[name].metrics if name in item.by_benchmark else {}
             found += [share_cell(metrics.get(f"pass@{k}")) for k in self._ks(name)]
-        for title in self._averaged:
-            metric_of = {name: "pass@1" if title == "Pass@1" else f"pass@{self.budget[name]}" for name in names}
-            found.append(share_cell(average(item, names, metric_of)))
+        if self.has_averages:
+            budget = {name: f"pass@{self.budget[name]}" for name in names}
+            found += [share_cell(average(item, names, of)) for of in (dict.fromkeys(names, "pass@1"), budget)]
         return tuple(found)
 
-    def _ks(self, name: str) -> tuple[int, ...]:
-        return (1, self.budget[name]) if self.budget[name] > 1 else (1,)
+    def _ks(self, name: str) -> list[int]:
+        return sorted({1, self.budget[name]})

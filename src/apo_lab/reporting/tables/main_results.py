@@ -1,6 +1,6 @@
 """Models × methods × benchmarks, and what training runs measured on their own held-out problems."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from apo_lab.reporting.names import BASE, BENCHMARKS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
@@ -12,7 +12,6 @@ from apo_lab.reporting.tables.series import (
     data_notes,
     evaluated,
     interval_note,
-    missing_note,
     series,
     without_variants,
 )
@@ -30,16 +29,22 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
     chosen = evaluated(measurements)
     everything = series(chosen)
     shown = without_variants(everything)
-    common = {item.block: common_benchmarks([other for other in shown if other.block == item.block]) for item in shown}
+    common = {
+        item.head.block: common_benchmarks([other for other in shown if other.head.block == item.head.block])
+        for item in shown
+    }
     has_averages = any(len(names) > 1 for names in common.values())
     benchmarks = in_order((name for item in shown for name in item.by_benchmark), BENCHMARKS)
     accuracies = Accuracies(benchmarks, budgets(chosen), has_averages)
     rows = with_best_bold(
-        [row_of(item.name, *accuracies.cells(item, common[item.block]), section=item.block) for item in shown]
+        [
+            row_of(item.head.name, *accuracies.cells(item, common[item.head.block]), section=item.head.block)
+            for item in shown
+        ]
     )
-    notes = [accuracy_note(shown), *missing_note(shown)]
+    notes = [accuracy_note(shown)]
     if has_averages:
-        notes.append(f"Average over the benchmarks that all methods of a block have: {_listed(common)}.")
+        notes.append("Average over the benchmarks that all methods of a block have.")
     if hidden := len(everything) - len(shown):
         notes.append(
             f"Not shown: {hidden} with other settings than their method's defaults; see the sensitivity table."
@@ -60,18 +65,18 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
     """
     held_out = [item for item in measurements if item.held_out]
     items, budget = series(held_out), budgets(held_out)
-    before = {(i.block, name): m for i in items if i.method == BASE for name, m in i.by_benchmark.items()}
+    before = {(i.head.block, name): m for i in items if i.head.method == BASE for name, m in i.by_benchmark.items()}
     names = ("Pass@1", "Pass@K")
     rows: list[TableRow] = []
     for item in items:
-        for name in in_order(item.by_benchmark, BENCHMARKS) if item.method != BASE else ():
-            sides = (before.get((item.block, name)), item.by_benchmark[name])
+        for name in in_order(item.by_benchmark, BENCHMARKS) if item.head.method != BASE else ():
+            sides = (before.get((item.head.block, name)), item.by_benchmark[name])
             metrics = ("pass@1", f"pass@{budget[name]}")
             shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
             k = Cell(f"{budget[name]}", float(budget[name]))
             gain = points_cell(item.by_benchmark[name].metrics["gain"])
-            cells = (item.name, seeds_cell(item, [name]), benchmark_name(name), k, *shares, gain)
-            rows.append(row_of(*cells, section=item.block))
+            cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), k, *shares, gain)
+            rows.append(row_of(*cells, section=item.head.block))
     note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {interval_note(items)}."
     return Table(
         name="held_out",
@@ -85,10 +90,5 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
             *right("Gain"),
         ),
         rows=tuple(rows),
-        notes=(note, *missing_note(items), *data_notes(held_out)),
+        notes=(note, *data_notes(held_out)),
     )
-
-
-def _listed(common: Mapping[str, set[str]]) -> str:
-    texts = {", ".join(map(benchmark_name, in_order(names, BENCHMARKS))) or "none" for names in common.values()}
-    return "; ".join(sorted(texts))

@@ -1,6 +1,5 @@
 """Measurements grouped for tables: seeds averaged, one sample budget a benchmark, in the paper's order."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,8 @@ from apo_lightning.evaluation.records import Estimate
 class Series:
     """One method of one model with one setting, measured in one way: everything measured of it, by benchmark."""
 
-    block: str
-    """The model, and how it was measured where that differs; numbers of one block compare."""
-    model: str
-    method: str
-    settings: Mapping[str, str]
-    which: str
-    """A label that tells its policy from others of this name; empty where nothing needs to."""
-    name: str
-    """The printed name: the method, where its runs depart from the defaults, which weights."""
+    head: Measurement
+    """One of them: model, method, settings and name are those of all."""
     by_benchmark: Mapping[str, Measurement]
 
 
@@ -63,19 +55,7 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
     blocks = blocks_in_order(measurements)
     methods = in_order((method for _, method, _, _ in groups), METHODS.values())
     order = sorted(groups, key=lambda key: (blocks.index(key[0]), methods.index(key[1]), *key[2:]))
-    return [
-        Series(
-            block=first.block,
-            model=first.model,
-            method=first.method,
-            settings=first.settings,
-            which=first.which,
-            name=first.name,
-            by_benchmark=groups[key],
-        )
-        for key in order
-        for first in [next(iter(groups[key].values()))]
-    ]
+    return [Series(head=next(iter(groups[key].values())), by_benchmark=groups[key]) for key in order]
 
 
 def series_of(measurements: Sequence[Measurement], block: str, method: str) -> list[Series]:
@@ -87,8 +67,8 @@ def series_of(measurements: Sequence[Measurement], block: str, method: str) -> l
 
 def without_variants(items: Sequence[Series]) -> list[Series]:
     """The series with default settings, and those of methods that were run with no defaults."""
-    plain = {(item.block, item.method) for item in items if not item.settings}
-    return [item for item in items if not item.settings or (item.block, item.method) not in plain]
+    plain = {(item.head.block, item.head.method) for item in items if not item.head.settings}
+    return [item for item in items if not item.head.settings or (item.head.block, item.head.method) not in plain]
 
 
 def common_benchmarks(items: Sequence[Series]) -> set[str]:
@@ -127,33 +107,14 @@ def interval_note(items: Iterable[Series]) -> str:
     return f"95 % confidence interval over {over}"
 
 
-def missing_note(items: Iterable[Series], shown: tuple[str, ...] = ("pass@", "gain")) -> tuple[str, ...]:
-    """Why some means over seeds have no interval; nothing where all have one.
-
-    Args:
-        items: the rows.
-        shown: how the names of the metrics begin that stand in them.
-    """
-    means = [measured for item in items for measured in item.by_benchmark.values() if measured.seeds]
-    estimates = [e for measured in means for name, e in measured.metrics.items() if name.startswith(shown)]
-    if all(math.isfinite(estimate.low) for estimate in estimates):
-        return ()
-    return (
-        "Means over seeds without an interval: the scores of each problem were not recorded, or the problems are not "
-        "the same; evaluate or train again.",
-    )
-
-
 def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """Notes on what makes numbers of one benchmark harder to compare, and on samples counted once or pooled."""
+    """Notes on numbers of samples that differ, samples that were pooled, and policies that were not averaged."""
     notes = []
     for benchmark, k in sorted(budgets(measurements).items()):
         group = [item for item in measurements if item.benchmark == benchmark]
         if len({item.num_samples for item in group}) > 1:
             most = max(item.num_samples for item in group)
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
-        if len({item.data_sha256 for item in group if item.data_sha256}) > 1:
-            notes.append(f"{benchmark}: NOT the same problems in every evaluation; its numbers do not compare.")
     if pooled := {item.name for item in measurements if len(item.sampling_seeds) > 1}:
         notes.append(f"Samples drawn with several seeds from the same weights are pooled: {', '.join(sorted(pooled))}.")
     if unclear := sorted({item.name for item in measurements if item.which}):
