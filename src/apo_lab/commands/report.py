@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from apo_lab.reporting.evaluations import measurements, read_evaluations, snapshot_measurements
+from apo_lab.reporting.evaluations import measurements, read_evaluations, with_snapshots
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.page import Report, write_report
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
@@ -37,9 +37,8 @@ def report(cfg: DictConfig) -> Path:
     evaluations = read_evaluations(folders, runs)
     defaults = training_defaults()
     measured = measurements(runs, evaluations, defaults)
-    snapshots = snapshot_measurements(runs, evaluations, defaults)
     tables = report_tables(runs, measured, evaluations.coverage, defaults)
-    figures = report_figures(runs, measured, defaults, snapshots)
+    figures = report_figures(with_snapshots(runs, evaluations), measured, defaults)
     contents = Report(
         title=cfg.title,
         date=str(cfg.date),

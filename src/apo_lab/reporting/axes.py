@@ -66,12 +66,7 @@ def value_of(run: RunCard, key: str, defaults: Defaults | None = None) -> str | 
 
 
 def plain(value: str) -> str:
-    """A number in its shortest spelling, any other text as it is.
-
-    Example:
-        >>> plain("1.0e-06"), plain("0.10"), plain("token_mean"), plain("1.0")
-        ('1e-06', '0.1', 'token_mean', '1')
-    """
+    """A number in its shortest spelling, `0.10` → `0.1`, any other text as it is."""
     try:
         return f"{float(value):g}"
     except ValueError:
@@ -79,12 +74,7 @@ def plain(value: str) -> str:
 
 
 def value_place(value: str) -> tuple[bool, float, str]:
-    """Sorts numbers by size, then other texts by name.
-
-    Example:
-        >>> sorted(["16", "null", "4"], key=value_place)
-        ['4', '16', 'null']
-    """
+    """Sort key: numbers by size, then other texts by name."""
     try:
         return (False, float(value), value)
     except ValueError:

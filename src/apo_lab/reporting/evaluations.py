@@ -1,9 +1,12 @@
 """Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from apo_lab.coverage.records import read_coverage
 from apo_lab.reporting.axes import Defaults, axes, settings
@@ -14,8 +17,8 @@ from apo_lab.reporting.runs import find_files, parse_overrides
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 
-STEP = "training step"
-"""The setting under which a snapshot's measurement is listed."""
+SNAPSHOT_METRICS = ("entropy", "max_prob", "support_coverage")
+"""What is drawn along training besides pass@1 and pass@n."""
 
 
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
@@ -65,15 +68,25 @@ def measurements(
     return resolved([*evaluated, *held_out])
 
 
-def snapshot_measurements(
-    runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
-) -> tuple[Measurement, ...]:
-    """The evaluations of snapshots; `settings` has the training step under `STEP`. Arguments as in `measurements`."""
-    keys = _axes(runs, evaluations, defaults)
-    steps = ((item.result.model.step, _evaluated(item, keys, defaults)) for item in evaluations.results)
-    return resolved(
-        replace(item, settings={**item.settings, STEP: str(step)}) for step, item in steps if step is not None
-    )
+def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[RunCard]:
+    """The runs, with the evaluations of their snapshots among the metrics.
+
+    Keys: `snapshot/<benchmark>/<metric>` for pass@1, pass@n, entropy, max_prob and support_coverage, and the same with
+    ` low` and ` high` for the ends of their intervals over problems.
+    """
+    found: dict[Path, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for item in evaluations.results:
+        step, metrics = item.result.model.step, item.result.metrics
+        if step is not None and item.run:
+            for name in metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}:
+                key, estimate = f"snapshot/{item.result.benchmark}/{name}", metrics[name]
+                ends = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
+                found[item.run.folder][step] |= ends
+    tables = {folder: pd.DataFrame.from_dict(steps, orient="index") for folder, steps in found.items()}
+    return [
+        replace(run, metrics=run.metrics.join(tables[run.folder], how="outer")) if run.folder in tables else run
+        for run in runs
+    ]
 
 
 def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:

@@ -20,28 +20,15 @@ METHOD_ROWS = data_rows("methods.csv")
 METHODS: Mapping[str, str] = {row["algo"]: row["name"] for row in METHOD_ROWS}
 """Stem of `algo=`, or method of the laboratory → printed name."""
 
-MODELS: Mapping[str, str] = {
-    "qwen7b": "Qwen2.5-7B",
-    "qwen_math7b": "Qwen2.5-Math-7B",
-    "llama3b": "Llama-3.2-3B-Instruct",
-    "smollm2_135m": "SmolLM2-135M-Instruct",
-    "tiny": "tiny",
-}
-BENCHMARKS: Mapping[str, str] = {
-    "aime2024": "AIME 24",
-    "aime2025": "AIME 25",
-    "amc2023": "AMC 23",
-    "math500": "MATH-500",
-    "minerva_math": "Minerva",
-}
-AXES: Mapping[str, str] = {
-    "algo.loss.pull_coef": "β",
-    "algo.loss.push_coef": "λ",
-    "algo.loss.anchor_size": "K",
-    "algo.loss.kl_coef": "KL coefficient",
-    "algo.loss.clip_eps": "ε",
-    "optimizer.lr": "learning rate",
-}
+
+def _names_of(kind: str) -> dict[str, str]:
+    return {row["key"]: row["name"] for row in data_rows("names.csv") if row["kind"] == kind}
+
+
+MODELS, BENCHMARKS = _names_of("model"), _names_of("benchmark")
+"""Stem of `model=` or `benchmark=` → printed name, in the paper's order."""
+AXES, HYPERPARAMETERS = _names_of("axis"), _names_of("hyperparameter")
+"""Config key → the symbol of a setting in a sweep; its title in the paper's table of hyper-parameters."""
 
 
 def method_name(algo: str) -> str:
@@ -65,12 +52,7 @@ def benchmark_name(benchmark: str) -> str:
 
 
 def axis_name(key: str) -> str:
-    """The printed name of a setting: the paper's symbol, else the last part of its key.
-
-    Example:
-        >>> axis_name("algo.loss.pull_coef"), axis_name("data.max_operand")
-        ('β', 'max_operand')
-    """
+    """The printed name of a setting: the paper's symbol, else the last part of its key."""
     return AXES.get(key, key.rpartition(".")[2])
 
 
@@ -86,12 +68,7 @@ def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> s
 
 
 def slug(name: str) -> str:
-    """A printed name as part of a file name.
-
-    Example:
-        >>> slug("GRPO-KL (error-only)")
-        'grpo_kl_error_only'
-    """
+    """A printed name as part of a file name: `GRPO-KL (error-only)` → `grpo_kl_error_only`."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 

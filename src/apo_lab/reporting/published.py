@@ -67,17 +67,10 @@ def published(table: Name) -> tuple[PublishedCell, ...]:
 def published_cell(
     table: Name, *, model: str, method: str, benchmark: str, metric: str, setting: str = ""
 ) -> PublishedCell | None:
-    """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`.
-
-    Example:
-        >>> published_cell("main_results", model="Qwen2.5-7B", method="APO", benchmark="math500", metric="pass@16").text
-        '90.00'
-    """
+    """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`."""
     wanted = (model, method, benchmark, metric, setting)
-    for cell in published(table):
-        if (model_name(cell.model), method_name(cell.method), cell.benchmark, cell.metric, cell.setting) == wanted:
-            return cell
-    return None
+    names = ((model_name(c.model), method_name(c.method), c.benchmark, c.metric, c.setting) for c in published(table))
+    return next((cell for cell, name in zip(published(table), names, strict=True) if name == wanted), None)
 
 
 def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:

@@ -94,15 +94,13 @@ class Measurement:
     """One policy on one set of problems: an evaluation, or what a training run's summary says of its held-out set."""
 
     model: str
-    """The printed name of the model: `Qwen2.5-Math-7B`."""
     method: str
-    """The printed name of the method: `GRPO-KL`; `Base` for the untrained policy."""
+    """Printed names: `Qwen2.5-Math-7B`, `GRPO-KL`; `Base` for the untrained policy."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings in which the run differs from others of its method: axis key → value, in the order of the axes."""
     seed: str = ""
-    """The seed of the training run; empty where there is none or it is not known."""
     weights: str = ""
-    """SHA-256, or another identity of the policy; empty where it is not known."""
+    """The seed of the training run, and SHA-256 or another identity of the policy; empty where they are not known."""
     which: str = ""
     """Tells its policy from others of this name that are not training seeds of one method: `weights 3f9a1c2b`."""
     sampling: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +108,7 @@ class Measurement:
     apart: Mapping[str, str] = field(default_factory=dict)
     """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
     sampling_seeds: tuple[str, ...] = ()
-    """The sampling seeds; more than one where samples of one policy were pooled."""
+    """More than one where samples of one policy were pooled."""
     benchmark: str
     """Config stem: `aime2024`."""
     num_samples: int
@@ -120,9 +118,8 @@ class Measurement:
     pass_at_k: tuple[Estimate, ...] = ()
     """Entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...] = ()
-    """Each problem's counts; empty for a mean over seeds, and where they are not known."""
     by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Each problem's value of other metrics, in the order of `problems`, as far as they are known."""
+    """Each problem's counts, and its value of other metrics where known; empty for a mean over seeds."""
     held_out: bool = False
     """True: from a training run's summary, not from an evaluation."""
     seeds: tuple["Measurement", ...] = ()
@@ -179,13 +176,11 @@ class Cell:
     """The content of one place of a table."""
 
     text: str
-    """The text as it is printed, without the interval."""
     value: float | None = None
-    """The number behind the text, in the text's unit; None where the text is no number."""
+    """As it is printed, and the number behind it in that unit; None where it is no number."""
     interval: tuple[float, float] | None = None
-    """The 95 % interval, in the text's unit."""
     interval_text: str = ""
-    """The interval as it is printed: `[41.2, 45.0]`."""
+    """The 95 % interval in the text's unit, and as it is printed: `[41.2, 45.0]`."""
     bold: bool = False
     """True for the best of its model's rows."""
     marked: bool = False
@@ -205,8 +200,7 @@ class TableRow:
 
 def row_of(*cells: Cell | str, section: str = "", highlight: bool = False) -> TableRow:
     """A row; a text stands for a cell without a number."""
-    made = tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells)
-    return TableRow(made, section, highlight)
+    return TableRow(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), section, highlight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,23 +70,13 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
-    """Hydra overrides, by key, the last of a key winning.
-
-    Example:
-        >>> parse_overrides(["algo=apo", "++algo.loss.pull_coef=0.02", "~logger"])
-        {'algo': 'apo', 'algo.loss.pull_coef': '0.02', 'logger': ''}
-    """
+    """Hydra overrides, by key: `++algo.loss.pull_coef=0.02` → `algo.loss.pull_coef`: `0.02`; the last of a key wins."""
     pairs = (override.lstrip("+~").partition("=") for override in overrides)
     return {key: value for key, _, value in pairs}
 
 
 def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
-    """A flat config with each `${key}` replaced by that key's value.
-
-    Example:
-        >>> interpolated({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]
-        'token_mean'
-    """
+    """A flat config with each `${key}` replaced by that key's value."""
     return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
 
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 from apo_lab.reporting.style import COLUMN_INCHES, INK, PAGE_INCHES, QUIET, Style
@@ -100,10 +101,6 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     """The heights moved apart, as little as possible (least squares), until no two are closer than `gap`.
 
     With the gaps taken off this is isotonic regression: neighbours that collide share their mean.
-
-    Example:
-        >>> spread([0.5, 0.5, 0.0], gap=0.25)
-        [0.375, 0.625, 0.0]
     """
     order = np.argsort(heights, kind="stable")
     gaps = gap * np.arange(len(heights))
@@ -148,12 +145,12 @@ def ends(estimates: Iterable[Estimate], *, scale: float = 1.0) -> Float[np.ndarr
     return scale * np.array([(estimate.value, estimate.low, estimate.high) for estimate in estimates]).T
 
 
-def draw_band(axes: Axes, x: Sequence[float], y: np.ndarray, style: Style, **line: Any) -> EndLabel:
-    """A method's line within its band, `y` being middle, lower and upper heights; returns its name at the line's end."""
+def draw_band(axes: Axes, x: ArrayLike, y: Float[np.ndarray, "3 points"], style: Style, **line: Any) -> EndLabel:
+    """A method's line within its band, `y` being middle, low and high; returns its name at the line's end."""
     middle, low, high = y
     axes.fill_between(x, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=2)
     axes.plot(x, middle, **{**style.marked_line, "markersize": 3.5, "zorder": 3 + style.rank, **line})
-    return EndLabel(text=style.label, x=float(x[-1]), y=float(middle[-1]), color=style.color)
+    return EndLabel(text=style.label, x=float(np.asarray(x)[-1]), y=float(middle[-1]), color=style.color)
 
 
 def filled_and_hollow() -> list[Line2D]:

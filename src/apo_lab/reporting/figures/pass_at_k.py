@@ -1,7 +1,7 @@
 """pass@k against k, and Pass@1 against Pass@K."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +12,6 @@ from apo_lab.reporting.figures.canvas import (
     draw_band,
     ends,
     filled_and_hollow,
-    label_ends,
     log2_axis,
     method_legend,
     panels,
@@ -21,20 +20,17 @@ from apo_lab.reporting.figures.canvas import (
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.style import COLLAPSE, Style
-from apo_lab.reporting.tables.series import average, budgets, common_benchmarks, evaluated, series, without_variants
+from apo_lab.reporting.tables.series import average, common_benchmarks, evaluated, series, without_variants
 from apo_lightning.evaluation.records import Estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParetoPoint:
-    """One method of one model, averaged over benchmarks."""
+class ParetoPoint(NamedTuple):
+    """One method of one model, averaged over benchmarks; Pass@K is at each benchmark's sample budget."""
 
     block: str
-    """The model, and how it was measured where that differs."""
     method: str
     pass_at_1: Estimate
     pass_at_k: Estimate
-    """Pass@K, where K is the sample budget of each benchmark."""
 
 
 def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -45,15 +41,12 @@ def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
     """Pass@1 and Pass@K of every method, averaged over the benchmarks that all methods of its model have."""
-    items = evaluated(measurements)
-    shown, budget = without_variants(series(items)), budgets(items)
-    points = []
+    shown, points = without_variants(series(evaluated(measurements))), []
     for item in shown:
         names = common_benchmarks([other for other in shown if other.head.block == item.head.block])
-        first = average(item, names, dict.fromkeys(names, "pass@1"))
-        every = average(item, names, {name: f"pass@{budget[name]}" for name in names})
+        first, every = average(item, names, "pass@1"), average(item, names, "pass@K")
         if first is not None and every is not None:
-            points.append(ParetoPoint(block=item.head.block, method=item.head.name, pass_at_1=first, pass_at_k=every))
+            points.append(ParetoPoint(item.head.block, item.head.name, first, every))
     return points
 
 
@@ -72,7 +65,7 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
     figure, grid = panels(len(wanted), height=1.9)
     for axes, (block, benchmark) in zip(grid, wanted, strict=True):
         shown = [item for item in curves if (item.block, item.benchmark) == (block, benchmark)]
-        labels = [
+        for item in shown:
             draw_band(
                 axes,
                 range(1, len(item.pass_at_k) + 1),
@@ -80,15 +73,10 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
                 styles[item.name],
                 markevery=[2**power - 1 for power in range(len(item.pass_at_k).bit_length())],
             )
-            for item in shown
-        ]
         axes.set_title(benchmark_name(benchmark) + (f"\n{block}" if len(blocks) > 1 else ""))
         log2_axis(axes, "k")
         axes.set_ylabel("pass@k [%]")
-        if len(wanted) == 1:
-            label_ends(axes, labels)
-    if len(wanted) > 1:
-        method_legend(figure, styles, {item.name for item in curves})
+    method_legend(figure, styles, {item.name for item in curves})
     return figure
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from apo_lab.reporting.axes import Defaults
 from apo_lab.reporting.figures.canvas import NamedFigure
-from apo_lab.reporting.figures.collapse import Trajectories, collapse_figure, trajectories
 from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure, shown_methods
 from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_points
 from apo_lab.reporting.figures.training import (
@@ -16,7 +15,7 @@ from apo_lab.reporting.figures.training import (
     method_curves,
     runs_by_method,
 )
-from apo_lab.reporting.names import algo_of, benchmark_name, slug
+from apo_lab.reporting.names import algo_of, slug
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
 from apo_lab.reporting.style import Style, styles_of
@@ -27,31 +26,39 @@ SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
     "faint lines: runs as logged. Training seeds: "
 )
-MONITORS = "Dotted: 0 of a difference or a count, the alarm's threshold, or else the first logged value, of the base. "
+PANELS = {
+    "training": ("Training", ""),
+    "collapse": (
+        "Snapshots along training",
+        "The same sample seeds at every step; of a single seed the band is the 95 % interval over problems. Dotted: the "
+        "model before training. ",
+    ),
+    "monitors": (
+        "Diagnostics",
+        "Dotted: 0 of a difference or a count, the alarm's threshold, or else the first logged value, of the base. ",
+    ),
+}
+"""Figures of panels: title and what their captions begin with."""
 
 
 def report_figures(
     runs: Sequence[RunCard],
     measurements: Sequence[Measurement],
     defaults: Defaults | None = None,
-    snapshots: Sequence[Measurement] = (),
 ) -> list[NamedFigure]:
     """Every figure that there is data for; a method has the same style in each.
 
     Args:
-        runs: the training runs.
+        runs: the training runs, `evaluations.with_snapshots`.
         measurements: of evaluations and of the runs' held-out problems, from `evaluations.measurements`.
         defaults: what a run uses where nothing is overridden; the same as `measurements` was given.
-        snapshots: from `evaluations.snapshot_measurements`.
     """
     paper = as_measurements(published("main_results"))
     by_model = runs_by_method(runs, defaults)
-    lines = trajectories(snapshots)
     names = {item.name for item in (*measurements, *paper)}
-    styles = styles_of(names.union(*lines.values(), *by_model.values()))
+    styles = styles_of(names.union(*by_model.values()))
     return [
         *_evaluated(measurements, paper, styles),
-        *_along_training(lines, styles),
         *_swept(measurements, defaults or {}),
         *_logged(by_model, styles),
     ]
@@ -70,19 +77,6 @@ def _evaluated(
     if any(item.pass_at_k for item in shown_methods(measurements)):
         caption = f"pass@k against k, unbiased; bands: {INTERVALS}."
         yield NamedFigure("pass_at_k", "pass@k against k", caption, pass_at_k_figure(measurements, styles))
-
-
-def _along_training(
-    together: Mapping[tuple[str, str, int], Trajectories], styles: dict[str, Style]
-) -> Iterator[NamedFigure]:
-    for (block, benchmark, num_samples), lines in together.items():
-        suffix = f"_{slug(block)}_{slug(benchmark)}_{num_samples}" if len(together) > 1 else ""
-        caption = (
-            f"Snapshots of a training run, {num_samples} samples a problem under the same seeds at every step; bands: "
-            f"{INTERVALS}. Dotted: the model before training, with its interval."
-        )
-        title = f"Along training, {block}, {benchmark_name(benchmark)}"
-        yield NamedFigure(f"collapse{suffix}", title, caption, collapse_figure(lines, styles, num_samples))
 
 
 def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[NamedFigure]:
@@ -108,8 +102,7 @@ def _logged(by_model: Mapping[str, RunsByMethod], styles: dict[str, Style]) -> I
         caption = SMOOTHING + ", ".join(f"{method} {len(runs)}" for method, runs in methods.items()) + "."
         if method_curves(methods, ENTROPY):
             yield NamedFigure(f"entropy{suffix}", f"Token entropy, {model}", caption, entropy_figure(methods, styles))
-        if shown := curve_panels(methods, "training"):
-            yield NamedFigure(f"training{suffix}", f"Training, {model}", caption, curves_figure(shown, styles))
-        if shown := curve_panels(methods, "monitors"):
-            figure = curves_figure(shown, styles)
-            yield NamedFigure(f"monitors{suffix}", f"Diagnostics, {model}", MONITORS + caption, figure)
+        for name, (title, begin) in PANELS.items():
+            if shown := curve_panels(methods, name):
+                figure = curves_figure(shown, styles)
+                yield NamedFigure(f"{name}{suffix}", f"{title}, {model}", begin + caption, figure)

@@ -9,7 +9,7 @@ from apo_lab.reporting.axes import value_place
 from apo_lab.reporting.figures.canvas import ends, filled_and_hollow, panels, styled
 from apo_lab.reporting.names import METHODS, axis_name
 from apo_lab.reporting.records import Measurement
-from apo_lab.reporting.style import INK, KNOWN
+from apo_lab.reporting.style import KNOWN
 from apo_lab.reporting.tables.sensitivity import variants_of
 from apo_lab.reporting.tables.series import average, common_benchmarks, series_of
 from apo_lightning.evaluation.records import Estimate
@@ -30,7 +30,7 @@ def sensitivity_points(
         points = {
             value: estimate
             for (value, *_), item in variants
-            if not item.head.which and (estimate := average(item, names, dict.fromkeys(names, "pass@1"))) is not None
+            if not item.head.which and (estimate := average(item, names, "pass@1")) is not None
         }
         if len(keys) == 1 and len(points) > 1:
             found[keys[0]] = points
@@ -82,7 +82,4 @@ def _panel(axes: Axes, ours: Points, published: Points, usual: str) -> None:
             look = {"marker": shape, "markersize": size, "markerfacecolor": fill, "markeredgecolor": edge}
             axes.plot(at, height, **look, zorder=4)
     axes.set_xticks(range(len(values)), values)
-    for label, value in zip(axes.get_xticklabels(), values, strict=True):
-        if value == usual:
-            label.set(fontweight="bold", color=INK)
     axes.margins(x=0.12, y=0.14)

@@ -21,8 +21,8 @@ WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
 ENTROPY = "train/entropy"
 PANELS = data_rows("figures/panels.csv")
-"""Panels of two figures, `training` and `monitors`: a pattern of metric keys, the title with the pattern's group, and
-the dotted line: at zero, the base's first logged value, the alarm's threshold, or none."""
+"""Panels of the figures `training`, `collapse` and `monitors`: a pattern of metric keys, the title with the pattern's
+groups, and the dotted line: at zero, the first logged value, of the base, the alarm's threshold, or none."""
 THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 RunsByMethod = Mapping[str, Sequence[RunCard]]
@@ -37,6 +37,8 @@ class MethodCurve(NamedTuple):
     """Values by step of each run, as logged."""
     smoothed: pd.DataFrame
     """Smoothed values of the steps that every seed has: a row a step, a column a seed."""
+    bounds: pd.DataFrame
+    """Lower and upper end at each step: of the seeds, or of a single seed's interval where it has one."""
 
 
 class CurvePanel(NamedTuple):
@@ -75,7 +77,11 @@ def method_curves(runs: RunsByMethod, key: str) -> list[MethodCurve]:
     for method, group in runs.items():
         if logged := [run.metrics[key].dropna() for run in group if key in run.metrics]:
             smooth = [each.rolling(max(1, len(each) // WINDOWS_PER_RUN), min_periods=1).mean() for each in logged]
-            curves.append(MethodCurve(method, logged, pd.concat(smooth, axis=1, join="inner")))
+            smoothed = pd.concat(smooth, axis=1, join="inner")
+            bounds = pd.concat([smoothed.min(axis=1), smoothed.max(axis=1)], axis=1)
+            if len(logged) == 1 and f"{key} low" in group[0].metrics:
+                bounds = group[0].metrics.loc[smoothed.index, [f"{key} low", f"{key} high"]]
+            curves.append(MethodCurve(method, logged, smoothed, bounds))
     return curves
 
 
@@ -138,11 +144,11 @@ def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> F
 def _draw_curves(axes: Axes, curves: Sequence[MethodCurve], styles: Mapping[str, Style]) -> list[EndLabel]:
     """Returns where the lines end."""
     labels = []
-    for method, logged, smoothed in curves:
+    for method, logged, smoothed, bounds in curves:
         style = styles[method]
         for each in logged:
             axes.plot(each, color=style.color, alpha=0.18, linewidth=0.5, zorder=1)
         if len(smoothed):
-            y = np.array([smoothed.mean(axis=1), smoothed.min(axis=1), smoothed.max(axis=1)])
+            y = np.stack([smoothed.mean(axis=1), *bounds.to_numpy().T])
             labels.append(draw_band(axes, smoothed.index, y, style, markevery=max(1, len(smoothed) // 6)))
     return labels

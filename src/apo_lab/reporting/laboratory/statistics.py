@@ -75,18 +75,12 @@ def frontier(
 ) -> list[tuple[float, float]]:
     """The best pass@k at each pass@1, over policies that choose a strategy by the problem's group and carry it out.
 
-    Maximises (1 − w)·pass@1 + w·pass@k over tables of logits, one row a group, for a range of w; the ends are the best
-    pass@1 and the best pass@k.
+    Maximises (1 − w)·pass@1 + w·pass@k over tables of logits, one row a group, for `num_points` values of w, each by
+    `num_steps` of Adam from the one before. The ends are the best pass@1 and the best pass@k.
 
     Args:
         has_valid: where a strategy opens a problem.
         group: of each problem: what such a policy sees of it.
-        k: of pass@k.
-        num_points: values of w.
-        num_steps: of Adam, each point starting from the one before.
-
-    Returns:
-        Points (pass@1, pass@k), pass@1 falling.
     """
     valid = has_valid.double()
     logits = torch.zeros(int(group.max()) + 1, valid.shape[1], dtype=torch.float64, requires_grad=True)

@@ -142,10 +142,9 @@ def cost_table(runs: Sequence[LabRun]) -> Table:
     rows = []
     for puzzle, methods in by_puzzle(runs).items():
         for method, members in methods.items():
-            steps = members[0].steps[-1]
-            costs = np.mean([_cost(run) for run in members], axis=0).tolist()
-            cells = (Cell(f"{x:,.{decimals}f}", x) for x, decimals in zip(costs, (0, 0, 0, 1), strict=True))
-            rows.append(row_of(method_name(method), Cell(str(steps), steps), *cells, section=puzzle))
+            costs = [members[0].steps[-1], *np.mean([_cost(run) for run in members], axis=0).tolist()]
+            cells = (Cell(f"{x:,.{decimals}f}", x) for x, decimals in zip(costs, (0, 0, 0, 0, 1), strict=True))
+            rows.append(row_of(method_name(method), *cells, section=puzzle))
     return Table(
         name="lab_cost",
         title="Cost of a run",

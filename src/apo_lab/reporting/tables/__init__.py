@@ -9,6 +9,7 @@ from apo_lab.reporting.tables.health import health_table
 from apo_lab.reporting.tables.lost_gained import lost_gained_table
 from apo_lab.reporting.tables.main_results import held_out_table, main_results
 from apo_lab.reporting.tables.sensitivity import sensitivity_table, swept_methods
+from apo_lab.reporting.tables.settings import settings_table
 
 
 def report_tables(
@@ -27,5 +28,6 @@ def report_tables(
         coverage_table(covered),
         hyperparameter_table(runs),
         beside_published(measured),
+        settings_table(measured),
     )
     return tuple(table for table in tables if table.rows)

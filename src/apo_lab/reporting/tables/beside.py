@@ -4,7 +4,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from apo_lab.reporting.axes import plain, value_place
-from apo_lab.reporting.names import BENCHMARKS, MODELS, benchmark_name, in_order, method_name, model_name
+from apo_lab.reporting.names import (
+    BENCHMARKS,
+    HYPERPARAMETERS,
+    MODELS,
+    benchmark_name,
+    in_order,
+    method_name,
+    model_name,
+)
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, Name, PublishedCell, published, published_cell
 from apo_lab.reporting.records import (
     Cell,
@@ -21,23 +29,6 @@ from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, share_cell
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
 from apo_lab.reporting.tables.series import Series, average, evaluated, interval_note, series
 from apo_lightning.evaluation.records import Estimate
-
-SETTINGS: Mapping[str, str] = {
-    "prompts_per_step": "Global batch size [prompts]",
-    "prompts_per_minibatch": "Mini-batch size [prompts]",
-    "optimizer.lr": "Learning rate",
-    "group_size": "Group size",
-    "algo.loss.clip_eps": "Clip ratio ε",
-    "aggregation": "Loss aggregation",
-    "context_tokens": "Max. context [tokens]",
-    "data.max_prompt_tokens": "Max. prompt [tokens]",
-    "trainer.max_steps": "Training steps",
-    "platform": "Training platform",
-    "algo.loss.push_coef": "Push coefficient λ",
-    "algo.loss.pull_coef": "Pull coefficient β",
-    "algo.loss.anchor_size": "Anchor size K",
-    "algo.loss.kl_coef": "KL coefficient",
-}
 
 
 def beside_published(measurements: Sequence[Measurement]) -> Table:
@@ -72,10 +63,9 @@ def _numbers(item: Series) -> Iterator[tuple[str, str, Estimate]]:
             if metric in measured.metrics:
                 yield name, metric, measured.metrics[metric]
     if all(name in item.by_benchmark for name in NUM_SAMPLES):
-        wanted = {"pass@1": dict.fromkeys(NUM_SAMPLES, "pass@1")}
-        wanted["pass@K"] = {name: f"pass@{k}" for name, k in NUM_SAMPLES.items()}
-        for metric, metric_of in wanted.items():
-            if (mean := average(item, NUM_SAMPLES, metric_of)) is not None:
+        has_papers_k = all(item.by_benchmark[name].num_samples == k for name, k in NUM_SAMPLES.items())
+        for metric in ("pass@1", "pass@K") if has_papers_k else ("pass@1",):
+            if (mean := average(item, NUM_SAMPLES, metric)) is not None:
                 yield AVERAGE, metric, mean
 
 
@@ -152,7 +142,7 @@ def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     found = {value: count for value, count in values.items() if value is not None}
     differs = cell.metric != "platform" and any(value != plain(cell.text) for value in found)
     methods = method_name(cell.method) if cell.method else "all"
-    return row_of(SETTINGS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
+    return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
 
 
 def _value(run: RunCard, key: str) -> str | None:

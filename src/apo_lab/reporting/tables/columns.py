@@ -45,8 +45,7 @@ class Accuracies:
             metrics = item.by_benchmark[name].metrics if name in item.by_benchmark else {}
             found += [share_cell(metrics.get(f"pass@{k}")) for k in self._ks(name)]
         if self.has_averages:
-            budget = {name: f"pass@{self.budget[name]}" for name in names}
-            found += [share_cell(average(item, names, of)) for of in (dict.fromkeys(names, "pass@1"), budget)]
+            found += [share_cell(average(item, names, metric)) for metric in ("pass@1", "pass@K")]
         return tuple(found)
 
     def _ks(self, name: str) -> list[int]:

@@ -76,26 +76,22 @@ def common_benchmarks(items: Sequence[Series]) -> set[str]:
     return set.intersection(*(set(item.by_benchmark) for item in items)) if items else set()
 
 
-def average(item: Series, benchmarks: Iterable[str], metric_of: Mapping[str, str]) -> Estimate | None:
-    """Macro-average over the benchmarks; None where one lacks the metric.
+def average(item: Series, benchmarks: Iterable[str], metric: str) -> Estimate | None:
+    """Macro-average over the benchmarks; None where one lacks the metric. `pass@K` is at each benchmark's own budget.
 
     Half-widths of single policies add in quadrature. A training seed counts on all benchmarks at once.
     """
-    chosen = [(item.by_benchmark[name], metric_of[name]) for name in sorted(benchmarks)]
-    if not chosen or any(metric not in measured.metrics for measured, metric in chosen):
+    measured = [item.by_benchmark[name] for name in sorted(benchmarks)]
+    chosen = [(each, f"pass@{each.num_samples}" if metric == "pass@K" else metric) for each in measured]
+    if not chosen or any(name not in each.metrics for each, name in chosen):
         return None
-    if any(measured.seeds for measured, _ in chosen):
+    if any(each.seeds for each in measured):
         return mean_over_both(chosen)
-    return mean_over_benchmarks([measured.metrics[metric] for measured, metric in chosen])
+    return mean_over_benchmarks([each.metrics[name] for each, name in chosen])
 
 
 def num_seeds(items: Iterable[Measurement]) -> str:
-    """Training seeds as printed: `3`; `2 to 3` where benchmarks differ; a dash for a policy that nobody trained.
-
-    Example:
-        >>> num_seeds([Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={})])
-        '1'
-    """
+    """Training seeds as printed: `3`; `2 to 3` where benchmarks differ; a dash for a policy that nobody trained."""
     counts = sorted({len(item.policies) for item in items if item.method != BASE or item.seeds})
     return " to ".join(dict.fromkeys(str(count) for count in (*counts[:1], *counts[-1:]))) or "–"
 
