@@ -25,9 +25,9 @@ HEAD = f"""# Algorithms
 
 <!-- made by python -m apo_lab.commands.algorithms docs -->
 
-Each is a loss and an advantage estimator, chosen by `algo=<name>`. The figures show means over {RUNS} runs of the
-algorithm on a bandit of {TOKENS} tokens: a right answer of probability 0.40, another of 0.05, and 14 errors, for {STEPS}
-optimizer steps on groups of {GROUP_SIZE} with learning rate {RATE} on the logits. They show tendencies of a loss on one
+Each is a loss and an advantage estimator, chosen by `algo=<name>`. The figures show means over {RUNS} runs on a
+bandit of {TOKENS} tokens: a right answer of probability 0.40, another of 0.05, and 14 errors, for {STEPS} optimizer
+steps on groups of {GROUP_SIZE} with learning rate {RATE} on the logits. They show tendencies of a loss on one
 softmax, not of a language model.
 """
 
