@@ -19,13 +19,7 @@ from apo_lightning.run.choices import composed, options_of
 
 
 def report(cfg: DictConfig) -> Path:
-    """Read, tabulate, draw.
-
-    Args:
-        cfg: composed from `configs/report.yaml`.
-
-    Returns:
-        `report.html`, or with `rollouts=` the run's `rollouts.html`.
+    """Write the tables, figures and page, and return `report.html`, or with `rollouts=` the run's `rollouts.html`.
 
     Raises:
         ConfigError: a folder does not exist, or a file in it is malformed.
@@ -68,12 +62,11 @@ def _rollouts(run: Path, limit: int) -> Path:
 
 def training_defaults() -> dict[str, dict[str, str]]:
     """The default settings of a run: stem of `algo=` → flat config, without the model's part."""
-    return {algo: _flat(composed("train", [f"algo={algo}"])) for algo in options_of("algo")}
-
-
-def _flat(cfg: DictConfig) -> dict[str, str]:
-    container: Any = OmegaConf.to_container(cfg)
-    return interpolated(flatten({key: value for key, value in container.items() if key != "model"}))
+    found = {}
+    for algo in options_of("algo"):
+        cfg: Any = OmegaConf.to_container(composed("train", [f"algo={algo}"]))
+        found[algo] = interpolated(flatten({key: value for key, value in cfg.items() if key != "model"}))
+    return found
 
 
 def _folders(cfg: DictConfig) -> list[Path]:

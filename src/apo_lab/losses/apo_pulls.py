@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lightning.losses.apo import APO
+from apo_lightning.losses import APO, applicable, required
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set, log_mass
-from apo_lightning.losses.policy_loss import applicable, required
 from apo_lightning.types import Anchor, LossInputs, LossOutput
 
 
@@ -23,12 +22,14 @@ class GateOnlyAPO(APO):
     `pull_coef=0` has no gate either.
     """
 
-    def _anchor_ratio(
+    def anchor_ratio(
         self, log_r_anchor: Float[Tensor, "tokens"], anchor: Anchor, members: Bool[Tensor, "tokens anchors"]
     ) -> Float[Tensor, "tokens"]:
+        """r_anchor, held constant."""
         return log_r_anchor.detach().clamp(max=LOG_RATIO_LIMIT).exp()
 
-    def _pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """0: no pull."""
         return torch.zeros_like(r_anchor)
 
 
@@ -39,12 +40,14 @@ class LogMassAPO(APO):
     As a force on the logits: β·(q_S − π), q_S = π(·|S), where APO's has r_anchor times that.
     """
 
-    def _anchor_ratio(
+    def anchor_ratio(
         self, log_r_anchor: Float[Tensor, "tokens"], anchor: Anchor, members: Bool[Tensor, "tokens anchors"]
     ) -> Float[Tensor, "tokens"]:
+        """r_anchor, with the gradient of its log."""
         return _with_gradient_of(log_r_anchor, log_r_anchor)
 
-    def _pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """1: whatever r_anchor is."""
         return torch.ones_like(r_anchor)
 
 
@@ -56,16 +59,18 @@ class CrossEntropyAPO(APO):
     policy has made it, where APO's pull is proportional to π(k).
     """
 
-    def _anchor_ratio(
+    def anchor_ratio(
         self, log_r_anchor: Float[Tensor, "tokens"], anchor: Anchor, members: Bool[Tensor, "tokens anchors"]
     ) -> Float[Tensor, "tokens"]:
+        """r_anchor, with the gradient of the cross-entropy."""
         present = members & (anchor.logprobs > -torch.inf)
         target = (anchor.ref_logprobs.detach() - log_mass(anchor.ref_logprobs.detach(), members).unsqueeze(1)).exp()
         # Masked before the product: 0·∞ is NaN.
         terms = torch.where(present, target, 0.0) * torch.where(present, anchor.logprobs, 0.0)
         return _with_gradient_of(terms.sum(1), log_r_anchor)
 
-    def _pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """1: whatever r_anchor is."""
         return torch.ones_like(r_anchor)
 
 
@@ -91,11 +96,11 @@ class UngatedAPO(APO):
         )
         log_r_anchor = anchor_log_ratio(anchor.logprobs, anchor.ref_logprobs, members)
         size = inputs.advantages.abs() * self.pull_coef
-        pull = size * self._anchor_ratio(log_r_anchor, anchor, members)
+        pull = size * self.anchor_ratio(log_r_anchor, anchor, members)
         if inputs.importance_weights is not None:
             pull = inputs.importance_weights.detach() * pull
         outside = (1 - log_mass(anchor.logprobs.detach(), members).exp()).clamp(min=0)
-        strength = size * self._anchor_ratio(log_r_anchor, anchor, members).detach() * outside
+        strength = size * self.anchor_ratio(log_r_anchor, anchor, members).detach() * outside
         return LossOutput(
             per_token=output.per_token - torch.where(triggered, pull, 0.0),
             metrics={**output.metrics, "apo/pull": applicable(strength, triggered)},

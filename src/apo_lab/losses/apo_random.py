@@ -7,8 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.apo import APO
-from apo_lightning.losses.policy_loss import required
+from apo_lightning.losses import APO, required
 from apo_lightning.types import Anchor, LossInputs, Needs
 
 
@@ -22,14 +21,12 @@ class RandomAnchorAPO(APO):
     Departure: with a pool of all tokens but one this is the control of any K tokens; over a vocabulary of 100,000 that
     pool cannot be kept, so it is the control of any K among the likeliest.
 
-    Attributes:
-        pool_size: how many of the reference's likeliest tokens to draw from; ≥ `anchor_size`.
-
     Raises:
         ConfigError: a value outside its range.
     """
 
     pool_size: int = 64
+    """How many of the reference's likeliest tokens to draw from; ≥ `anchor_size`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +43,8 @@ class RandomAnchorAPO(APO):
         """`anchor_size`: the pool is not a support."""
         return self.anchor_size
 
-    def _anchors(self, inputs: LossInputs) -> Anchor:
+    def anchors(self, inputs: LossInputs) -> Anchor:
+        """K of the pool, by a hash."""
         pool = required(inputs.anchor, "anchor")
         ranks = torch.arange(1, pool.token_ids.shape[1] + 1, device=pool.token_ids.device)
         place = (pool.token_ids.clamp(min=0) * ranks).sum(1, keepdim=True)

@@ -7,9 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PenalisedGRPO, required
 from apo_lightning.losses.functional import Number, log_mass
-from apo_lightning.losses.penalised import PenalisedGRPO
-from apo_lightning.losses.policy_loss import required
 from apo_lightning.types import LossInputs, Needs
 
 LEAST_OUTSIDE = 1e-6
@@ -55,7 +54,8 @@ class TopKForwardKL(PenalisedGRPO):
         """The loss reads the reference's top-K."""
         return super().needs | Needs(anchor_size=self.anchor_size)
 
-    def _penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """The forward KL over T_K and the bucket."""
         anchor = required(inputs.anchor, "anchor")
         members = (anchor.token_ids >= 0) & (anchor.ref_logprobs > -torch.inf) & penalised.unsqueeze(1)
         return topk_forward_kl(anchor.logprobs, anchor.ref_logprobs.detach(), members)
@@ -67,11 +67,6 @@ def topk_forward_kl(
     members: Bool[Tensor, "tokens anchors"],
 ) -> Float[Tensor, "tokens"]:
     """KL(π_ref‖π) on the partition into the members and one bucket for all other tokens.
-
-    Args:
-        logprobs: log π at the top-K ids; carries the gradient.
-        ref_logprobs: log π_ref at the same ids; constant.
-        members: True for the members of T.
 
     Returns:
         D ≥ 0 [nats]; 0 where there is no member.

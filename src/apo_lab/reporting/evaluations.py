@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from apo_lab.coverage.records import read_coverage
+from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.axes import Defaults, axes, settings
 from apo_lab.reporting.held_out import held_out_measurements
 from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
 from apo_lab.reporting.runs import find_files, parse_overrides
-from apo_lightning.evaluation.loading import read_result
+from apo_lightning.evaluation.loading import read_record, read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 
 SNAPSHOT_METRICS = ("entropy", "max_prob", "support_coverage")
@@ -38,7 +38,8 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
             ResultFile(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all
         )
 
-    return Evaluations(results=found("results.json", read_result), coverage=found("coverage.json", read_coverage))
+    coverage = found("coverage.json", lambda path: read_record(path, CoverageResult))
+    return Evaluations(results=found("results.json", read_result), coverage=coverage)
 
 
 def measurements(

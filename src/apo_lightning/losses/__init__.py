@@ -3,11 +3,16 @@
 from apo_lightning.losses.apo import APO
 from apo_lightning.losses.grpo import GRPO
 from apo_lightning.losses.grpo_kl import GRPOKL
-from apo_lightning.losses.policy_loss import PolicyLoss
+from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.losses.policy_loss import PolicyLoss, applicable, masks_of, required
 
 __all__ = [
     "APO",
     "GRPO",
     "GRPOKL",
+    "PenalisedGRPO",
     "PolicyLoss",
+    "applicable",
+    "masks_of",
+    "required",
 ]

@@ -128,11 +128,11 @@ class APO(PolicyLoss):
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
         """Tokens with A ≠ 0, among them every triggered one; all tokens with an entropy bonus."""
-        return self._has_surrogate_gradient(advantages)
+        return self.has_surrogate_gradient(advantages)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
-        anchor = self._anchors(inputs)
+        anchor = self.anchors(inputs)
         triggered = self.reference_mask(inputs.advantages, inputs.is_correct)
         members = anchor_set(
             anchor.token_ids, anchor.ref_logprobs, inputs.token_ids, exclude_sampled=self.exclude_sampled
@@ -140,15 +140,15 @@ class APO(PolicyLoss):
         members = members & triggered.unsqueeze(1)
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         log_r_anchor = anchor_log_ratio(anchor.logprobs, anchor.ref_logprobs, members)
-        r_anchor = self._anchor_ratio(log_r_anchor, anchor, members)
+        r_anchor = self.anchor_ratio(log_r_anchor, anchor, members)
         is_error = triggered & (inputs.advantages < 0)
         rho = rectified_ratio(ratio, r_anchor, is_error, push_coef=self.push_coef, pull_coef=self.pull_coef)
         rho = torch.where(triggered & ~is_error, ratio + self.pull_coef * r_anchor, rho)
 
         mass = log_mass(anchor.logprobs.detach(), members).exp()
-        slope = self._pull_slope(r_anchor.detach()) * members.any(1)
+        slope = self.pull_slope(r_anchor.detach()) * members.any(1)
         pull = inputs.advantages.abs() * self.pull_coef * slope * (1 - mass).clamp(min=0)
-        pulls = triggered & ~self._is_flat(rho, inputs.advantages)
+        pulls = triggered & ~self.is_flat(rho, inputs.advantages)
         metrics = {
             "ratio_updated": ratio.detach(),
             "apo/triggered_fraction": triggered.to(rho.dtype),
@@ -159,18 +159,18 @@ class APO(PolicyLoss):
         }
         pull_moves = (self.pull_coef * slope > 0) & (log_r_anchor <= LOG_RATIO_LIMIT)
         push_moves = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() <= LOG_RATIO_LIMIT
-        return self._surrogate(inputs, rho, ~(push_moves | pull_moves), metrics)
+        return self.surrogate(inputs, rho, ~(push_moves | pull_moves), metrics)
 
-    def _anchors(self, inputs: LossInputs) -> Anchor:
+    def anchors(self, inputs: LossInputs) -> Anchor:
         """T_K."""
         return required(inputs.anchor, "anchor")
 
-    def _anchor_ratio(
+    def anchor_ratio(
         self, log_r_anchor: Float[Tensor, "tokens"], anchor: Anchor, members: Bool[Tensor, "tokens anchors"]
     ) -> Float[Tensor, "tokens"]:
         """r_anchor, with the gradient of the pull."""
         return log_r_anchor.clamp(max=LOG_RATIO_LIMIT).exp()
 
-    def _pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-        """The gradient of `_anchor_ratio` by log Σ_S π."""
+    def pull_slope(self, r_anchor: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """The gradient of `anchor_ratio` by log Σ_S π."""
         return r_anchor

@@ -34,10 +34,10 @@ class GRPO(PolicyLoss):
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
         """Tokens with A ≠ 0; all tokens with an entropy bonus."""
-        return self._has_surrogate_gradient(advantages)
+        return self.has_surrogate_gradient(advantages)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(r, A)."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         frozen = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() > LOG_RATIO_LIMIT
-        return self._surrogate(inputs, ratio, frozen, {"ratio_updated": ratio.detach()})
+        return self.surrogate(inputs, ratio, frozen, {"ratio_updated": ratio.detach()})

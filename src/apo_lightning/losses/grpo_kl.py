@@ -49,7 +49,8 @@ class GRPOKL(PenalisedGRPO):
         full = self.kl_estimator == "full"
         return super().needs | Needs(ref_logprobs=not full, full_kl=full)
 
-    def _penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+        """The KL from the reference, exact or estimated at the sampled token."""
         if self.kl_estimator == "full":
             return required(inputs.full_kl, "full_kl")
         ref_logprobs = required(inputs.ref_logprobs, "ref_logprobs")

@@ -46,7 +46,7 @@ class PenalisedGRPO(GRPO):
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
         """The tokens of GRPO's mask, and the penalised tokens where the penalty has a weight."""
-        mask = self._has_surrogate_gradient(advantages)
+        mask = self.has_surrogate_gradient(advantages)
         return mask if self.kl_coef == 0 else mask | self.reference_mask(advantages, is_correct)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -54,12 +54,12 @@ class PenalisedGRPO(GRPO):
         output = super().__call__(inputs)
         penalised = self.reference_mask(inputs.advantages, inputs.is_correct)
         # Where the reference was not run its row holds a placeholder.
-        penalty = torch.where(penalised, self._penalty(inputs, penalised), 0.0)
+        penalty = torch.where(penalised, self.penalty(inputs, penalised), 0.0)
         return LossOutput(
             per_token=output.per_token + self.kl_coef * penalty,
             metrics={**output.metrics, "kl_updated": applicable(penalty, penalised)},
         )
 
     @abstractmethod
-    def _penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         """The divergence [nats]; anything where not penalised."""

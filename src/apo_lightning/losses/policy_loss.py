@@ -25,7 +25,7 @@ class PolicyLoss(ABC):
     A new loss is a frozen dataclass with `needs`, the declaration of what it reads, and `__call__`. To save work it may
     also state `gradient_mask` and `reference_mask`, in the class that defines `__call__`.
 
-    `_surrogate` gives the metric `clip_fraction`: 1 where a token of A ≠ 0 has no surrogate gradient, 0 where it has,
+    `surrogate` gives the metric `clip_fraction`: 1 where a token of A ≠ 0 has no surrogate gradient, 0 where it has,
     NaN where A = 0.
 
     Attributes:
@@ -110,20 +110,19 @@ class PolicyLoss(ABC):
             f"those without a gradient too; where the inherited mask still holds, write {lines} in the class"
         )
 
-    def _has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
-        """Tokens where `_surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
+    def has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
+        """Tokens where `surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
         return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
 
     @property
     def _clip(self) -> dict[str, Any]:
         return {"clip_eps": self.clip_eps, "clip_eps_high": self.clip_eps_high, "dual_clip": self.dual_clip}
 
-    def _is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+    def is_flat(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """Tokens on which the clipped objective has no gradient."""
         return is_clipped(ratio, advantages, **self._clip)
 
-    def _surrogate(
-        self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]
-    ) -> LossOutput:
+    def surrogate(self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]) -> LossOutput:
         """Minus the clipped objective of `ratio`, minus the entropy bonus.
 
         Importance weights correct only the objective: entropy and penalties are not expectations over old samples.
@@ -140,7 +139,7 @@ class PolicyLoss(ABC):
         loss = -objective
         if self.entropy_coef != 0:
             loss = loss - self.entropy_coef * required(inputs.entropy, "entropy")
-        no_gradient = self._is_flat(ratio, inputs.advantages) | frozen
+        no_gradient = self.is_flat(ratio, inputs.advantages) | frozen
         clip_fraction = applicable(no_gradient.to(loss.dtype), inputs.advantages != 0)
         return LossOutput(per_token=loss, metrics={"clip_fraction": clip_fraction, **metrics})
 
@@ -163,7 +162,7 @@ def masks_of(loss: PolicyLoss, advantages: Float[Tensor, "tokens"], is_correct: 
     Example:
         >>> class Halved(PolicyLoss):
         ...     def __call__(self, inputs):
-        ...         return self._surrogate(inputs, 0.5 * torch.ones(1), torch.zeros(1).bool(), {})
+        ...         return self.surrogate(inputs, 0.5 * torch.ones(1), torch.zeros(1).bool(), {})
         >>> masks_of(Halved(), torch.zeros(1), torch.tensor([True]))
         TokenMasks(gradient=tensor([True]), reference=tensor([False]))
     """

@@ -97,13 +97,13 @@ def test_random_anchors_are_never_the_sampled_token_and_know_no_rank():
         anchor=Anchor(token_ids=ids, ref_logprobs=flat, logprobs=flat),
     )
     loss = RandomAnchorAPO(anchor_size=size, pool_size=pool)
-    taken = loss._anchors(inputs).token_ids
+    taken = loss.anchors(inputs).token_ids
     assert ((taken >= 0).sum(1) == size).all()
     assert (taken != y[:, None]).all()
     # Four standard errors of a share of .3 in 4000 draws.
     by_rank = (taken >= 0).double().mean(0)
     assert (by_rank - size / pool).abs().max() < 4 * (0.3 * 0.7 / num_tokens) ** 0.5
-    assert torch.equal(loss._anchors(inputs).token_ids, taken)
+    assert torch.equal(loss.anchors(inputs).token_ids, taken)
 
 
 def test_a_pool_smaller_than_the_draw_is_refused():
