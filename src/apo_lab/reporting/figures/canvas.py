@@ -12,7 +12,7 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
@@ -166,7 +166,7 @@ def log2_axis(axes: Axes, name: str) -> None:
     """The x axis doubles from tick to tick, or quadruples where it is long."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"{name} (log scale)")
 
