@@ -1,12 +1,14 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
 from apo_lightning.advantages.estimator import AdvantageEstimator, reads_of
+from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated
 from apo_lightning.advantages.signed_reward import SignedReward
 
 __all__ = [
+    "GAE",
     "AdvantageEstimator",
     "GroupNormalized",
     "LeaveOneOut",
@@ -15,5 +17,6 @@ __all__ = [
     "Shaped",
     "SignedReward",
     "Truncated",
+    "gae_of",
     "reads_of",
 ]

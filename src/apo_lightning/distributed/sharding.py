@@ -68,7 +68,7 @@ class ShardedStrategy(ModelParallelStrategy):
             return
         assert self.lightning_module is not None
         for child in self.lightning_module.children():
-            if not isinstance(child, FSDPModule):
+            if not any(isinstance(module, FSDPModule) for module in child.modules()):
                 child.to(self.root_device)
         note_device(self.lightning_module, self.root_device)
 
@@ -109,11 +109,12 @@ def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrained
 def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
     """Shard policies from `load_model` and fill their shards, if the trainer shards.
 
-    Ranks other than the first never hold more than one unsharded tensor. A frozen reference gets the same weights.
-    Lightning calls this for each of the trainer's functions; only the first call has an effect.
+    Ranks other than the first never hold more than one unsharded tensor. A frozen reference and a separate
+    critic get the same weights. Lightning calls this for each of the trainer's functions; only the first call has an effect.
 
     Args:
-        policies: the policy and, if any, the reference; afterwards on the trainer's device, unsharded or in shards.
+        policies: the policy and, if any, reference and separate critic; afterwards on the trainer's device, unsharded or
+            in shards.
         trainer: its process group exists.
     """
     strategy = trainer.strategy
@@ -125,6 +126,7 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
         _make_units(policy, strategy)
         policy.to_empty(device="cpu" if strategy.offload_to_cpu else strategy.root_device)
         _fill(policy.model, strategy.whole_weights, strategy.root_device)
+        policy.reset_value_head()
     strategy.whole_weights = {}
 
 
