@@ -109,12 +109,12 @@ def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrained
 def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
     """Shard policies from `load_model` and fill their shards, if the trainer shards.
 
-    Ranks other than the first never hold more than one unsharded tensor. A frozen reference and a separate
-    critic get the same weights. Lightning calls this for each of the trainer's functions; only the first call has an effect.
+    Ranks other than the first never hold more than one unsharded tensor. All policies get the same weights. Lightning
+    calls this for each of the trainer's functions; only the first call has an effect.
 
     Args:
-        policies: the policy and, if any, reference and separate critic; afterwards on the trainer's device, unsharded or
-            in shards.
+        policies: the policy and, if any, the reference and a separate critic; afterwards on the trainer's device,
+            unsharded or in shards.
         trainer: its process group exists.
     """
     strategy = trainer.strategy

@@ -243,8 +243,8 @@ def _check_critic(critic: CriticSettings | None, advantage: AdvantageEstimator, 
     """Raise `ConfigError` where a critic has no use, or is missing."""
     if (critic is None) != (gae_of(advantage) is None):
         raise ConfigError(
-            f"algo.critic is {critic and critic.kind} and algo.advantage {type(advantage).__name__}: GAE reads a critic's "
-            "values, and no other estimator does; choose algo=ppo, or give both"
+            f"algo.critic is {critic and critic.kind} and algo.advantage {type(advantage).__name__}: GAE reads the "
+            "values of a critic, and no other estimator does; choose algo=ppo, or give both"
         )
     if critic is not None and loss.needs.sequence_mean:
         raise ConfigError(
