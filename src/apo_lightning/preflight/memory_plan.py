@@ -79,7 +79,7 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     """
     is_kept = not run.is_cuda
     on_device = not run.offloads
-    trained = shard_bytes(model.trained_parameters, run) * on_device
+    trained = shard_bytes(model.trained_parameters, run) * on_device * run.num_trained_models
     gradients = trained * (2 if run.strategy == "ddp" else 1)
     engine_weights = engine_weight_bytes(model, run)
     # On a CPU glibc keeps the whole copy of the weights that the first rank has sharded and freed.
@@ -121,8 +121,12 @@ def shard_bytes(num_parameters: int, run: RunShape) -> int:
 
 
 def weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes of the policy's weights and of its adapters."""
-    return shard_bytes(model.num_parameters, run) + shard_bytes(model.adapter_parameters, run)
+    """Bytes of the weights and adapters of the policy and, where it is separate, of the critic.
+
+    A value head has D + 1 weights, which are not counted.
+    """
+    one = shard_bytes(model.num_parameters, run) + shard_bytes(model.adapter_parameters, run)
+    return run.num_trained_models * one
 
 
 def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
@@ -174,13 +178,14 @@ def host_bytes(model: ModelShape, run: RunShape) -> int:
     """Host memory of a process with a GPU: libraries; with offloading weights, gradients, moments and reference."""
     if not run.is_cuda:
         return 0
-    shards = weight_bytes(model, run) + 3 * shard_bytes(model.trained_parameters, run) + reference_bytes(model, run)
+    trained = run.num_trained_models * shard_bytes(model.trained_parameters, run)
+    shards = weight_bytes(model, run) + 3 * trained + reference_bytes(model, run)
     return library_bytes(run) + shards * run.offloads
 
 
 def moment_bytes(model: ModelShape, run: RunShape) -> int:
     """The two Adam moments on the device, 8·N/shards of the trained parameters, from the first optimizer step on."""
-    return 2 * shard_bytes(model.trained_parameters, run) * (not run.offloads)
+    return 2 * run.num_trained_models * shard_bytes(model.trained_parameters, run) * (not run.offloads)
 
 
 def trainer_bytes(model: ModelShape, run: RunShape) -> int:
@@ -336,7 +341,10 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     3. The backward ends: one layer's activations, and the new gradients of embedding and head next to those they are
        added to. Under FSDP2 twice: both unsharded, and with the last micro-batch as input of the reduction and as its
        sum. The optimizer's step is fused and allocates nothing.
+
+    A separate critic has activations, cast and gathered weights of its own until the one backward of both.
     """
+    num_models = run.num_trained_models
     is_full, gathered_size = model.adapters is None, gathered_bytes(model, run)
     root = FLOAT32 * model.root_parameters * is_full
     tokens, trained_head = run.microbatch_tokens, model.head_parameters * is_full
@@ -346,14 +354,14 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     layer_size = (run.compute_bytes + FLOAT32) * model.layer_parameters * is_full * bool(gathered_size)
 
     def cast(*, backward: bool) -> Allocation:
-        size = cast_weight_bytes(model, run, backward=backward)
+        size = num_models * cast_weight_bytes(model, run, backward=backward)
         return Allocation(name="weights cast by autocast", update=size)
 
-    activations = Allocation(name="activations", update=activation_bytes(model, run))
-    gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=gathered_size)
+    activations = Allocation(name="activations", update=num_models * activation_bytes(model, run))
+    gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=num_models * gathered_size)
     head = Allocation(name="head: logits, its gradient", update=head_size)
     layer = Allocation(name="one layer's gradient, unreduced", update=layer_size)
-    left = Allocation(name="embedding and head: unsharded gradient", update=root * bool(gathered_size))
+    left = Allocation(name="embedding and head: unsharded gradient", update=num_models * root * bool(gathered_size))
     last = Allocation(name="end of backward: new gradients", update=last_size)
     if not run.is_cuda:
         return activations, cast(backward=False), head, gathered, layer, last

@@ -125,6 +125,8 @@ class RunShape:
     """FSDP2 without `reshard_after_forward`: a gathered layer stays gathered until its backward."""
     compiles_layers: bool = False
     """Compiled layers make fewer passes over memory between products, and keep less for the backward."""
+    num_trained_models: int = 1
+    """2 with a separate critic, which is as large as the policy and trained as it is."""
     offloads: bool = False
     """Whether FSDP2's shards, their gradients and the optimizer's moments lie in host memory instead of the GPU's."""
 

@@ -177,7 +177,8 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
     """
     settings = step_settings(cfg, instantiate(cfg.data))
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
-    work = expected_workload(settings, loss, advantage, instantiate(cfg.expected), ranks.world_size)
+    expected, critic = instantiate(cfg.expected), instantiate(cfg.algo.critic)
+    work = expected_workload(settings, loss, advantage, expected, ranks.world_size, critic)
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
         if ranks.device.type == "cuda" and not torch.cuda.is_available():
@@ -198,7 +199,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     """The settings of a configuration that determine the memory of a run."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    loss = instantiate(cfg.algo.loss)
+    loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.critic)
     return RunShape(
         world_size=ranks.world_size,
         strategy=ranks.strategy,
@@ -213,6 +214,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         engine=engine_size(instantiate(cfg.engine), settings, is_cuda=ranks.device.type == "cuda"),
         gpu_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else GPU_BYTES,
         keeps_layers_gathered=not OmegaConf.select(cfg, "trainer.strategy.reshard_after_forward", default=True),
+        num_trained_models=2 if critic is not None and critic.kind == "separate" else 1,
         offloads=bool(OmegaConf.select(cfg, "trainer.strategy.offload_to_cpu", default=False)),
     )
 
