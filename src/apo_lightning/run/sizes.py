@@ -177,7 +177,7 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
     """
     settings = step_settings(cfg, instantiate(cfg.data))
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
-    expected, critic = instantiate(cfg.expected), instantiate(cfg.algo.critic)
+    expected, critic = instantiate(cfg.expected), instantiate(cfg.algo.get("critic"))
     work = expected_workload(settings, loss, advantage, expected, ranks.world_size, critic)
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
@@ -199,7 +199,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     """The settings of a configuration that determine the memory of a run."""
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.critic)
+    loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
     return RunShape(
         world_size=ranks.world_size,
         strategy=ranks.strategy,

@@ -153,9 +153,9 @@ def prepare(cfg: DictConfig) -> Parts:
     """
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
-    loss, advantage, critic = (instantiate(cfg.algo[part]) for part in ("loss", "advantage", "critic"))
+    loss, advantage, critic = (instantiate(cfg.algo.get(part)) for part in ("loss", "advantage", "critic"))
     advantage.check(settings.group_size)
-    _check_critic(critic, advantage, loss)
+    _check_critic(critic, advantage, loss, cfg.trainer.max_steps)
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
@@ -239,12 +239,19 @@ def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTo
         raise ConfigError(f"reference_path is {cfg.reference_path}, whose tokens differ from those of {model.path}")
 
 
-def _check_critic(critic: CriticSettings | None, advantage: AdvantageEstimator, loss: PolicyLoss) -> None:
+def _check_critic(
+    critic: CriticSettings | None, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int
+) -> None:
     """Raise `ConfigError` where a critic has no use, or is missing."""
     if (critic is None) != (gae_of(advantage) is None):
         raise ConfigError(
             f"algo.critic is {critic and critic.kind} and algo.advantage {type(advantage).__name__}: GAE reads the "
             "values of a critic, and no other estimator does; choose algo=ppo, or give both"
+        )
+    if critic is not None and critic.warmup_steps >= max_steps:
+        raise ConfigError(
+            f"algo.critic.warmup_steps is {critic.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
+            "never be trained; give fewer steps of warm-up"
         )
     if critic is not None and loss.needs.sequence_mean:
         raise ConfigError(

@@ -200,6 +200,7 @@ def test_stopped_and_gone_on_from_it_is_the_same_run_to_the_bit(options, tmp_pat
         (("algo=ppo", "algo.critic.value_coef=0"), "critic.value_coef is 0"),
         (("algo=ppo", "algo.critic.value_clip=0"), "critic.value_clip is 0"),
         (("algo=ppo", "algo.critic.warmup_steps=-1"), "critic.warmup_steps is -1"),
+        (("algo=ppo", "algo.critic.warmup_steps=2"), "trainer.max_steps 2: the policy would never be trained"),
     ],
 )
 def test_what_cannot_be_is_named_before_weights_are_loaded(options, words, tmp_path):
