@@ -165,7 +165,8 @@ def test_every_algorithm_instantiates_and_its_advantage_takes_a_group_of_eight(a
 
 @pytest.mark.parametrize("algo", names("algo"))
 def test_an_algorithm_brings_its_own_aggregation(algo):
-    own = "sequence_mean_token_sum_norm" if algo == "dr_grpo" else "token_mean"
+    by_sequence = dict.fromkeys(("gspo", "gmpo"), "sequence_mean_token_mean")
+    own = {"dr_grpo": "sequence_mean_token_sum_norm", **by_sequence}.get(algo, "token_mean")
     assert composed(f"algo={algo}").aggregation == own
 
 

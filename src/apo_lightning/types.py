@@ -178,6 +178,8 @@ class AdvantageInputs:
     is_correct: Bool[Tensor, "prompts group"]
     lengths: Int[Tensor, "prompts group"]
     """Response tokens of each completion."""
+    step: int = 1
+    """Of the run; 1 for the first."""
     truncated: Bool[Tensor, "prompts group"] | None = None
     """True where the completion was cut at its length limit."""
     mean_logprobs: Float[Tensor, "prompts group"] | None = None
@@ -213,6 +215,7 @@ class AdvantageInputs:
             rewards=rollouts.rewards,
             is_correct=rollouts.is_correct,
             lengths=rollouts.lengths,
+            step=rollouts.step,
             **{name: optional[name]() for name in reads},
         )
 
@@ -223,6 +226,7 @@ class AdvantageInputs:
             rewards=self.rewards[prompt : prompt + 1, wanted],
             is_correct=self.is_correct[prompt : prompt + 1, wanted],
             lengths=self.lengths[prompt : prompt + 1, wanted],
+            step=self.step,
             truncated=None if self.truncated is None else self.truncated[prompt : prompt + 1, wanted],
             mean_logprobs=None if self.mean_logprobs is None else self.mean_logprobs[prompt : prompt + 1, wanted],
             answers=None if self.answers is None else (tuple(self.answers[prompt][i] for i in wanted),),

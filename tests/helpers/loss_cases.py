@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from hydra.utils import instantiate
 
-from apo_lightning.types import Anchor, LossInputs
+from apo_lightning.losses.aggregation import sequence_means
+from apo_lightning.types import Anchor, LossInputs, MinibatchTokens
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 
@@ -40,6 +41,24 @@ class Case:
     is_correct: torch.Tensor
     ref_logits: list
     importance_weights: torch.Tensor | None = None
+    marks: torch.Tensor | None = None
+    sequence_mean: torch.Tensor | None = None
+
+    def prepared(self, loss) -> "Case":
+        """With what the module computes of the whole mini-batch and of whole completions for this loss."""
+        at_y = self.logits.double().log_softmax(1).gather(1, self.token_ids[:, None])[:, 0]
+        marks = sequence_mean = None
+        if loss.needs.marks:
+            keys = torch.arange(len(at_y))
+            marks = loss.marks(
+                MinibatchTokens(
+                    advantages=self.advantages, is_correct=self.is_correct, logprobs=self.old_logprobs, keys=keys
+                )
+            )
+        if loss.needs.sequence_mean:
+            term = loss.sequence_term(at_y - self.old_logprobs.double(), self.advantages.double())
+            sequence_mean = sequence_means(term, torch.arange(len(at_y)) // 4)
+        return replace(self, marks=marks, sequence_mean=sequence_mean)
 
     def tokens(self):
         for t in range(len(self.logits)):
@@ -52,6 +71,8 @@ class Case:
                 is_correct=bool(self.is_correct[t]),
                 ref_logits=self.ref_logits[t],
                 importance_weight=weight,
+                mark=0.0 if self.marks is None else self.marks[t].item(),
+                sequence_mean=0.0 if self.sequence_mean is None else self.sequence_mean[t].item(),
             )
 
     def inputs(self, needs, logits, logprobs=None) -> LossInputs:
@@ -71,6 +92,8 @@ class Case:
             entropy=entropy(logprobs) if needs.entropy else None,
             full_kl=self._full_kl(ref, logprobs) if needs.full_kl else None,
             importance_weights=None if self.importance_weights is None else self.importance_weights.to(logits.dtype),
+            marks=None if self.marks is None else self.marks.to(logits.dtype),
+            sequence_mean=None if self.sequence_mean is None else self.sequence_mean.to(logits.dtype),
         )
 
     def _anchor(self, k, ref, logprobs):
@@ -130,7 +153,7 @@ def make_case(kind, num_tokens=48, seed=0):
 
 def value_and_gradient(loss, case, dtype=torch.float32):
     """(per-token loss, its gradient with respect to the logits, the output)."""
-    logits = case.logits.to(dtype).requires_grad_()
+    case, logits = case.prepared(loss), case.logits.to(dtype).requires_grad_()
     output = loss(case.inputs(loss.needs, logits))
     (gradient,) = torch.autograd.grad(output.per_token.sum(), logits)
     return output.per_token.detach(), gradient, output

@@ -4,11 +4,14 @@ from apo_lightning.advantages.estimator import AdvantageEstimator, reads_of
 from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
+from apo_lightning.advantages.pkpo import PKPO
 from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated
 from apo_lightning.advantages.signed_reward import SignedReward
+from apo_lightning.advantages.unlikeliness import Unlikeliness
 
 __all__ = [
     "GAE",
+    "PKPO",
     "AdvantageEstimator",
     "GroupNormalized",
     "LeaveOneOut",
@@ -17,6 +20,7 @@ __all__ = [
     "Shaped",
     "SignedReward",
     "Truncated",
+    "Unlikeliness",
     "gae_of",
     "reads_of",
 ]

@@ -1,8 +1,8 @@
 """Estimators that change what another estimator sees: shaped rewards, and completions that were cut."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,20 +24,30 @@ class Shaping(Protocol):
 
 @dataclass(frozen=True)
 class Shaped:
-    """An estimator of shaped rewards: each shaping sees the rewards of the one before it.
+    """An estimator of shaped rewards. With another `Shaped` as its estimator, two shapings act in turn.
 
     Attributes:
         estimator: gets the shaped rewards; one that is defined for rewards of 0 and 1 refuses them.
-        shaping: applied in this order.
+        shaping: changes the rewards.
     """
 
     estimator: AdvantageEstimator
-    shaping: Sequence[Shaping]
+    shaping: Shaping
 
     @property
     def reads(self) -> Collection[AdvantageInput]:
-        """What the estimator or any shaping reads."""
-        return {name for part in (self.estimator, *self.shaping) for name in getattr(part, "reads", ())}
+        """What the estimator or the shaping reads."""
+        return {*reads_of(self.estimator), *getattr(self.shaping, "reads", ())}
+
+    @property
+    def spares_errors(self) -> bool:
+        """As the estimator does."""
+        return getattr(self.estimator, "spares_errors", False)
+
+    @property
+    def punishes_correct(self) -> bool:
+        """Where the estimator or the shaping may give a correct completion A < 0."""
+        return any(getattr(part, "punishes_correct", False) for part in (self.estimator, self.shaping))
 
     def check(self, group_size: int) -> None:
         """Refuse what the estimator refuses."""
@@ -45,9 +55,7 @@ class Shaped:
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages of the shaped rewards."""
-        for shape in self.shaping:
-            inputs = replace(inputs, rewards=shape(inputs))
-        return self.estimator(inputs)
+        return self.estimator(replace(inputs, rewards=self.shaping(inputs)))
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,9 @@ class OverlongPenalty:
     max_completion_tokens: int
     cache_tokens: int
     penalty: float | int = 1.0
+
+    punishes_correct: ClassVar[bool] = True
+    """A long right answer may fall below the mean of its group."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.cache_tokens <= self.max_completion_tokens:
@@ -126,6 +137,16 @@ class Truncated:
     def reads(self) -> Collection[AdvantageInput]:
         """Which completions were cut, and what the estimator reads."""
         return {"truncated", *reads_of(self.estimator)}
+
+    @property
+    def spares_errors(self) -> bool:
+        """As the estimator does."""
+        return getattr(self.estimator, "spares_errors", False)
+
+    @property
+    def punishes_correct(self) -> bool:
+        """As the estimator does."""
+        return getattr(self.estimator, "punishes_correct", False)
 
     def check(self, group_size: int) -> None:
         """Refuse what the estimator refuses."""

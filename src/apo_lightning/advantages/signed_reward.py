@@ -48,6 +48,11 @@ class SignedReward:
         if self.positive_weight == self.negative_weight == 0:
             raise ConfigError("positive_weight and negative_weight are both 0: every completion would be dropped")
 
+    @property
+    def spares_errors(self) -> bool:
+        """PSR trains on correct completions alone."""
+        return self.negative_weight == 0
+
     def check(self, group_size: int) -> None:
         """Accept any group size: an advantage depends on its own completion alone."""
 

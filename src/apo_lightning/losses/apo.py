@@ -92,6 +92,19 @@ class APO(PolicyLoss):
                 "answers would start on its flat part; lower pull_coef"
             )
 
+    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
+        """Refuse advantages under which nothing is triggered, or correct answers are."""
+        if self.pull_coef == 0:
+            return
+        kind = type(advantage).__name__
+        if getattr(advantage, "spares_errors", False) and self.trigger != "always":
+            raise ConfigError(f"advantage {kind} gives no error A < 0, so that APO never acts: use GRPO's loss")
+        if getattr(advantage, "punishes_correct", False) and self.trigger == "negative_advantage":
+            raise ConfigError(
+                f"trigger is negative_advantage, and advantage {kind} gives some correct answers A < 0: "
+                "set algo.loss.trigger=incorrect"
+            )
+
     @property
     def saturated_above(self) -> float:
         """The r_anchor beyond which a triggered token has neither push nor pull, at r = 1.

@@ -29,7 +29,7 @@ class PolicyLoss(ABC):
     NaN where A = 0.
 
     Attributes:
-        clip_eps: ε_low, and ε_high where `clip_eps_high` is None; in (0, 1).
+        clip_eps: ε_low, and ε_high where `clip_eps_high` is None; in (0, 1], where 1 means no lower clip.
         clip_eps_high: ε_high > 0, for a wider upper side; None: symmetric.
         dual_clip: c > 1 bounds the loss of a token of A < 0 by c·|A|; None: the equation as printed.
         entropy_coef: the loss falls by this much per nat of entropy; 0: entropy is not computed.
@@ -44,8 +44,8 @@ class PolicyLoss(ABC):
     entropy_coef: Number = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip_eps < 1:
-            raise ConfigError(f"clip_eps is {self.clip_eps}: give a value between 0 and 1, such as 0.2")
+        if not 0 < self.clip_eps <= 1:
+            raise ConfigError(f"clip_eps is {self.clip_eps}: give a value above 0 and at most 1, such as 0.2")
         if self.clip_eps_high is not None and not self.clip_eps_high > 0:
             raise ConfigError(f"clip_eps_high is {self.clip_eps_high}: give a positive value, or null for clip_eps")
         if self.dual_clip is not None and not self.dual_clip > 1:
@@ -60,6 +60,17 @@ class PolicyLoss(ABC):
     def needs(self) -> Needs:
         """The tensors that the loss reads beyond the log-probs of the sampled tokens."""
         return Needs(entropy=self.entropy_coef != 0)
+
+    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
+        """Raise `ConfigError`, before the run, where the loss cannot work in such a step.
+
+        Args:
+            aggregation: of token losses; see `losses.aggregation`.
+            minibatches_per_step: optimizer steps a rollout.
+            advantage: the estimator; it may say in `spares_errors` that no wrong completion gets A < 0, and in
+                `punishes_correct` that correct ones may.
+        """
+        return
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -143,9 +154,7 @@ class PolicyLoss(ABC):
         return is_clipped(ratio, advantages, **self._clip)
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]) -> LossOutput:
-        """Minus the clipped objective of `ratio`, minus the entropy bonus.
-
-        Importance weights correct only the objective: entropy and penalties are not expectations over old samples.
+        """Minus the clipped objective of `ratio`, minus the entropy bonus; see `from_objective`.
 
         Args:
             inputs: of the loss.
@@ -154,12 +163,26 @@ class PolicyLoss(ABC):
             metrics: the loss's own.
         """
         objective = clipped_objective(ratio, inputs.advantages, **self._clip)
+        no_gradient = self.is_flat(ratio, inputs.advantages) | frozen
+        return self.from_objective(inputs, objective, no_gradient, metrics)
+
+    def from_objective(
+        self, inputs: LossInputs, objective: Tensor, no_gradient: Tensor, metrics: Mapping[str, Tensor]
+    ) -> LossOutput:
+        """Minus an objective, minus the entropy bonus.
+
+        Args:
+            inputs: of the loss.
+            objective: to be maximised. Importance weights correct it alone: entropy and penalties are no expectations
+                over old samples.
+            no_gradient: tokens on which the objective is flat; they are counted in `clip_fraction`.
+            metrics: the loss's own.
+        """
         if inputs.importance_weights is not None:
             objective = inputs.importance_weights.detach() * objective
         loss = -objective
         if self.entropy_coef != 0:
             loss = loss - self.entropy_coef * required(inputs.entropy, "entropy")
-        no_gradient = self.is_flat(ratio, inputs.advantages) | frozen
         clip_fraction = applicable(no_gradient.to(loss.dtype), inputs.advantages != 0)
         return LossOutput(per_token=loss, metrics={"clip_fraction": clip_fraction, **metrics})
 

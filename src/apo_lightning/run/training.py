@@ -156,6 +156,9 @@ def prepare(cfg: DictConfig) -> Parts:
     loss, advantage, critic = (instantiate(cfg.algo.get(part)) for part in ("loss", "advantage", "critic"))
     advantage.check(settings.group_size)
     _check_critic(critic, advantage, loss, cfg.trainer.max_steps)
+    loss.check(
+        aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
+    )
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")

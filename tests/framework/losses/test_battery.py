@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from apo_lab.losses import RandomAnchorAPO, TopKForwardKL, UngatedAPO
-from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_lightning.losses import APO, CISPO, GRPO, GRPOKL, ClipCov, KLCov
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
 from reference.token_losses import loss_and_gradient
@@ -58,20 +58,21 @@ def test_the_algorithms_of_the_paper_are_here():
 
 @pytest.mark.parametrize(("name", "kind"), COMBINATIONS)
 def test_value_and_gradient_follow_the_equations(name, kind):
-    loss, case = LOSSES[name], make_case(kind)
+    loss = LOSSES[name]
+    case = make_case(kind).prepared(loss)
     values, gradient, _ = value_and_gradient(loss, case)
     expected = [loss_and_gradient(settings_of(loss), token) for token in case.tokens()]
     close(values, [value for value, _ in expected])
     close(gradient, [row for _, row in expected])
 
 
-STRAIGHT_THROUGH = ("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass")
+STRAIGHT_THROUGH = ("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "cispo", "gspo", "gmpo")
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in STRAIGHT_THROUGH])
 def test_the_reference_gradient_is_the_slope_of_the_reference_value(name):
     settings, step = settings_of(LOSSES[name]), 1e-6
-    for token in make_case("plain", num_tokens=12, seed=3).tokens():
+    for token in make_case("plain", num_tokens=12, seed=3).prepared(LOSSES[name]).tokens():
         _, gradient = loss_and_gradient(settings, token)
         for v, slope in enumerate(gradient):
             above, below = list(token.logits), list(token.logits)
@@ -99,8 +100,8 @@ def test_metrics_are_detached_and_one_value_a_token(name):
         assert values.shape == case.token_ids.shape
 
 
-BESIDE = (GRPOKL, TopKForwardKL, UngatedAPO)
-"""Losses with a term outside the surrogate."""
+BESIDE = (GRPOKL, TopKForwardKL, UngatedAPO, CISPO, ClipCov, KLCov)
+"""Losses with a term outside the surrogate, or whose `clip_fraction` counts something else than flat tokens."""
 SURROGATE_ONLY = [(n, k) for n, k in COMBINATIONS if not isinstance(LOSSES[n], BESIDE) and not LOSSES[n].entropy_coef]
 
 
@@ -124,7 +125,8 @@ def test_a_loss_without_tokens_can_be_backwarded(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_the_loss_did_not_ask_the_reference_for_cannot_reach_it(name):
     """Off its own mask a row may hold anything: the module writes placeholders there."""
-    loss, case = LOSSES[name], make_case("plain")
+    loss = LOSSES[name]
+    case = make_case("plain").prepared(loss)
     logits = case.logits.clone().requires_grad_()
     inputs = case.inputs(loss.needs, logits)
     unread = ~loss.reference_mask(case.advantages, case.is_correct)
@@ -147,13 +149,15 @@ def take(case: Case, index) -> Case:
     picked = {
         name: getattr(case, name)[index] for name in ("logits", "token_ids", "old_logprobs", "advantages", "is_correct")
     }
+    picked |= {name: value[index] for name in ("marks", "sequence_mean") if (value := getattr(case, name)) is not None}
     return Case(**picked, ref_logits=[case.ref_logits[i] for i in index.tolist()])
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_neither_order_nor_micro_batches_change_the_weighted_sum(name, mode):
-    loss, case = LOSSES[name], make_case("plain")
+    loss = LOSSES[name]
+    case = make_case("plain").prepared(loss)
     lengths = torch.tensor([5, 20, 3, 20])
     weights = token_weights(lengths, torch.tensor([True, True, False, True]), mode, max_completion_tokens=20)
     whole = weighted_gradient(loss, case, weights, [torch.arange(48)])

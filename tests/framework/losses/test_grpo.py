@@ -105,7 +105,7 @@ def test_losses_are_frozen():
     ("fields", "message"),
     [
         ({"clip_eps": 0.0}, "clip_eps is 0.0"),
-        ({"clip_eps": 1.0}, "clip_eps is 1.0"),
+        ({"clip_eps": 1.5}, "clip_eps is 1.5"),
         ({"clip_eps_high": 0.0}, "clip_eps_high is 0.0"),
         ({"dual_clip": 1.0}, "dual_clip is 1.0"),
         ({"entropy_coef": float("nan")}, "entropy_coef is nan"),

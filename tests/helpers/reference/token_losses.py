@@ -21,6 +21,8 @@ class Token:
     is_correct: bool
     ref_logits: Sequence[float] | None  # None: the reference was not run
     importance_weight: float = 1.0
+    mark: float = 0.0
+    sequence_mean: float = 0.0
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
@@ -38,12 +40,18 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     p = [math.exp(x) for x in logp]
     vocab = range(len(p))
     a = token.advantage
+    kind = settings["loss"]
+    if kind == "ClipCov" and token.mark:
+        a = 0.0
 
     # r and dr/dz
     raw = logp[token.y] - token.old_logprob
     r = math.exp(min(max(raw, -LIMIT), LIMIT))
     dlogp_y = [(v == token.y) - p[v] for v in vocab]
     rho, drho = r, [r * d if abs(raw) <= LIMIT else 0.0 for d in dlogp_y]
+    if kind == "GSPO":
+        rho = math.exp(token.sequence_mean)
+        drho = [rho * d for d in dlogp_y]
 
     # rho = push * r - pull * r_anchor on triggered errors, r + pull * r_anchor on other triggered tokens
     outside, doutside = 0.0, [0.0] * len(p)
@@ -69,9 +77,18 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     dual = settings["dual_clip"]
     if dual is not None and a < 0 and objective < dual * a:
         objective, flat = dual * a, True
+    slopes = [0.0 if flat else a * d for d in drho]
+    if kind == "CISPO":
+        capped = min(r, settings["cap"])
+        objective, slopes = capped * a * (logp[token.y] if a else 0.0), [capped * a * d for d in dlogp_y]
+    if kind == "GMPO":
+        d, eps = min(max(raw, -LIMIT), LIMIT), settings["clip_eps"]
+        is_clipped = d > eps if a > 0 else d < -eps
+        mean = math.exp(token.sequence_mean)
+        objective, slopes = a * mean, [0.0 if is_clipped else a * mean * d for d in dlogp_y]
     weight = token.importance_weight
     loss = -weight * (objective + outside)
-    gradient = [-weight * ((0.0 if flat else a * d) + e) for d, e in zip(drho, doutside, strict=True)]
+    gradient = [-weight * (d + e) for d, e in zip(slopes, doutside, strict=True)]
 
     if settings["entropy_coef"]:
         entropy = -math.fsum(p[v] * logp[v] for v in vocab if p[v] > 0)
@@ -80,7 +97,11 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
             if p[v] > 0:
                 gradient[v] += settings["entropy_coef"] * p[v] * (logp[v] + entropy)
 
-    if "kl_coef" in settings and not (settings["error_only"] and a >= 0):
+    if kind == "KLCov" and token.mark:
+        loss += settings["kl_coef"] * abs(raw)
+        sign = (raw > 0) - (raw < 0)
+        gradient = [g + settings["kl_coef"] * sign * d for g, d in zip(gradient, dlogp_y, strict=True)]
+    if "error_only" in settings and not (settings["error_only"] and a >= 0):
         if settings["loss"] == "TopKForwardKL":
             value, dkl = top_divergence(settings, token, logp, p)
         else:
