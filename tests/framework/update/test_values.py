@@ -191,10 +191,7 @@ def test_stopped_and_gone_on_from_it_is_the_same_run_to_the_bit(options, tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            ("algo=ppo", "algo.advantage._target_=apo_lightning.advantages.LeaveOneOut", *GAE_KEYS),
-            "advantage LeaveOneOut",
-        ),
+        (("algo=ppo", *RLOO), "advantage LeaveOneOut"),
         (("algo=ppo", "algo.critic=null"), "algo.critic is None and algo.advantage GAE"),
         (("algo=ppo", "algo.critic.kind=both"), "critic.kind is 'both'"),
         (("algo=ppo", "algo.critic.value_coef=0"), "critic.value_coef is 0"),
