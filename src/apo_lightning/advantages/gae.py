@@ -138,9 +138,9 @@ def gae_of(estimator: Any) -> GAE | None:
     """The `GAE` of an estimator or inside the estimators that wrap it; None: there is none.
 
     Example:
-        >>> from apo_lightning.advantages import GroupNormalized, Truncated
-        >>> gae_of(Truncated(GAE())), gae_of(GroupNormalized())
-        (GAE(gamma=1.0, gae_lambda=1.0, gae_lambda_values=None, whiten='shift_scale'), None)
+        >>> from apo_lightning.advantages import GAE, GroupNormalized, Truncated, gae_of
+        >>> gae_of(Truncated(GAE(gamma=0.5))).gamma, gae_of(GroupNormalized())
+        (0.5, None)
     """
     while hasattr(estimator, "estimator"):
         estimator = estimator.estimator
