@@ -31,7 +31,6 @@ from transformers.utils.quantization_config import GgufConfig, QuantizationMetho
 from apo_lightning.distributed.lightning_private import (
     forget_logged,
     launched_processes,
-    note_device,
     set_finished_steps,
 )
 from apo_lightning.model import attention, spec
@@ -137,14 +136,6 @@ def test_lightning_counts_and_logs_from_the_step_it_is_told(tmp_path: Path):
         assert module.seen == 1
         assert module.trainer.global_step == 4
         assert module.trainer.logger.steps == [3]
-
-
-def test_lightning_takes_a_device_down_and_leaves_the_weights():
-    module = BoringModel()
-    with door("lightning"):
-        note_device(module, torch.device("meta"))
-        assert module.device.type == "meta"
-        assert module.layer.weight.device.type == "cpu"
 
 
 def test_lightning_passes_signals_on_to_the_processes_of_its_list(tmp_path: Path):
@@ -254,7 +245,7 @@ def test_vllm_still_reads_so_where_it_is_replaced_or_heard(file: str, line: str)
 
 def test_nothing_private_is_used_but_what_is_named_here():
     known = {
-        *("_attn_implementation", "_can_set_attn_implementation", "_device", "_internal", "_register_custom_module"),
+        *("_attn_implementation", "_can_set_attn_implementation", "_internal", "_register_custom_module"),
         *("_results", "_scaled_dot_product_flash_attention_for_cpu"),
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     }

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import character_tokenizer
@@ -59,7 +58,7 @@ def model_rows(name: str, model: str, dtype: torch.dtype, device: torch.device) 
     whole = random_model(config_of(fields | FEWER), device).train()
     eager = Policy(whole, character_tokenizer(), dtype)
     compiled = Policy(copy.deepcopy(whole), character_tokenizer(), dtype, compiles_layers=True)
-    compile_layers([compiled])
+    compiled.compile_layers()
     draw, longest = random.Random(0), LONGEST[device.type]
     microbatch = microbatch_of(draw, longest, device)
     exact = gradients(Policy(copy.deepcopy(whole), character_tokenizer(), torch.float32), microbatch)

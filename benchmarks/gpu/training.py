@@ -140,7 +140,6 @@ def ways_of(kind: str, root: Path) -> list[Way]:
     ways = [
         Way("bfloat16, recomputing, held-out problems", "whole"),
         Way(f"gone on from step {STOPPED}", "resumed", (f"resume={checkpoint}",), same="weights"),
-        Way("checkpoints while training goes on", "later", ("checkpoint.asynchronous=true",), same="weights"),
         # Its weights part from the whole run's: FSDP2 gathers norms in bfloat16 too, which autocast leaves alone.
         Way(f"{sharded} with one device", "sharded", one_shard, same="gradient"),
         Way("LoRA, no held-out problems", "lora", ("policy=lora", *no_held_out), passes=0),

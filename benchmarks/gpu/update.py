@@ -10,7 +10,6 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.flops import model_size, peak_flops_per_second, training_flops, work_of
 from apo_lightning.preflight.memory_plan import plan_memory, process_bytes
 from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
@@ -88,7 +87,7 @@ def make_update(
     """As the module's own, without the engine's check: no engine has sampled these rollouts."""
     module = build_module(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
     module.policy.compiles_layers = compiles_layers
-    compile_layers([module.policy])
+    module.policy.compile_layers()
     plan, minibatch = only_minibatch(module, rollouts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 

@@ -30,7 +30,6 @@ from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequ
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.flops import model_size, training_flops, work_of
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
@@ -182,7 +181,7 @@ def build_module(
             clock=PhaseClock(),
         ),
         checkpointer=Checkpointer(
-            CheckpointSettings(save_every=None, keep=1, best=None, asynchronous=False, snapshot_every=None),
+            CheckpointSettings(save_every=None, keep=1, best=None, snapshot_every=None),
             root=Path("never"),
             config={},
             resumed=None,
@@ -213,7 +212,7 @@ def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype, *, is_c
     """The module's own functions, from rollouts to gradients, all completions in one micro-batch."""
     module = build_module(model, rollouts, dtype)
     module.policy.compiles_layers = is_compiled
-    compile_layers([module.policy])
+    module.policy.compile_layers()
 
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)

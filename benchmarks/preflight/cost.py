@@ -13,6 +13,7 @@ import argparse
 import csv
 import itertools
 import json
+import math
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.rates import Rates
-from apo_lightning.run.sizes import plan_run, plan_time, rank_layout
+from apo_lightning.run.sizes import plan_run, plan_time
 from benchmarks.preflight.cost_rates import RATES_FILE
 from benchmarks.shared.timing import print_header, print_table
 
@@ -63,7 +64,7 @@ def plans_of(folder: Path, steps: list[dict[str, float]]) -> list[CostPlan]:
         if beside or plans:
             rates = beside[int(step["step"])] if beside else plans[0].rates
             cfg.rates = {"_target_": f"{Rates.__module__}.{Rates.__qualname__}", **asdict(rates)}
-        plans.append(plan_time(cfg, plan_run(cfg), rank_layout(cfg)))
+        plans.append(plan_time(cfg, plan_run(cfg)))
     return plans
 
 
@@ -108,9 +109,14 @@ def as_it_went(cfg: object, step: dict[str, float]) -> DictConfig:
     return cfg
 
 
-def prompt_tokens(cfg: DictConfig, step: dict[str, float]) -> float:
-    """Mean length of the prompts of an update, from its positions: the last token of a completion is not one."""
+def prompt_tokens(cfg: DictConfig, step: dict[str, float]) -> float | None:
+    """Mean length of the prompts of an update, from its positions: the last token of a completion is not one.
+
+    None, the longest allowed, in a step without a signal, whose update has no positions.
+    """
     groups = cfg.prompts_per_step * (1 - step["train/zero_advantage_fraction"])
+    if not groups:
+        return None
     completions = cfg.prompts_per_step * cfg.group_size
     tokens = completions * step["train/completion_tokens"] * (1 - step["train/skipped_fraction"])
     positions = step["perf/update_tokens_per_second"] * step["time/update"]
@@ -128,7 +134,8 @@ def compared(name: str, plans: list[CostPlan], steps: list[dict[str, float]]) ->
     whole = statistics.median(seconds for _, seconds in pairs["together"])
     rows = []
     for phase, of_phase in pairs.items():
-        ratio = statistics.median(count / seconds for count, seconds in of_phase if seconds)
+        ratios = [count / seconds for count, seconds in of_phase if seconds]
+        ratio = statistics.median(ratios) if ratios else math.nan
         count, measured = (statistics.median(column) for column in zip(*of_phase, strict=True))
         judged = "–" if measured < SMALL * whole else "yes" if abs(ratio - 1) <= BAR else "NO"
         rows.append([name, phase, f"{count:.2f}", f"{measured:.2f}", f"{ratio:.2f}", judged])

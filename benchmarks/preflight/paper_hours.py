@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from apo_lightning.preflight.cost_plan import CostPlan
-from apo_lightning.run.sizes import Plan, plan_run, plan_time, rank_layout
+from apo_lightning.run.sizes import Plan, plan_run, plan_time
 from benchmarks import CONFIGS
 from benchmarks.shared.models import LLAMA3B, QWEN7B
 from benchmarks.shared.timing import print_header, print_table
@@ -35,7 +35,7 @@ def main() -> None:
         for run in sorted(runs, key=lambda run: (run.startswith("sensitivity"), run)):
             cfg = composed(run, Path(folder), overrides)
             plan = plan_run(cfg)
-            cost = plan_time(cfg, plan, rank_layout(cfg))
+            cost = plan_time(cfg, plan)
             rows.append(row(run, cfg, plan, cost))
             shown = cost if run == SHOWN else shown
     print_table(["run", "a step [s]", "steps", "hours", "GPU-hours", "GiB"], rows)
@@ -66,7 +66,7 @@ def composed(run: str, folder: Path, overrides: list[str]) -> DictConfig:
 
 
 def row(run: str, cfg: DictConfig, plan: Plan, cost: CostPlan) -> list[str]:
-    steps, ranks = cfg.trainer.max_steps, rank_layout(cfg).world_size
+    steps, ranks = cfg.trainer.max_steps, plan.ranks.world_size
     hours, memory = cost.seconds * steps / 3600, plan.memory.peak / 2**30
     return [run, f"{cost.seconds:.0f}", str(steps), f"{hours:.1f}", f"{hours * ranks:.0f}", f"{memory:.0f}"]
 

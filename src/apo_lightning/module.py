@@ -12,11 +12,11 @@ from apo_lightning.advantages import AdvantageEstimator, reads_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.common.phases import StepTimer
 from apo_lightning.data.validation import ValidationPass
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.flops import model_size
 from apo_lightning.model.policy import Policy
@@ -122,7 +122,7 @@ class RLVRModule(pl.LightningModule):
             self.checkpointer.after_sampling(self, rollouts)
             assert rollouts is not None
         self.engine.sleep()
-        check_error_rate(self.ranks.together(rollouts.verdicts), of=f"step {step}")
+        check_error_rate(items_of_all_ranks(rollouts.verdicts), of=f"step {step}")
         return rollouts
 
     def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
@@ -259,7 +259,8 @@ class RLVRModule(pl.LightningModule):
         copies = [part.copies for part in (self.reference, self.critic) if part is not None]
         policies = [self.policy, *(policy for part in copies for policy in part)]
         shard(policies, self.trainer)
-        compile_layers(policies)
+        for policy in policies:
+            policy.compile_layers()
 
     def configure_optimizers(self) -> Optimizer:
         """One optimizer over the policy's trainable parameters, and one over the critic's, which is the critic's own.

@@ -10,17 +10,7 @@ LAB = Command(
     details="Makes the base models, trains every method over several seeds with exact pass@k, and writes "
     "<output_dir>/report/report.html with curves, intervals and tests. About an hour on two cores. A command that was "
     "interrupted continues when it is given again.",
-    settings=(
-        "puzzles",
-        "seeds",
-        "only",
-        "sweep_seeds",
-        "overrides",
-        "base_overrides",
-        "processes",
-        "output_dir",
-        "bases",
-    ),
+    settings=("puzzles", "seeds", "only", "sweep_seeds", "overrides", "base_overrides", "processes", "output_dir"),
     examples=(
         "apo lab",
         "apo lab puzzles=[locks] only=[grpo,apo] seeds=[1,2]",

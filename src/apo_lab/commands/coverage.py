@@ -9,7 +9,7 @@ from apo_lab.coverage.oracle import OracleCoverage
 from apo_lab.coverage.records import CoverageResult, recall_table
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.evaluation.loading import write_record
-from apo_lightning.evaluation.progress import TokenProgress
+from apo_lightning.evaluation.progress import Progress
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
 from apo_lightning.run.stages import Stage
@@ -18,29 +18,29 @@ from apo_lightning.run.stages import Stage
 def cover(cfg: DictConfig) -> CoverageResult:
     """Score every token of the solutions in one pass, without an engine.
 
-    Args:
-        cfg: composed from `configs/coverage.yaml`.
-
     Raises:
         ConfigError: something cannot work; raised before any weights are loaded.
     """
     evaluated = find_evaluated_policy(cfg, typed_overrides())
     quiet_libraries(evaluated.output_dir / "coverage.log")
-    overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch}
-    if cfg.limit is not None:
-        overrides["limit"] = cfg.limit
+    overrides = {"tokens_per_microbatch": cfg.tokens_per_microbatch, "limit": cfg.limit or cfg.coverage.limit}
     if cfg.data_dir is not None and cfg.coverage.path is None:
         overrides["path"] = str(Path(cfg.data_dir) / f"{cfg.coverage.name}.jsonl")
     coverage: OracleCoverage = instantiate(cfg.coverage, **overrides, _convert_="all")
     coverage.check()
-    coverage.check_model(
-        evaluated.spec.name, evaluated.spec.load_config().vocab_size, evaluated.max_position_embeddings
-    )
+    config = evaluated.spec.load_config()
+    coverage.check_model(evaluated.spec.name, config.vocab_size, getattr(config, "max_position_embeddings", None))
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
-    with TokenProgress("solution tokens") as progress:
-        result = coverage.result(
-            policy, problems, evaluated.spec.prompt_template, evaluated.card(sha256, Stage()), progress.advance
+    card = evaluated.card(sha256, Stage())
+    with Progress("", "solution tokens") as progress:
+        progress.start(0, 0)
+        result = coverage.measure(
+            policy,
+            problems,
+            evaluated.spec.prompt_template,
+            card,
+            lambda done, total: progress.advance(done, total, num_tokens=done),
         )
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
     write_record(folder / "coverage.json", result)

@@ -5,11 +5,10 @@ import shutil
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from apo_lab.diagnostics.exact_coverage import SUPPORT, ExactCoverage
+from apo_lab.diagnostics.exact_coverage import SUPPORT, ExactCoverage, held_out_prompts
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.checkpoints import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say
-from apo_lightning.data import PromptDataModule
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
@@ -33,10 +32,7 @@ def measure_exactly(cfg: DictConfig) -> None:
             "apo exact measures a run on the puzzle that it was trained on: give run=, a run of data=locks or "
             "data=countdown"
         )
-    data = PromptDataModule(
-        source, evaluated.tokenizer, prompts_per_step=1, seed=0, prompt_template=evaluated.spec.prompt_template
-    )
-    data.prepare()
+    prompts = held_out_prompts(source, evaluated.tokenizer, evaluated.spec.prompt_template)
     coverage = ExactCoverage(source.puzzle, tokens_per_microbatch=cfg.tokens_per_microbatch)
     folder = evaluated.output_dir / f"exact_{source.name}"
     support = run.folder / "exact" / SUPPORT
@@ -50,7 +46,6 @@ def measure_exactly(cfg: DictConfig) -> None:
             policy, weights = evaluated.load_stages(evaluated.device)
             if stage.snapshot is not None:
                 load_snapshot(weights, stage.snapshot)
-        prompts = data.validation_prompts[source.name]
         metrics = coverage.score(policy, prompts, stage.step or 0, folder, temperature=cfg.temperature)
         shown = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in (1, 8, 64))
         say(f"{'final' if stage.step is None else f'step {stage.step}':<10} {shown}  alive {metrics['alive']:.3f}")

@@ -2,17 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.statistics.reachability import NEVER, clopper_pearson, survival
+from apo_lab.statistics.reachability import NEVER, clopper_pearson, first_exits, survival
 from apo_lightning.common.hashing import hash64
 from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompt
 from apo_lightning.data.filtering import normalised_problem
@@ -27,48 +27,16 @@ from apo_lightning.model.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedProblems:
-    """The problems whose solutions are scored, and how many were left out."""
+    """The problems whose solutions are scored, each with a solution, and how many were left out."""
 
     rows: Sequence[Row]
-    """Each with a solution; ordered by a hash of the problem's text, whatever the order of the file."""
     num_available: int
     """Number of problems in the whole set."""
     num_without_solution: int
-    """Problems without a worked solution, which cannot be scored."""
 
 
 INSIDE_LENGTHS = (4, 16, 64, 256, 1024)
-"""Lengths of a solution's beginning for which `Coverage.inside` is reported [tokens]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
-    """Which tokens of some completions are among a policy's K most likely ones, for each K."""
-
-    counts: Int[Tensor, "completions sizes"]
-    """Number of such tokens."""
-    exits: Int[Tensor, "completions sizes"]
-    """Place, from 1, of the first token that is none; `reachability.NEVER` where all are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """The recall of worked solutions, and the problems it was measured on."""
-
-    recall: Mapping[int, Estimate]
-    """K → share of solution tokens y*_t with y*_t ∈ TopK(π(· | x, y*_<t)), in [0, 1]; K ascending."""
-    reachable: Mapping[int, Estimate]
-    """K → share of solutions all of whose tokens are."""
-    mean_exits: Mapping[int, float]
-    """K → mean number of tokens a solution that are not."""
-    inside: Mapping[int, tuple[float, ...]]
-    """K → share of solutions whose first `INSIDE_LENGTHS` tokens all are."""
-    rows: Sequence[Row]
-    """The problems whose solutions were scored."""
-    num_tokens: int
-    """Number of tokens in the solutions of `rows`."""
-    num_too_long: int
-    """Problems that were skipped: more than `max_tokens` with their prompt."""
+"""Lengths of a solution's beginning for which `CoverageResult.inside` is reported [tokens]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +60,10 @@ class OracleCoverage:
     Attributes:
         name: of the preset, and of the problem set.
         path: a local `.jsonl` or `.parquet` file of problems with a `solution`; takes precedence over the hub.
-        hub: the hub data set that is read when there is no path.
         limit: problems to score; None: all.
         anchor_sizes: the K to report.
         max_tokens: a longer prompt and solution together are skipped, and counted [tokens].
-        tokens_per_microbatch: tokens of a micro-batch, a shared prompt counted once; affects memory and speed only.
-        instruction: as in `PromptTemplate`.
-        system: as in `PromptTemplate`.
+        tokens_per_microbatch: a shared prompt counted once; affects memory and speed only.
 
     Raises:
         ConfigError: a limit or K that is not positive, or no K at all.
@@ -131,11 +96,6 @@ class OracleCoverage:
     def check_model(self, name: str, vocab_size: int, max_position_embeddings: int | None) -> None:
         """Check that a model can be measured, before its weights are loaded.
 
-        Args:
-            name: of the model, for the message.
-            vocab_size: rows of its head.
-            max_position_embeddings: the longest sequence it reads; None: unknown.
-
         Raises:
             ConfigError: it has fewer tokens than the largest K, or reads fewer than `max_tokens`.
         """
@@ -164,21 +124,26 @@ class OracleCoverage:
         policy: Policy,
         problems: SolvedProblems,
         prompt_template: str | None,
+        model: ModelCard,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Coverage:
-        """Run every solution behind its prompt, once.
+    ) -> CoverageResult:
+        """Run every solution behind its prompt, once; leaves the policy in evaluation mode.
 
         Args:
-            policy: left in evaluation mode.
-            problems: from `load`, or any others.
+            policy: to measure.
+            problems: from `load`.
             prompt_template: the model's own, as in `PolicySpec`; None: its tokenizer's chat template.
+            model: what the result says of the model.
             on_progress: called after each micro-batch with the solution tokens done, and all of them.
 
         Raises:
             ConfigError: every solution is too long, or there is no template.
         """
-        template = self._template(prompt_template)
-        prompts = [build_prompt(row, policy.tokenizer, template, source=self.name) for row in problems.rows]
+        template = PromptTemplate(instruction=self.instruction, system=self.system, base_template=prompt_template)
+        placeholder, *prompts = (
+            build_prompt(row, policy.tokenizer, template, source=self.name)
+            for row in (Row(id="", problem=PLACEHOLDER, answer=""), *problems.rows)
+        )
         solutions = [policy.tokenizer.encode(solution_of(row), add_special_tokens=False) for row in problems.rows]
         short = [i for i in range(len(prompts)) if len(prompts[i].token_ids) + len(solutions[i]) <= self.max_tokens]
         if not short:
@@ -187,56 +152,32 @@ class OracleCoverage:
                 "is that short: raise it"
             )
         sequences = pack([prompts[i] for i in short], [solutions[i] for i in short])
-        anchor_sizes = sorted(set(self.anchor_sizes))
-        hits = count_hits(policy, sequences, anchor_sizes, self.tokens_per_microbatch, on_progress)
+        sizes, owners = sorted(set(self.anchor_sizes)), sequence_of_each_token(sequences)
+        is_hit = token_hits(policy, sequences, sizes, self.tokens_per_microbatch, on_progress)
         lengths = torch.tensor([len(solution) for solution in sequences.completions])
         rows = [problems.rows[i] for i in short]
-        return Coverage(
-            recall={k: ratio_estimate(hits.counts[:, i], lengths) for i, k in enumerate(anchor_sizes)},
-            reachable={k: _reachable(hits.exits[:, i] == NEVER, rows) for i, k in enumerate(anchor_sizes)},
-            mean_exits={k: float((lengths - hits.counts[:, i]).double().mean()) for i, k in enumerate(anchor_sizes)},
-            inside={k: tuple(survival(hits.exits[:, i], INSIDE_LENGTHS)) for i, k in enumerate(anchor_sizes)},
-            rows=rows,
-            num_tokens=int(lengths.sum()),
-            num_too_long=len(prompts) - len(short),
-        )
-
-    def result(
-        self,
-        policy: Policy,
-        problems: SolvedProblems,
-        prompt_template: str | None,
-        model: ModelCard,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> CoverageResult:
-        """Run `measure` and record its result with every setting that decided it."""
-        coverage = self.measure(policy, problems, prompt_template, on_progress)
-        placeholder = Row(id="", problem=PLACEHOLDER, answer="")
-        prompt = build_prompt(placeholder, policy.tokenizer, self._template(prompt_template), source=self.name)
-        data = DataCard(
-            source=self._origin,
-            sha256=_digest(coverage.rows),
-            num_problems=len(coverage.rows),
-            num_available=problems.num_available,
-        )
+        counts = torch.zeros(len(rows), len(sizes), dtype=torch.long).index_add_(0, owners, is_hit.long())
+        exits = {k: first_exits(~is_hit[:, i], owners, len(rows)) for i, k in enumerate(sizes)}
         return CoverageResult(
             preset=self.name,
             model=model,
-            data=data,
-            prompt=prompt.text,
-            num_tokens=coverage.num_tokens,
-            recall=coverage.recall,
-            reachable=coverage.reachable,
-            mean_exits=coverage.mean_exits,
-            inside=coverage.inside,
+            data=DataCard(
+                source=self._origin,
+                sha256=_digest(rows),
+                num_problems=len(rows),
+                num_available=problems.num_available,
+            ),
+            prompt=placeholder.text,
+            num_tokens=len(owners),
+            recall={k: ratio_estimate(counts[:, i], lengths) for i, k in enumerate(sizes)},
+            reachable={k: _reachable(exits[k] == NEVER, rows) for k in sizes},
+            mean_exits={k: float((lengths - counts[:, i]).double().mean()) for i, k in enumerate(sizes)},
+            inside={k: tuple(survival(exits[k], INSIDE_LENGTHS)) for k in sizes},
             inside_lengths=INSIDE_LENGTHS,
             versions=versions(),
             num_without_solution=problems.num_without_solution,
-            num_too_long=coverage.num_too_long,
+            num_too_long=len(prompts) - len(short),
         )
-
-    def _template(self, prompt_template: str | None) -> PromptTemplate:
-        return PromptTemplate(instruction=self.instruction, system=self.system, base_template=prompt_template)
 
     @property
     def _origin(self) -> str:
@@ -249,13 +190,8 @@ class OracleCoverage:
 def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> SolvedProblems:
     """The first `limit` problems that have a solution, ordered by a hash of the problem's text.
 
-    Args:
-        rows: of the whole set, in any order.
-        limit: how many; None: all.
-        where: they come from, for the message.
-
     Raises:
-        ConfigError: none has a solution.
+        ConfigError: none has a solution; the message names `where` the rows come from.
     """
     solved = [row for row in rows if solution_of(row)]
     if not solved:
@@ -288,53 +224,37 @@ def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Est
         interval = clopper_pearson(int(is_inside.sum()), len(rows))
         return Estimate(value=interval.mean, low=interval.low, high=interval.high)
     owners = torch.tensor([place[problem] for problem in problems])
-    reached = torch.bincount(owners, weights=is_inside.double(), minlength=len(place))
-    return ratio_estimate(reached, torch.bincount(owners, minlength=len(place)))
+    return ratio_estimate(torch.bincount(owners, weights=is_inside.double()), torch.bincount(owners))
 
 
 def _digest(rows: Sequence[Row]) -> str:
     """SHA-256 of problems and solutions; ids are left out, since they are line numbers where a file brings none."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps([row.problem, solution_of(row)]).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(json.dumps([row.problem, solution_of(row)]).encode() for row in rows)).hexdigest()
 
 
 @torch.no_grad()
-def count_hits(
+def token_hits(
     policy: Policy,
     sequences: PackedSequences,
     anchor_sizes: Sequence[int],
     tokens_per_microbatch: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Hits:
-    """Which tokens of each completion are among the policy's K most likely ones, for each K.
-
-    Args:
-        policy: left in evaluation mode.
-        sequences: prompts and completions.
-        anchor_sizes: the K.
-        tokens_per_microbatch: tokens of a micro-batch, a shared prompt counted once.
-        on_progress: called after each micro-batch with the response tokens done, and all of them.
+) -> Bool[Tensor, "tokens sizes"]:
+    """Whether each token of the completions is among the policy's K most likely ones, for each K.
 
     Raises:
         ConfigError: a K exceeds the vocabulary.
     """
-    owners = sequence_of_each_token(sequences)
-    starts = torch.tensor(sequences.starts)
-    counts = torch.zeros(len(sequences.completions), len(anchor_sizes), dtype=torch.long)
-    exits = torch.full_like(counts, NEVER)
+    num_tokens = sum(map(len, sequences.completions))
+    hits = torch.zeros(num_tokens, len(anchor_sizes), dtype=torch.bool)
     done = 0
     for microbatch in microbatches(sequences, [policy], tokens_per_microbatch):
         # Ranks do not depend on the temperature, only on how its division rounds: at 1 it does not.
         top = policy.as_reference(microbatch, max(anchor_sizes), temperature=1.0).anchor_ids
         assert top is not None
         is_target = top == microbatch.targets.unsqueeze(1)
-        is_hit = torch.stack([is_target[:, :k].any(1) for k in anchor_sizes], dim=1).cpu()
-        index = microbatch.token_index.cpu()
-        counts.index_add_(0, owners[index], is_hit.long())
-        places = (index - starts[owners[index]] + 1)[:, None].masked_fill(is_hit, NEVER)
-        exits.scatter_reduce_(0, owners[index][:, None].expand_as(places), places, "amin")
-        done += len(microbatch.targets)
-        on_progress(done, len(owners))
-    return Hits(counts=counts, exits=exits)
+        found = torch.stack([is_target[:, :k].any(1) for k in anchor_sizes], dim=1)
+        hits[microbatch.token_index.cpu()] = found.cpu()
+        done += len(found)
+        on_progress(done, num_tokens)
+    return hits

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.table import Table
 
 from apo_lightning.evaluation.card import interval
-from apo_lightning.evaluation.loading import read_record
 from apo_lightning.evaluation.records import SCHEMA_VERSION, DataCard, Estimate, ModelCard
 
 
@@ -41,15 +39,6 @@ class CoverageResult:
     inside_lengths: tuple[int, ...] = ()
     """Lengths of `inside` [tokens], ascending."""
     schema: int = SCHEMA_VERSION
-
-
-def read_coverage(path: Path) -> CoverageResult:
-    """Read `coverage.json`.
-
-    Raises:
-        ConfigError: it is no JSON, has another shape, or was written by a newer schema.
-    """
-    return read_record(path, CoverageResult)
 
 
 def recall_table(result: CoverageResult) -> Table:

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from apo_lab.diagnostics.prompt_history import visits_of
+from apo_lab.diagnostics.settings import check_at_least, present
 from apo_lab.statistics.cusum import Cusum
 from apo_lab.statistics.mcnemar import mcnemar_p_value
 from apo_lightning.callbacks import StepCallback
@@ -40,8 +41,7 @@ class CollapseAlarm(StepCallback):
     def __init__(self, alpha: float = 0.05, num_baseline: int = 40, threshold: float = 12.0) -> None:
         if not 0 < alpha < 1:
             raise ConfigError(f"callbacks.collapse_alarm.alpha is {alpha}: give a value between 0 and 1, such as 0.05")
-        if num_baseline < 3:
-            raise ConfigError(f"callbacks.collapse_alarm.num_baseline is {num_baseline}: give 3 or more, such as 40")
+        check_at_least("collapse_alarm", 3, num_baseline=num_baseline)
         if threshold <= 0:
             raise ConfigError(f"callbacks.collapse_alarm.threshold is {threshold}: give more than 0, such as 12")
         self.alpha = alpha
@@ -67,9 +67,9 @@ class CollapseAlarm(StepCallback):
         if output.step not in self._point_steps:
             self._point_steps.append(output.step)
         lost, gained = lost_and_gained(self._base[output.name], counts)
-        assert self.max_points is not None
-        is_planned = self._point_steps.index(output.step) < self.max_points
-        level = self.alpha / (self.max_points * len(self._base)) if is_planned else math.nan
+        max_points = present(self.max_points)
+        is_planned = self._point_steps.index(output.step) < max_points
+        level = self.alpha / (max_points * len(self._base)) if is_planned else math.nan
         p_value = mcnemar_p_value(lost, gained, "greater")
         if p_value <= level:
             self._say(
@@ -77,13 +77,9 @@ class CollapseAlarm(StepCallback):
                 f"warning: held-out {output.name}: {lost} problems that were solved at step {self._base_step} have no "
                 f"right sample at step {output.step}, and {gained} the other way round (p = {p_value:.2g})",
             )
-        return {
-            f"alarm/{output.name}/num_lost": float(lost),
-            f"alarm/{output.name}/num_gained": float(gained),
-            f"alarm/{output.name}/p_value": p_value,
-            f"alarm/{output.name}/level": level,
-            f"alarm/{output.name}/is_alarm": float(p_value <= level),
-        }
+        found = {"num_lost": lost, "num_gained": gained, "p_value": p_value, "level": level}
+        found["is_alarm"] = p_value <= level
+        return {f"alarm/{output.name}/{name}": float(value) for name, value in found.items()}
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
         """Add this step's values to both series."""
@@ -101,8 +97,8 @@ class CollapseAlarm(StepCallback):
             metrics[f"alarm/{name}_autocorrelation"] = math.nan if fitted is None else fitted.autocorrelation
             metrics[f"alarm/{name}_num_left_out"] = float(cusum.num_left_out)
             if cusum.is_alarm:
-                assert fitted is not None
-                doubt = "" if fitted.is_calibrated else " (not calibrated: the baseline is strongly autocorrelated)"
+                is_calibrated = present(fitted).is_calibrated
+                doubt = "" if is_calibrated else " (not calibrated: the baseline is strongly autocorrelated)"
                 self._say(
                     f"cusum {name}",
                     f"notice: at step {step.step} {SERIES[name]} is below its level of the first "
@@ -111,7 +107,6 @@ class CollapseAlarm(StepCallback):
         return metrics
 
     def _say(self, what: str, line: str) -> None:
-        """Print a line once per run."""
         if what not in self._said:
             self._said.append(what)
             say(line)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from apo_lab.puzzles import ListedAnswer, Puzzle
+from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.process_group import process_rank
+from apo_lightning.data import PromptDataModule
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
@@ -32,20 +34,13 @@ class ExactCoverage(StepCallback):
     p(x) is the expectation of the puzzle's reward. An answer includes its end of sequence: a completion that is cut off
     has more tokens than any valid answer, each at least one character (see `Puzzle`), so it is never right.
 
-    Logs `exact/pass@k`, `exact/valid_entropy`, `exact/strategy_entropy`, `exact/listed`, `exact/alive` (see
-    `exact_metrics`) and, for each kind of token, `exact/entropy/<kind>`, `exact/max_prob/<kind>` and
-    `exact/support/<kind>`: the policy's probability of the base model's top K. Tokens are weighted by the policy's
-    probability of their answer.
+    Logs the values of `exact_metrics` as `exact/…` and, for each kind of token, `exact/entropy/<kind>`,
+    `exact/max_prob/<kind>` and `exact/support/<kind>`: the policy's probability of the base model's top `support_size`.
+    Tokens are weighted by the policy's probability of their answer.
 
     Writes `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (their `logprobs` in that order,
     float32) and `exact/metrics.jsonl` (one line per evaluation point) to the run's folder. Every rank scores all
     answers, since a sharded forward needs all ranks.
-
-    Args:
-        puzzle: the puzzle of the held-out problems.
-        ks: the k of pass@k.
-        support_size: K of `exact/support`.
-        tokens_per_microbatch: of the scoring passes.
 
     Raises:
         ConfigError: at the first evaluation point, if the tokenizer does not give one token per symbol, or if other
@@ -63,7 +58,7 @@ class ExactCoverage(StepCallback):
         self.ks = tuple(ks)
         self.support_size = support_size
         self.tokens_per_microbatch = tokens_per_microbatch
-        self._kept: _Listed | None = None
+        self._listed: _Listed | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the policy that has just been validated."""
@@ -77,25 +72,23 @@ class ExactCoverage(StepCallback):
         folder = Path(trainer.default_root_dir) / "exact"
         was_training = policy.training
         policy.eval()
-        prompts = output.rollouts.prompts
         with unsharded_root(policy):
-            metrics = self.score(policy, prompts, output.step, folder, temperature=settings.temperature)
+            metrics = self.score(policy, output.rollouts.prompts, output.step, folder, temperature=settings.temperature)
         policy.train(was_training)
-        logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()} | {
-            "step": float(output.step)
-        }
+        logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(logged, step=output.step)
+            logger.log_metrics({**logged, "step": float(output.step)}, step=output.step)
 
     @torch.no_grad()
     def score(
         self, policy: Policy, prompts: Sequence[Prompt], step: int, folder: Path, *, temperature: float
     ) -> dict[str, float]:
         """Score all listed answers, write the files, and return the metrics without their prefix."""
-        listed = self._listed(policy, prompts)
+        if self._listed is None or self._listed.prompts != tuple(prompts):
+            self._listed = _list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
+        listed = self._listed
         support_ids = self._support(policy, listed, folder, temperature)
-        owner = listed.owner
-        columns = torch.zeros(len(owner), 4, dtype=torch.float64)
+        columns = torch.zeros(len(listed.owner), 4, dtype=torch.float64)
         for microbatch in listed.microbatches:
             index = microbatch.token_index.cpu()
             anchors = support_ids[index].to(microbatch.targets.device)
@@ -103,40 +96,14 @@ class ExactCoverage(StepCallback):
             support = statistics.anchor_logprobs.exp().sum(1)
             parts = (statistics.logprobs, statistics.entropy, statistics.max_prob, support)
             columns[index] = torch.stack(parts, dim=1).double().cpu()
-        logprobs = torch.zeros(len(listed.flat), dtype=torch.float64).index_add_(0, owner, columns[:, 0])
-        scores = scores_of(listed.flat, logprobs, len(prompts), self.puzzle.strategies)
-        names = ("entropy", "max_prob", "support")
-        metrics = exact_metrics(scores, self.ks) | means_by_kind(
-            listed.kinds, {name: columns[:, 1 + i] for i, name in enumerate(names)}, logprobs.exp()[owner]
-        )
+        of_tokens, entropy, max_prob, support = columns.unbind(1)
+        by_token = {"entropy": entropy, "max_prob": max_prob, "support": support}
+        logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, of_tokens)
+        metrics = exact_metrics(replace(listed.scores, logprobs=logprobs), self.ks)
+        metrics |= means_by_kind(listed.kinds, by_token, logprobs.exp()[listed.owner])
         if process_rank() == 0:
-            self._write(folder, step, prompts, listed.answers, logprobs, metrics)
+            self._write(folder, step, listed, logprobs, metrics)
         return metrics
-
-    def _listed(self, policy: Policy, prompts: Sequence[Prompt]) -> "_Listed":
-        """The packed answers, which are the same at every evaluation point."""
-        if self._kept is None or self._kept.prompts != tuple(prompts):
-            answers = [self.puzzle.answers(prompt.problem) for prompt in prompts]
-            flat = [(i, answer) for i, listed in enumerate(answers) for answer in listed]
-            sequences = _packed(prompts, flat, policy)
-            kinds = [self.puzzle.kinds(answer.text) for _, answer in flat]
-            for (_, answer), completion, own in zip(flat, sequences.completions, kinds, strict=True):
-                if len(completion) != len(own):
-                    raise ConfigError(
-                        f"the answer '{answer.text}' of {self.puzzle.name} has {len(completion)} tokens for {len(own)} "
-                        "symbols under this model's tokenizer: use a model whose tokenizer splits numbers into digits"
-                    )
-            lengths = torch.tensor([len(completion) for completion in sequences.completions])
-            everything = range(len(sequences.completions))
-            self._kept = _Listed(
-                prompts=tuple(prompts),
-                answers=answers,
-                flat=flat,
-                kinds=[kind for own in kinds for kind in own],
-                owner=torch.arange(len(flat)).repeat_interleave(lengths),
-                microbatches=sequences.microbatches(everything, self.tokens_per_microbatch, policy.head_weight.device),
-            )
-        return self._kept
 
     def _support(
         self, policy: Policy, listed: "_Listed", folder: Path, temperature: float
@@ -156,20 +123,14 @@ class ExactCoverage(StepCallback):
         return ids
 
     def _write(
-        self,
-        folder: Path,
-        step: int,
-        prompts: Sequence[Prompt],
-        answers: Sequence[Sequence[ListedAnswer]],
-        logprobs: Float[Tensor, "answers"],
-        metrics: dict[str, float],
+        self, folder: Path, step: int, listed: "_Listed", logprobs: Float[Tensor, "answers"], metrics: dict[str, float]
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         listing = folder / "answers.json"
         if not listing.is_file():
             rows = [
-                {"problem": prompt.problem, "answers": [[a.text, a.strategy, a.is_valid] for a in listed]}
-                for prompt, listed in zip(prompts, answers, strict=True)
+                {"problem": prompt.problem, "answers": [[a.text, a.strategy, a.is_valid] for a in answers]}
+                for prompt, answers in zip(listed.prompts, listed.answers, strict=True)
             ]
             listing.write_text(
                 json.dumps({"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows})
@@ -184,13 +145,13 @@ class ExactCoverage(StepCallback):
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """All answers of some prompts, packed for scoring."""
+    """All answers of some prompts, packed for scoring; the same at every evaluation point."""
 
     prompts: tuple[Prompt, ...]
     answers: list[list[ListedAnswer]]
     """By prompt."""
-    flat: list[tuple[int, ListedAnswer]]
-    """All answers, each with the index of its prompt."""
+    scores: AnswerScores
+    """All answers, without their log-probs."""
     kinds: list[str]
     """The kind of every token."""
     owner: Int[Tensor, "tokens"]
@@ -198,25 +159,7 @@ class _Listed:
     microbatches: list[Microbatch]
 
 
-def scores_of(
-    flat: Sequence[tuple[int, ListedAnswer]],
-    logprobs: Float[Tensor, "answers"],
-    num_problems: int,
-    strategies: Sequence[str],
-) -> AnswerScores:
-    """Collect the log-probs of listed answers, each with the index of its problem."""
-    places = {strategy: place for place, strategy in enumerate(strategies)}
-    return AnswerScores(
-        problem=torch.tensor([problem for problem, _ in flat]),
-        strategy=torch.tensor([places[answer.strategy] for _, answer in flat]),
-        is_valid=torch.tensor([answer.is_valid for _, answer in flat]),
-        logprobs=logprobs,
-        num_problems=num_problems,
-        num_strategies=len(strategies),
-    )
-
-
-def _packed(prompts: Sequence[Prompt], flat: Sequence[tuple[int, ListedAnswer]], policy: Policy) -> PackedSequences:
+def _list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int) -> _Listed:
     tokenizer = policy.tokenizer
     end = tokenizer.eos_token_id
     assert isinstance(end, int)
@@ -226,10 +169,43 @@ def _packed(prompts: Sequence[Prompt], flat: Sequence[tuple[int, ListedAnswer]],
             f"completions also end with {tokenizer.convert_ids_to_tokens(others)}: the exact measure lists answers "
             f"that end with '{tokenizer.eos_token}', give model.stop_tokens=[] and a model that declares no other end"
         )
-    texts = [answer.text for _, answer in flat]
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return PackedSequences(
+    answers = [puzzle.answers(prompt.problem) for prompt in prompts]
+    flat = [(i, answer) for i, of_prompt in enumerate(answers) for answer in of_prompt]
+    encoded = tokenizer([answer.text for _, answer in flat], add_special_tokens=False)["input_ids"]
+    kinds = [puzzle.kinds(answer.text) for _, answer in flat]
+    for (_, answer), ids, own in zip(flat, encoded, kinds, strict=True):
+        if len(ids) + 1 != len(own):
+            raise ConfigError(
+                f"the answer '{answer.text}' of {puzzle.name} has {len(ids) + 1} tokens for {len(own)} symbols under "
+                "this model's tokenizer: use a model whose tokenizer splits numbers into digits"
+            )
+    sequences = PackedSequences(
         prompts=tuple(prompt.token_ids for prompt in prompts),
         completions=tuple((*ids, end) for ids in encoded),
-        owners=tuple(problem for problem, _ in flat),
+        owners=tuple(i for i, _ in flat),
     )
+    places = {strategy: place for place, strategy in enumerate(puzzle.strategies)}
+    return _Listed(
+        prompts=tuple(prompts),
+        answers=answers,
+        scores=AnswerScores(
+            problem=torch.tensor(sequences.owners),
+            strategy=torch.tensor([places[answer.strategy] for _, answer in flat]),
+            is_valid=torch.tensor([answer.is_valid for _, answer in flat]),
+            logprobs=torch.zeros(len(flat), dtype=torch.float64),
+            num_problems=len(prompts),
+            num_strategies=len(places),
+        ),
+        kinds=[kind for own in kinds for kind in own],
+        owner=torch.arange(len(flat)).repeat_interleave(torch.tensor([len(own) for own in kinds])),
+        microbatches=sequences.microbatches(range(len(flat)), tokens_per_microbatch, policy.head_weight.device),
+    )
+
+
+def held_out_prompts(
+    source: PuzzleSource, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
+) -> list[Prompt]:
+    """The prompts of a puzzle's held-out problems for one model."""
+    data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=0, prompt_template=prompt_template)
+    data.prepare()
+    return data.validation_prompts[source.name]

@@ -10,10 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.diagnostics.gradient_spaces import SPACES, Measured, logit_geometry, parameter_geometry
-from apo_lab.diagnostics.sampling import before_and_after, sampled_completions
-from apo_lab.diagnostics.settings import PAPER_ANCHOR_SIZE, check_at_least
-from apo_lightning.callbacks import REF_PROB_BUCKETS, StepCallback, check_every_n_steps
-from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lab.diagnostics.sampling import before_and_after, sampled_completions, share_over_ranks
+from apo_lab.diagnostics.settings import PAPER_ANCHOR_SIZE, check_at_least, present
+from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.distributed.sharding import ShardedStrategy
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, PolicyLoss
@@ -35,8 +34,7 @@ class GradientGeometry(StepCallback):
     - `params`: as `head` for all trained parameters, in a sketch; cosines have an error of about 1/√size.
 
     For the last two the prompts are also split in halves: see `gradient_geometry.split_half`. Gradients are kept in
-    float64 on the host until they are compared, for `head` 8·V·D bytes per term and half. They are computed after the
-    engine has taken its weights back, so the backward cannot use that memory.
+    float64 on the host until they are compared, for `head` 8·V·D bytes per term and half.
 
     Args:
         spaces: of `logits`, `head`, `params`; the last two need a single process.
@@ -91,11 +89,7 @@ class GradientGeometry(StepCallback):
         """Sample the completions whose ratios are measured."""
         learnt = (advantages.values != 0) & advantages.keep
         self._sampled = sampled_completions(
-            rollouts,
-            learnt.flatten().nonzero().flatten().tolist(),
-            self.num_completions,
-            seed=self._module.seed,
-            stream="geometry-ratio",
+            rollouts, learnt.flatten(), self.num_completions, seed=self._module.seed, stream="geometry-ratio"
         )
         return before_and_after(rollouts, self._sampled, self.anchor_size)
 
@@ -109,10 +103,10 @@ class GradientGeometry(StepCallback):
             exclude_sampled=self.exclude_sampled,
         )
         metrics = self._ratios(step)
-        if "logits" in self.spaces:
-            metrics |= logit_geometry(measured, REF_PROB_BUCKETS)
         for space in self.spaces:
-            if space != "logits":
+            if space == "logits":
+                metrics |= logit_geometry(measured)
+            else:
                 metrics |= parameter_geometry(
                     measured, space, self._module, num_prompts=self.num_prompts, sketch_size=self.sketch_size
                 )
@@ -120,28 +114,25 @@ class GradientGeometry(StepCallback):
 
     def _ratios(self, step: StepOutput) -> dict[str, float]:
         """Shares of the sampled completions' tokens outside the trust region."""
-        answer = step.probes[self.state_key]
-        assert answer.before is not None
-        assert answer.reference is not None
-        ids, ref = answer.reference.anchor_ids, answer.reference.anchor_logprobs
-        before, after = answer.before.anchor_logprobs, answer.after.anchor_logprobs
-        assert ids is not None
-        assert ref is not None
-        assert before is not None
-        assert after is not None
-        tokens = step.tokens
+        tokens, answer = step.tokens, step.probes[self.state_key]
+        reference, before, after = present(answer.reference), present(answer.before), answer.after
         rows = torch.isin(tokens.sequence_ids.cpu(), torch.tensor(self._sampled, dtype=torch.long))
+        members = anchor_set(
+            present(reference.anchor_ids).cpu(),
+            present(reference.anchor_logprobs).cpu(),
+            tokens.token_ids.cpu()[rows],
+            exclude_sampled=self.exclude_sampled,
+        )
+        change = (present(after.anchor_logprobs) - present(before.anchor_logprobs)).cpu()
+        risen = change.masked_fill(~members, -math.inf).amax(1).exp()
         is_error = (tokens.advantages < 0).cpu()[rows]
-        token_ids = tokens.token_ids.cpu()[rows]
-        members = anchor_set(ids.cpu(), ref.cpu(), token_ids, exclude_sampled=self.exclude_sampled)
-        risen = (after - before).cpu().masked_fill(~members, -math.inf).amax(1).exp()
-        at_minibatch = step.loss_metrics.get("ratio_updated")
-        first = torch.full(rows.shape, math.nan) if at_minibatch is None else at_minibatch.cpu()
-        moved = (answer.after.logprobs - answer.before.logprobs).exp().cpu()
+        unknown = torch.full(rows.shape, math.nan)
+        at_minibatch = step.loss_metrics.get("ratio_updated", unknown).cpu()[rows]
+        moved = (after.logprobs - before.logprobs).exp().cpu()
         return {
-            "outside_before": self._share(self._is_outside(first[rows]), first[rows].isfinite()),
-            "outside_after": self._share(self._is_outside(moved), moved.isfinite()),
-            "anchor_outside_after": self._share(risen > 1 + self._high, is_error & risen.isfinite()),
+            "outside_before": _share(self._is_outside(at_minibatch), at_minibatch.isfinite()),
+            "outside_after": _share(self._is_outside(moved), moved.isfinite()),
+            "anchor_outside_after": _share(risen > 1 + self._high, is_error & risen.isfinite()),
         }
 
     @property
@@ -152,8 +143,6 @@ class GradientGeometry(StepCallback):
     def _is_outside(self, ratio: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
         return (ratio < 1 - self.loss.clip_eps) | (ratio > 1 + self._high)
 
-    @staticmethod
-    def _share(hit: Bool[Tensor, "tokens"], counted: Bool[Tensor, "tokens"]) -> float:
-        parts = from_all_ranks((int((hit & counted).sum()), int(counted.sum())))
-        num_hit, num_counted = (sum(column) for column in zip(*parts, strict=True))
-        return num_hit / num_counted if num_counted else math.nan
+
+def _share(hit: Bool[Tensor, "tokens"], counted: Bool[Tensor, "tokens"]) -> float:
+    return share_over_ranks(int((hit & counted).sum()), int(counted.sum()))

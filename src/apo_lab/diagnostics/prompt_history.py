@@ -30,11 +30,6 @@ class Visit:
     answer_counts: tuple[int, ...]
     """Number of samples per answer, descending; samples without an answer are not counted."""
 
-    @property
-    def num_unparsed(self) -> int:
-        """Samples without an answer."""
-        return self.num_samples - sum(self.answer_counts)
-
 
 class PromptHistory(StepCallback):
     """Keeps every visit to every training prompt, and logs `history/…` at each step.
@@ -83,11 +78,9 @@ class PromptHistory(StepCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the visits of the resumed run."""
+        names = ("step", "num_samples", "num_correct")
         self.visits = {
-            name: [
-                Visit(step=step, num_samples=n, num_correct=c, answer_counts=tuple(counts))
-                for step, n, c, counts in visits
-            ]
+            name: [Visit(**dict(zip(names, row, strict=True)), answer_counts=tuple(counts)) for *row, counts in visits]
             for name, visits in state_dict.items()
         }
 
@@ -120,14 +113,10 @@ def transition_metrics(histories: Iterable[Sequence[Visit]]) -> dict[str, float]
             counts["revisited"] += 1
             counts["lost"] += was and not is_now
             counts["recovered"] += is_now and not was
-    lost, recovered = counts["lost"], counts["recovered"]
-    metrics = {
-        f"history/num_{name}": float(counts[name])
-        for name in ("prompts", "initially_solved", "revisited", "lost", "recovered")
-    }
-    return metrics | {
-        "history/net_recovered": float(recovered - lost),
-        "history/net_p_value": mcnemar_p_value(lost, recovered, "two-sided"),
+    names = ("prompts", "initially_solved", "revisited", "lost", "recovered")
+    return {f"history/num_{name}": float(counts[name]) for name in names} | {
+        "history/net_recovered": float(counts["recovered"] - counts["lost"]),
+        "history/net_p_value": mcnemar_p_value(counts["lost"], counts["recovered"], "two-sided"),
     }
 
 
@@ -159,5 +148,5 @@ def answer_metrics(visits: Sequence[Visit], k: int) -> Mapping[str, float]:
         f"history/distinct_answers@{k}": math.fsum(distinct) / len(enough) if enough else math.nan,
         "history/missing_mass": math.fsum(missing) / len(enough) if enough else math.nan,
         "history/num_too_few_answers": float(len(visits) - len(enough)),
-        "history/num_unparsed": float(sum(visit.num_unparsed for visit in visits)),
+        "history/num_unparsed": float(sum(visit.num_samples - sum(visit.answer_counts) for visit in visits)),
     }

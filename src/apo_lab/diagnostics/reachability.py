@@ -1,15 +1,14 @@
 """Whether correct completions leave the reference's K likeliest tokens: a direct test of "practically unreachable"."""
 
-import math
-
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
+from apo_lab.diagnostics.sampling import share_over_ranks
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lab.statistics.reachability import NEVER, first_exits, is_outside_support, survival
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
-from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import Needs, Rollouts, StepOutput
@@ -53,22 +52,16 @@ class Reachability(StepCallback):
             raise ConfigError("reachability found no anchors of the reference in its step: use ~callbacks.reachability")
         outside = is_outside_support(tokens.token_ids, tokens.anchor.token_ids[:, : self.anchor_size]).cpu()
         owners = tokens.sequence_ids.cpu()
-        num_completions = len(step.rollouts.completions)
         counted = is_whole_and_correct(step.rollouts)
-        exits = first_exits(outside, owners, num_completions)[counted]
+        exits = first_exits(outside, owners, len(counted))[counted]
         of_counted = counted[owners]
-        parts = from_all_ranks((exits.tolist(), int((outside & of_counted).sum()), int(of_counted.sum())))
-        all_exits: Int[Tensor, "completions"] = torch.tensor([e for part in parts for e in part[0]], dtype=torch.long)
-        num_outside, num_tokens = sum(part[1] for part in parts), sum(part[2] for part in parts)
-        num_correct = len(all_exits)
+        all_exits = torch.tensor(items_of_all_ranks(exits.tolist()), dtype=torch.long)
+        inside = zip(LENGTHS, survival(all_exits, LENGTHS), strict=True)
         return {
-            "reach/num_correct": float(num_correct),
-            "reach/correct_outside": float((all_exits < NEVER).double().mean()) if num_correct else math.nan,
-            "reach/correct_outside_tokens": num_outside / num_tokens if num_tokens else math.nan,
-            **{
-                f"reach/correct_inside@{length}": value
-                for length, value in zip(LENGTHS, survival(all_exits, LENGTHS), strict=True)
-            },
+            "reach/num_correct": float(len(all_exits)),
+            "reach/correct_outside": float((all_exits < NEVER).double().mean()),
+            "reach/correct_outside_tokens": share_over_ranks(int((outside & of_counted).sum()), int(of_counted.sum())),
+            **{f"reach/correct_inside@{length}": share for length, share in inside},
         }
 
 

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float, Int
 from torch import Tensor
 
+from apo_lab.diagnostics.settings import present
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.process_group import num_processes, process_rank
@@ -53,12 +53,10 @@ class ProbePlan:
     """How many probes are made, and of how many samples."""
 
     anchor_size: int
-    """K"""
     num_prompts: int
     completions_per_prompt: int
-    """R"""
     continuations: int
-    """m, sampled after each alternative."""
+    """Sampled after each alternative."""
 
     def origin(self, module: RLVRModule, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Everything but the policy's weights that decides which probes are made."""
@@ -74,7 +72,7 @@ class ProbePlan:
 
 
 def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt]) -> list[RecoveryProbe]:
-    """Sample completions and continuations of the policy, and score them under policy and reference. Collective.
+    """Sample completions and continuations of the untrained policy, and score them. Collective.
 
     - Prompts are sampled by hash; each has R completions with separate seeds.
     - In each completion one position is sampled uniformly.
@@ -82,11 +80,6 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
 
     Nothing is selected by what happens in training and nothing is left out: alternatives sampled later, or that
     survive longer, are those that did well, and would bias the measurement.
-
-    Args:
-        plan: the numbers of samples.
-        module: before its first step, with an engine that holds its weights.
-        prompts: the training set.
     """
     chosen = sorted(prompts, key=lambda prompt: hash64(f"{module.seed}\x1f{NAME}\x1f{prompt.id}"))[: plan.num_prompts]
     # This rank's share; sorting by place at the end makes the order independent of the number of ranks.
@@ -94,7 +87,8 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
     wanted = [(place, sample) for place in places for sample in range(plan.completions_per_prompt)]
     owners = [chosen[place] for place, _ in wanted]
     requests = [_request(module, prompt, (), NAME, sample) for prompt, (_, sample) in zip(owners, wanted, strict=True)]
-    completions = _generate(module, requests)
+    # A rank may have no prompt.
+    completions = module.engine.generate(requests) if requests else []
     logprobs, ids, ref_logprobs, anchor_logprobs = _scores(plan, module, owners, completions)
     probes, start = [], 0
     for prompt, (_, sample), completion in zip(owners, wanted, completions, strict=True):
@@ -102,25 +96,25 @@ def build_probes(plan: ProbePlan, module: RLVRModule, prompts: Sequence[Prompt])
         position = sample_seed(module.seed, f"{NAME}-position", 0, prompt.id, sample) % length
         row = start + position
         probes.append(
-            {
-                "prompt_id": prompt.id,
-                "prompt": prompt.token_ids,
-                "prefix": completion.token_ids[:position],
-                "weight": float(length),
-                "prefix_logprob": float(logprobs[start:row].double().sum()),
-                "alternatives": tuple(ids[row].tolist()),
-                "ref_logprobs": tuple(ref_logprobs[row].tolist()),
-                "logprobs": tuple(anchor_logprobs[row].tolist()),
-            }
+            RecoveryProbe(
+                prompt_id=prompt.id,
+                prompt=prompt.token_ids,
+                prefix=completion.token_ids[:position],
+                weight=float(length),
+                prefix_logprob=float(logprobs[start:row].double().sum()),
+                alternatives=tuple(ids[row].tolist()),
+                ref_logprobs=tuple(ref_logprobs[row].tolist()),
+                logprobs=tuple(anchor_logprobs[row].tolist()),
+                success=(),
+            )
         )
         start += length
     success = _success(plan, module, owners, [sample for _, sample in wanted], probes)
     own = [
-        (place, RecoveryProbe(**probe, success=success_of_probe))
-        for (place, _), probe, success_of_probe in zip(wanted, probes, success, strict=True)
+        (place, replace(probe, success=shares))
+        for (place, _), probe, shares in zip(wanted, probes, success, strict=True)
     ]
-    everything = items_of_all_ranks(own)
-    return [probe for _, probe in sorted(everything, key=lambda item: item[0])]
+    return [probe for _, probe in sorted(items_of_all_ranks(own), key=lambda item: item[0])]
 
 
 def write_probes(path: Path, probes: Sequence[RecoveryProbe], origin: Mapping[str, Any]) -> None:
@@ -156,13 +150,8 @@ def _probe_of(record: Mapping[str, Any]) -> RecoveryProbe:
 
 def _scores(
     plan: ProbePlan, module: RLVRModule, owners: Sequence[Prompt], completions: Sequence[Completion]
-) -> tuple[
-    Float[Tensor, "tokens"],
-    Int[Tensor, "tokens anchors"],
-    Float[Tensor, "tokens anchors"],
-    Float[Tensor, "tokens anchors"],
-]:
-    """Scores of all tokens on the CPU: log π, ids of the reference's 2K likeliest, their log π_ref and their log π."""
+) -> list[Tensor]:
+    """Of all tokens log π [T]; the ids of the reference's 2K likeliest, their log π_ref and log π [T, 2K]."""
     probe = Probe(
         prompts=[prompt.token_ids for prompt in owners],
         completions=[completion.token_ids for completion in completions],
@@ -172,12 +161,8 @@ def _scores(
     probing = Probing({NAME: probe}, module.device)
     module.memory.retry(probing.score_before, module)
     reference, policy = probing.references[NAME], probing.policies_before[NAME]
-    assert reference.anchor_ids is not None
-    assert reference.anchor_logprobs is not None
-    assert policy.anchor_logprobs is not None
     parts = (policy.logprobs, reference.anchor_ids, reference.anchor_logprobs, policy.anchor_logprobs)
-    logprobs, ids, ref_logprobs, anchor_logprobs = (part.cpu() for part in parts)
-    return logprobs, ids, ref_logprobs, anchor_logprobs
+    return [present(part).cpu() for part in parts]
 
 
 def _success(
@@ -185,38 +170,29 @@ def _success(
     module: RLVRModule,
     owners: Sequence[Prompt],
     samples: Sequence[int],
-    probes: Sequence[Mapping[str, Any]],
+    probes: Sequence[RecoveryProbe],
 ) -> list[tuple[float | None, ...]]:
     """v̂ of every probe's first K alternatives."""
-    stems, answers, requests = [], [], []
-    for prompt, sample, probe in zip(owners, samples, probes, strict=True):
-        for token in probe["alternatives"][: plan.anchor_size]:
-            for continuation in range(plan.continuations):
-                given = (*probe["prefix"], token)
-                stream = f"{NAME}-continuation/{sample}/{token}"
-                stems.append(given)
-                answers.append(prompt.answer)
-                requests.append(_request(module, prompt, given, stream, continuation))
-    collector = module.collector
+    collector, size = module.collector, plan.continuations
+    wanted = [
+        (prompt, (*probe.prefix, token), f"{NAME}-continuation/{sample}/{token}", number)
+        for prompt, sample, probe in zip(owners, samples, probes, strict=True)
+        for token in probe.alternatives[: plan.anchor_size]
+        for number in range(size)
+    ]
     is_open = [
-        stem[-1] not in collector.stop_token_ids and len(stem) < collector.max_completion_tokens for stem in stems
+        given[-1] not in collector.stop_token_ids and len(given) < collector.max_completion_tokens
+        for _, given, _, _ in wanted
     ]
-    grown = iter(_generate(module, [request for request, more in zip(requests, is_open, strict=True) if more]))
+    requests = [_request(module, *one) for one, more in zip(wanted, is_open, strict=True) if more]
+    grown = iter(module.engine.generate(requests) if requests else ())
     texts = [
-        collector.text([*stem, *(next(grown).token_ids if more else ())])
-        for stem, more in zip(stems, is_open, strict=True)
+        collector.text([*given, *(next(grown).token_ids if more else ())])
+        for (_, given, _, _), more in zip(wanted, is_open, strict=True)
     ]
-    verdicts = collector.reward.score(texts, answers)
-    size, per_probe = plan.continuations, plan.anchor_size * plan.continuations
-    return [
-        tuple(_share_right(verdicts[at : at + size]) for at in range(start, start + per_probe, size))
-        for start in range(0, len(verdicts), per_probe)
-    ]
-
-
-def _generate(module: RLVRModule, requests: Sequence[GenerationRequest]) -> list[Completion]:
-    # A rank may have no prompt.
-    return module.engine.generate(requests) if requests else []
+    verdicts = collector.reward.score(texts, [prompt.answer for prompt, _, _, _ in wanted])
+    shares = [_share_right(verdicts[at : at + size]) for at in range(0, len(verdicts), size)]
+    return [tuple(shares[at : at + plan.anchor_size]) for at in range(0, len(shares), plan.anchor_size)]
 
 
 def _request(module: RLVRModule, prompt: Prompt, given: tuple[int, ...], stream: str, sample: int) -> GenerationRequest:

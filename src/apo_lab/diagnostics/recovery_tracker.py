@@ -1,8 +1,8 @@
 """Whether tokens that the reference finds likely are lost during training, and whether they are recovered."""
 
-import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.diagnostics.recovery_probes import ProbePlan, RecoveryProbe, build_probes, read_probes, write_probes
-from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
+from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size, present
 from apo_lab.statistics.recovery import (
     NEVER,
     BarrierEvents,
     rank_selectivity,
     ratio_interval,
-    survival_curve,
     verdict_selectivity,
 )
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
@@ -30,10 +29,6 @@ from apo_lightning.metrics.intervals import Interval
 from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.module import RLVRModule
 from apo_lightning.types import Advantages, Needs, Probe, Prompt, Rollouts, StepOutput
-
-BARRIERS = ("path", "given")
-
-_logger = logging.getLogger(__name__)
 
 
 class RecoveryTracker(StepCallback):
@@ -71,27 +66,32 @@ class RecoveryTracker(StepCallback):
         anchor_size: int | None = None,
         every_n_steps: int = 10,
     ) -> None:
-        at_least_one = {"num_prompts": num_prompts, "completions_per_prompt": completions_per_prompt}
-        check_at_least("recovery_tracker", 1, **at_least_one, anchor_size=anchor_size)
-        check_at_least("recovery_tracker", 4, continuations=continuations)
+        name, at_least_one = (
+            "recovery_tracker",
+            {"num_prompts": num_prompts, "completions_per_prompt": completions_per_prompt},
+        )
+        check_at_least(name, 1, **at_least_one, anchor_size=anchor_size)
+        check_at_least(name, 4, continuations=continuations)
         if visits <= 0:
-            raise ConfigError(
-                f"callbacks.recovery_tracker.visits is {visits}: give more than 0, or ~callbacks.recovery_tracker"
-            )
+            raise ConfigError(f"callbacks.{name}.visits is {visits}: give more than 0, or ~callbacks.{name}")
         self.every_n_steps = check_every_n_steps("recovery_tracker", every_n_steps)
-        self.num_prompts, self.completions_per_prompt = num_prompts, completions_per_prompt
-        self.continuations = continuations
+        self.plan = ProbePlan(
+            anchor_size=measured_anchor_size(anchor_size, None),
+            num_prompts=num_prompts,
+            completions_per_prompt=completions_per_prompt,
+            continuations=continuations,
+        )
         self.visits = visits
         self.given_size = anchor_size
         self.probes: list[RecoveryProbe] = []
         self.events: dict[str, BarrierEvents] = {}
-        self._log_draws = math.nan
         self._saved: dict[str, Any] = {}
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
         """Choose K."""
         self.anchor_size = measured_anchor_size(self.given_size, loss)
+        self.plan = replace(self.plan, anchor_size=self.anchor_size)
         self.probe_needs = Needs(anchor_size=2 * self.anchor_size)
 
     def on_train_batch_start(
@@ -102,13 +102,7 @@ class RecoveryTracker(StepCallback):
             return
         assert isinstance(pl_module, RLVRModule)
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        plan = ProbePlan(
-            anchor_size=self.anchor_size,
-            num_prompts=self.num_prompts,
-            completions_per_prompt=self.completions_per_prompt,
-            continuations=self.continuations,
-        )
-        origin = plan.origin(pl_module, data.train_prompts)
+        origin = self.plan.origin(pl_module, data.train_prompts)
         path = Path(trainer.default_root_dir) / "recovery" / "probes.jsonl"
         if trainer.global_step > 0:
             if not path.exists():
@@ -118,8 +112,7 @@ class RecoveryTracker(StepCallback):
                 )
             probes = read_probes(path, origin)
         else:
-            _logger.info("recovery: sampling the probes of %d prompts", min(self.num_prompts, len(data.train_prompts)))
-            probes = build_probes(plan, pl_module, data.train_prompts)
+            probes = build_probes(self.plan, pl_module, data.train_prompts)
             weights = weights_sha256(pl_module.policy.model)
             if trainer.is_global_zero:
                 write_probes(path, probes, {**origin, "model": weights})
@@ -129,15 +122,13 @@ class RecoveryTracker(StepCallback):
         """Start from the probes of all ranks, with G samples per visit, and from the events of a resumed run."""
         self.probes = list(probes)
         self._log_draws = math.log(group_size * self.visits)
-        prefix, logprobs = self._before_training()
-        self.events = {
-            name: BarrierEvents.before_training(draws[:, : self.anchor_size].flatten())
-            for name, draws in self._log_expected(prefix, logprobs).items()
-        }
-        for name, columns in self._saved.items():
-            lost, recovered = (torch.tensor(columns[key], dtype=torch.long) for key in ("lost_at", "recovered_at"))
-            at_risk = self.events[name].at_risk
-            self.events[name] = BarrierEvents(at_risk=at_risk, lost_at=lost, recovered_at=recovered)
+        names = ("prefix_logprob", "logprobs", "ref_logprobs", "success", "weight")
+        self._columns = {name: _column([getattr(probe, name) for probe in probes]) for name in names}
+        expected = self._log_expected(self._columns["prefix_logprob"], self._columns["logprobs"])
+        self.events = {name: BarrierEvents.before_training(draws) for name, draws in expected.items()}
+        for name, steps in self._saved.items():
+            saved = {key: torch.tensor(values, dtype=torch.long) for key, values in steps.items()}
+            self.events[name] = replace(self.events[name], **saved)
 
     def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe:
         """This rank's prefixes, each with one more token at whose position the alternatives are scored."""
@@ -150,42 +141,35 @@ class RecoveryTracker(StepCallback):
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
         """Measure the policy after the update."""
-        answer = step.probes[self.state_key].after
-        assert answer.anchor_logprobs is not None
+        answer = step.probes[self.state_key]
+        logprobs, alternatives = (
+            values.cpu().double() for values in (answer.after.logprobs, present(answer.after.anchor_logprobs))
+        )
         found, start = [], 0
-        logprobs, alternatives = answer.logprobs.cpu().double(), answer.anchor_logprobs.cpu().double()
-        place = range(process_rank(), len(self.probes), num_processes())
-        rows = _last_rows(step.probes[self.state_key].probe.completions)
-        for number, row in zip(place, rows, strict=True):
-            found.append((number, float(logprobs[start:row].sum()), alternatives[row].tolist()))
+        places = range(process_rank(), len(self.probes), num_processes())
+        for place, row in zip(places, _last_rows(answer.probe.completions), strict=True):
+            found.append((place, float(logprobs[start:row].sum()), alternatives[row].tolist()))
             start = row + 1
-        everything = sorted(items_of_all_ranks(found))
-        prefix = torch.tensor([item[1] for item in everything], dtype=torch.float64)
-        return self.record(prefix, torch.tensor([item[2] for item in everything], dtype=torch.float64), step.step)
+        _, *columns = zip(*sorted(items_of_all_ranks(found)), strict=True)
+        prefix, anchors = (torch.tensor(column, dtype=torch.float64) for column in columns)
+        return self.record(prefix, anchors, step.step)
 
     def record(
         self, prefix: Float[Tensor, "probes"], logprobs: Float[Tensor, "probes alternatives"], step: int
     ) -> dict[str, float]:
-        """Record the events of an evaluation point, and return its metrics.
-
-        Args:
-            prefix: log π(prefix) [nats].
-            logprobs: log π(k | prefix) of the 2K alternatives [nats].
-            step: training steps done.
-        """
-        expected = self._log_expected(prefix, logprobs)
-        metrics = {"recovery/num_nonfinite": float((~logprobs.isfinite()).sum() + (~prefix.isfinite()).sum())}
-        success = self._column("success")
-        metrics["recovery/num_unjudged"] = float(success.isnan().sum())
-        for barrier, draws in expected.items():
-            log_draws = draws[:, : self.anchor_size].flatten()
+        """Record the events of an evaluation point, from log π(prefix) and log π(k | prefix) of the 2K alternatives."""
+        success, inside = self._columns["success"], slice(self.anchor_size)
+        metrics = {
+            "recovery/num_nonfinite": float((~logprobs.isfinite()).sum() + (~prefix.isfinite()).sum()),
+            "recovery/num_unjudged": float(success.isnan().sum()),
+        }
+        for barrier, log_draws in self._log_expected(prefix, logprobs).items():
             self.events[barrier] = self.events[barrier].updated(log_draws, step)
             for kind, chosen in (("right", success > 0), ("wrong", success == 0)):
                 numbers = self._barrier_metrics(self.events[barrier], log_draws, chosen.flatten())
                 metrics |= {f"recovery/{name}_{barrier}_{kind}": value for name, value in numbers.items()}
-        change = logprobs - self._before_training()[1]
-        inside = slice(self.anchor_size)
-        verdict = verdict_selectivity(change[:, inside], self._column("ref_logprobs")[:, inside], success)
+        change = logprobs - self._columns["logprobs"]
+        verdict = verdict_selectivity(change[:, inside], self._columns["ref_logprobs"][:, inside], success)
         for name, values in (("verdict", verdict), ("rank", rank_selectivity(change, self.anchor_size))):
             counted = values.isfinite()
             interval = self._interval(values, counted.double())
@@ -205,31 +189,26 @@ class RecoveryTracker(StepCallback):
         """Keep the events of the resumed run until its probes are read."""
         self._saved = state_dict
 
-    def _before_training(self) -> tuple[Float[Tensor, "probes"], Float[Tensor, "probes alternatives"]]:
-        return self._column("prefix_logprob"), self._column("logprobs")
-
     def _log_expected(
         self, prefix: Float[Tensor, "probes"], logprobs: Float[Tensor, "probes alternatives"]
-    ) -> dict[str, Float[Tensor, "probes alternatives"]]:
-        """log b at both barriers."""
-        given = self._log_draws + logprobs
-        return {"path": given + prefix[:, None], "given": given}
+    ) -> dict[str, Float[Tensor, "anchors"]]:
+        """log b of the K anchors of all prefixes at both barriers."""
+        given = self._log_draws + logprobs[:, : self.anchor_size]
+        return {"path": (given + prefix[:, None]).flatten(), "given": given.flatten()}
 
     def _barrier_metrics(
         self,
         events: BarrierEvents,
-        log_draws: Float[Tensor, "alternatives"],
-        chosen: Bool[Tensor, "alternatives"],
+        log_draws: Float[Tensor, "anchors"],
+        chosen: Bool[Tensor, "anchors"],
     ) -> dict[str, float]:
         """Counts and shares for one class of alternatives at one barrier."""
         at_risk = chosen & events.at_risk
-        weights = self._column("weight").repeat_interleave(self.anchor_size)
+        weights = self._columns["weight"].repeat_interleave(self.anchor_size)
         shape = (len(self.probes), self.anchor_size)
         sizes = torch.where(at_risk, weights, 0.0).view(shape).sum(1)
         retained = torch.where(at_risk & (events.lost_at == NEVER), weights, 0.0).view(shape).sum(1)
-        interval = self._interval(retained / sizes, sizes / self._column("weight"), bounds=(0.0, 1.0))
-        _, curve = survival_curve(events.lost_at[at_risk], weights[at_risk])
-        survival = (curve[-1] if curve else 1.0) if at_risk.any() else math.nan
+        interval = self._interval(retained / sizes, sizes / self._columns["weight"], bounds=(0.0, 1.0))
         below = at_risk & (log_draws < 0)
         known = at_risk & ~log_draws.isnan()
         return {
@@ -237,7 +216,8 @@ class RecoveryTracker(StepCallback):
             "num_unreachable": float((chosen & ~events.at_risk).sum()),
             "num_lost": float((at_risk & (events.lost_at != NEVER)).sum()),
             "num_recovered": float((at_risk & (events.recovered_at != NEVER)).sum()),
-            "survival": survival,
+            # Only the end of the run censors, so the estimate of Kaplan and Meier is the share retained.
+            "survival": interval.mean,
             "survival_low": interval.low,
             "survival_high": interval.high,
             "prevalence": float(weights[below].sum() / weights[known].sum()) if known.any() else math.nan,
@@ -250,20 +230,22 @@ class RecoveryTracker(StepCallback):
         bounds: tuple[float, float] | None = None,
     ) -> Interval:
         """Interval of a mean over prefixes, weighted by the probe's weight and by how much of the prefix is counted."""
-        weights = self._column("weight") * sizes
-        numerators, denominators = {}, {}
-        for probe, value, weight in zip(self.probes, values.tolist(), weights.tolist(), strict=True):
-            if weight > 0:
-                numerators[probe.prompt_id] = numerators.get(probe.prompt_id, 0.0) + weight * value
-                denominators[probe.prompt_id] = denominators.get(probe.prompt_id, 0.0) + weight
-        top, bottom = (torch.tensor(list(sums.values()), dtype=torch.float64) for sums in (numerators, denominators))
+        weights = self._columns["weight"] * sizes
+        counted = (weights > 0).nonzero().flatten()
+        ids = [self.probes[i].prompt_id for i in counted.tolist()]
+        places = {prompt_id: place for place, prompt_id in enumerate(dict.fromkeys(ids))}
+        owner = torch.tensor([places[prompt_id] for prompt_id in ids], dtype=torch.long)
+        top, bottom = (
+            torch.zeros(len(places), dtype=torch.float64).index_add_(0, owner, part[counted])
+            for part in (weights * values, weights)
+        )
         return ratio_interval(top, bottom, bounds=bounds)
 
-    def _column(self, name: str) -> Tensor:
-        """One field of all probes: [N] or [N, K], float64, NaN for None."""
-        rows = [getattr(probe, name) for probe in self.probes]
-        rows = [[math.nan if v is None else v for v in row] if isinstance(row, tuple) else row for row in rows]
-        return torch.tensor(rows, dtype=torch.float64)
+
+def _column(rows: Sequence[Any]) -> Tensor:
+    """One field of all probes: [N] or [N, K], float64, NaN for None."""
+    rows = [[math.nan if v is None else v for v in row] if isinstance(row, tuple) else row for row in rows]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _last_rows(sequences: Sequence[Sequence[int]]) -> list[int]:

@@ -1,6 +1,10 @@
-"""Random samples of a step's completions, over all ranks, and the probe that scores them."""
+"""Random samples of a step's completions, over all ranks, the probe that scores them, and shares over all ranks."""
 
+import math
 from collections.abc import Sequence
+
+from jaxtyping import Bool
+from torch import Tensor
 
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
@@ -10,20 +14,15 @@ from apo_lightning.update.subset import smallest
 
 
 def sampled_completions(
-    rollouts: Rollouts, candidates: Sequence[int], size: int, *, seed: int, stream: str
+    rollouts: Rollouts, is_candidate: Bool[Tensor, "completions"], size: int, *, seed: int, stream: str
 ) -> list[int]:
     """This rank's part of a simple random sample of the candidates of all ranks, in ascending order. Collective.
 
     A completion's priority is a hash of the run's seed, `stream`, the step, its prompt and its sample. The sample
-    therefore does not depend on the number of ranks, and a resumed run takes the same one.
-
-    Args:
-        rollouts: of this rank.
-        candidates: completions of this rank to choose from.
-        size: of the sample over all ranks; all candidates if there are fewer.
-        seed: the run's.
-        stream: another name gives another sample.
+    therefore does not depend on the number of ranks, and a resumed run takes the same one. `size` counts all ranks;
+    all candidates are taken if there are fewer.
     """
+    candidates = is_candidate.nonzero().flatten().tolist()
     priorities = [
         sample_seed(seed, stream, rollouts.step, rollouts.prompts[b // rollouts.group_size].id, b % rollouts.group_size)
         for b in candidates
@@ -40,3 +39,9 @@ def before_and_after(rollouts: Rollouts, chosen: Sequence[int], anchor_size: int
         anchors=anchor_size,
         before=True,
     )
+
+
+def share_over_ranks(part: float | int, whole: int) -> float:
+    """Σ part / Σ whole over all ranks; NaN where the whole is 0. Collective."""
+    numerator, denominator = (sum(column) for column in zip(*from_all_ranks((part, whole)), strict=True))
+    return numerator / denominator if denominator else math.nan

@@ -1,10 +1,14 @@
 """Settings that several diagnostics share: lower bounds, and the K of the anchors that are measured."""
 
+from typing import TypeVar
+
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 
 PAPER_ANCHOR_SIZE = 8
 """The K that is measured under a loss without anchors."""
+
+T = TypeVar("T")
 
 
 def check_at_least(callback: str, least: int, **settings: int | None) -> None:
@@ -17,3 +21,9 @@ def check_at_least(callback: str, least: int, **settings: int | None) -> None:
 def measured_anchor_size(setting: int | None, loss: PolicyLoss | None) -> int:
     """K: the setting, else the loss's own, else the paper's."""
     return setting or (0 if loss is None else loss.support_size) or PAPER_ANCHOR_SIZE
+
+
+def present(value: T | None) -> T:
+    """A value that the callback's `needs` or its probe asked for."""
+    assert value is not None
+    return value

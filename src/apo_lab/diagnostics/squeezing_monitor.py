@@ -2,11 +2,11 @@
 
 import lightning.pytorch as pl
 import torch
-from jaxtyping import Bool
+from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.diagnostics.sampling import before_and_after, sampled_completions
-from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
+from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size, present
 from apo_lab.statistics.squeezing import SqueezeSums, leaders, mass_of_parts, squeeze_shares
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks
@@ -18,9 +18,8 @@ class SqueezingMonitor(StepCallback):
     """Logs `squeeze/…`: how one update moved probability at the tokens of some completions.
 
     At each token the vocabulary is the sampled token y, the leader (the likeliest anchor other than y under the
-    sampling policy), the other anchors and the tail. Over tokens whose own probability fell,
-    `squeezing.squeeze_shares` gives the share of the lost probability that each part took, and how much more than its
-    proportional share the leader took.
+    sampling policy), the other anchors and the tail. `squeeze_shares` gives the share of the lost probability that each
+    part took, over tokens whose own probability fell.
 
     An update moves every token, so a change at an error's token is only partly due to that error. Completions with an
     advantage of 0 therefore serve as a control; `…_difference` is error minus control.
@@ -30,8 +29,8 @@ class SqueezingMonitor(StepCallback):
         reference's K likeliest, belongs to the tail.
 
     Args:
-        num_completions: how many wrong ones with A < 0, and how many with A = 0, are sampled at random over all ranks.
-            Each costs one forward of the reference and two of the policy.
+        num_completions: how many wrong ones with A < 0, and how many with A = 0, are sampled over all ranks. Each costs
+            one forward of the reference and two of the policy.
         anchor_size: K; None: the loss's own, or the paper's 8 under a loss without anchors.
         every_n_steps: measure at multiples of this step.
     """
@@ -59,9 +58,7 @@ class SqueezingMonitor(StepCallback):
         values, correct = advantages.values.flatten(), rollouts.is_correct.flatten()
         is_error = ~correct & (values < 0) & advantages.keep.flatten()
         errors, controls = (
-            sampled_completions(
-                rollouts, chosen.nonzero().flatten().tolist(), self.num_completions, seed=self.seed, stream=stream
-            )
+            sampled_completions(rollouts, chosen, self.num_completions, seed=self.seed, stream=stream)
             for chosen, stream in ((is_error, "squeeze-error"), (values == 0, "squeeze-control"))
         )
         self._num_error_tokens = sum(len(rollouts.completions[b].token_ids) for b in errors)
@@ -84,20 +81,13 @@ class SqueezingMonitor(StepCallback):
         return metrics
 
 
-def part_masses(answer: ProbeStatistics) -> tuple[Tensor, Tensor]:
-    """`squeezing.mass_of_parts` of the probe's tokens before and after the update, both [T, 4] on the CPU."""
-    reference, before, after = answer.reference, answer.before, answer.after
-    assert reference is not None
-    assert reference.anchor_ids is not None
-    assert before is not None
-    assert before.anchor_logprobs is not None
-    assert after.anchor_logprobs is not None
-    ids = reference.anchor_ids.cpu()
+def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Float[Tensor, "tokens 4"]]:
+    """`squeezing.mass_of_parts` of the probe's tokens before and after the update, on the CPU."""
+    ids = present(present(answer.reference).anchor_ids).cpu()
     token_ids = torch.tensor([token for completion in answer.probe.completions for token in completion])
-    is_candidate: Bool[Tensor, "tokens anchors"] = (ids >= 0) & (ids != token_ids.long()[:, None])
-    of_anchors = before.anchor_logprobs.cpu()
-    leader = leaders(of_anchors, is_candidate)
-    return (
-        mass_of_parts(before.logprobs.cpu(), of_anchors, is_candidate, leader),
-        mass_of_parts(after.logprobs.cpu(), after.anchor_logprobs.cpu(), is_candidate, leader),
+    is_candidate = (ids >= 0) & (ids != token_ids.long()[:, None])
+    before, after = (
+        (said.logprobs.cpu(), present(said.anchor_logprobs).cpu()) for said in (present(answer.before), answer.after)
     )
+    leader = leaders(before[1], is_candidate)
+    return mass_of_parts(*before, is_candidate, leader), mass_of_parts(*after, is_candidate, leader)

@@ -1,6 +1,5 @@
 """Policy and reference statistics of every token of a step, written for the rollout browser."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from torch import Tensor
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.common.files import to_json, write_atomically
-from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set
-from apo_lightning.types import Needs, Prompt, StepOutput, StepTokens
+from apo_lightning.types import Needs, Prompt, StepOutput
 
 DIGITS = 5
 """Decimal places of log-probs and entropies; a probability of 0.9 is then exact to 0.00001."""
@@ -27,12 +26,12 @@ class TokenWriter(StepCallback):
     """Writes `rollouts/tokens/step_000010.jsonl`: a first line with the texts of token ids, then a line per completion.
 
     They have the order of `rollouts/step_000010.jsonl`. A token takes about 65 bytes plus 25 per anchor (0.27 kB at
-    K = 8). Each such step costs a forward of reference and policy over all response tokens, which is shared with a
-    `DistributionMonitor` that measures at the same step.
+    K = 8).
 
     Args:
         anchor_size: K of the anchors; None: the loss's own, or the paper's 8.
-        every_n_steps: write at multiples of this step.
+        every_n_steps: write at multiples of this step; each costs a forward of reference and policy over all tokens,
+            which is shared with a distribution monitor that measures at the same step.
     """
 
     def __init__(self, anchor_size: int | None = None, every_n_steps: int = 5) -> None:
@@ -64,8 +63,7 @@ class TokenWriter(StepCallback):
 
     def on_step(self, step: StepOutput) -> None:
         """Write the file of this step; its bytes do not depend on the number of ranks."""
-        own = token_lines(step, self.anchor_size, exclude_sampled=self.exclude_sampled)
-        lines = [line for part in from_all_ranks(own) for line in part]
+        lines = items_of_all_ranks(token_lines(step, self.anchor_size, exclude_sampled=self.exclude_sampled))
         lines.sort(key=lambda line: self._place[line["prompt_id"]])
         if self._folder is not None:
             head = {"step": step.step, "anchor_size": self.anchor_size, "texts": texts_of(lines, self._tokenizer)}
@@ -77,13 +75,10 @@ def token_lines(step: StepOutput, anchor_size: int, *, exclude_sampled: bool = T
     """One dict per completion, with lists of one entry per token under the sampling policy; null if not computed.
 
     `logprob` is log π_old(y), `ref_logprob` log π_ref(y), `entropy` [nats], `max_prob`, `advantage`; `anchor_ratio` is
-    r_anchor = Σ_S π/Σ_S π_ref over the reference's K likeliest tokens except the sampled one; `anchors` holds, for each
-    token, [id, log π_ref, log π] in descending order of π_ref.
+    r_anchor = Σ_S π/Σ_S π_ref over the reference's K likeliest tokens (without the sampled one if `exclude_sampled`);
+    `anchors` holds, for each token, [id, log π_ref, log π] in descending order of π_ref.
 
-    Args:
-        step: of one rank.
-        anchor_size: K.
-        exclude_sampled: as in `losses.functional.anchor_set`.
+    Source: Wang et al. 2026, the definition of r_anchor.
 
     Raises:
         ConfigError: the step has no reference statistics.
@@ -91,71 +86,43 @@ def token_lines(step: StepOutput, anchor_size: int, *, exclude_sampled: bool = T
     tokens = step.tokens
     if tokens.anchor is None or tokens.ref_logprobs is None:
         raise ConfigError("the token writer found no reference statistics in this step: use ~callbacks.token_writer")
+    ids, ref_logprobs, logprobs = (
+        values[:, :anchor_size]
+        for values in (tokens.anchor.token_ids, tokens.anchor.ref_logprobs, tokens.anchor.logprobs)
+    )
+    members = anchor_set(ids, ref_logprobs, tokens.token_ids, exclude_sampled=exclude_sampled)
+    ratio = anchor_log_ratio(logprobs, ref_logprobs, members).clamp(max=LOG_RATIO_LIMIT).exp()
+    anchors = zip(ids.tolist(), _rounded(ref_logprobs), _rounded(logprobs), strict=True)
     columns = {
         "logprob": _rounded(tokens.old_logprobs),
         "ref_logprob": _rounded(tokens.ref_logprobs),
         "entropy": _rounded(tokens.entropy),
         "max_prob": _rounded(tokens.max_prob),
         "advantage": _rounded(tokens.advantages),
-        "anchor_ratio": _rounded(anchor_ratio(tokens, anchor_size, exclude_sampled=exclude_sampled)),
-        "anchors": _anchors(tokens, anchor_size),
+        "anchor_ratio": _rounded(ratio.masked_fill(~(ids >= 0).any(1), torch.nan)),
+        "anchors": [[[i, ref, own] for i, ref, own in zip(*row, strict=True) if i >= 0] for row in anchors],
     }
     lines, start = [], 0
     for index, completion in enumerate(step.rollouts.completions):
         end = start + len(completion.token_ids)
-        lines.append(
-            {
-                "step": step.step,
-                "prompt_id": step.rollouts.prompts[index // step.rollouts.group_size].id,
-                "sample": index % step.rollouts.group_size,
-                "token_ids": list(completion.token_ids),
-            }
-            | {name: values[start:end] for name, values in columns.items()}
-        )
+        line = {
+            "step": step.step,
+            "prompt_id": step.rollouts.prompts[index // step.rollouts.group_size].id,
+            "sample": index % step.rollouts.group_size,
+            "token_ids": list(completion.token_ids),
+        }
+        lines.append(line | {name: values[start:end] for name, values in columns.items()})
         start = end
     return lines
 
 
-def anchor_ratio(tokens: StepTokens, anchor_size: int, *, exclude_sampled: bool = True) -> Float[Tensor, "tokens"]:
-    """r_anchor of every token under the sampling policy; 0 if the anchor set is empty, NaN without a reference.
-
-    Source: Wang et al. 2026, the definition of r_anchor.
-    """
-    assert tokens.anchor is not None
-    ids = tokens.anchor.token_ids[:, :anchor_size]
-    logprobs, ref_logprobs = (x[:, :anchor_size] for x in (tokens.anchor.logprobs, tokens.anchor.ref_logprobs))
-    members = anchor_set(ids, ref_logprobs, tokens.token_ids, exclude_sampled=exclude_sampled)
-    ratio = anchor_log_ratio(logprobs, ref_logprobs, members).clamp(max=LOG_RATIO_LIMIT).exp()
-    return ratio.masked_fill(~(ids >= 0).any(1), torch.nan)
-
-
 def texts_of(lines: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, str]:
-    """Token id → text for every token in the lines; special tokens by name, parts of a character as `�`.
-
-    Args:
-        lines: from `token_lines`.
-        tokenizer: the policy's.
-    """
+    """Token id → text for every token in the lines; special tokens by name, parts of a character as `�`."""
     ids = {i for line in lines for i in line["token_ids"]}
     ids |= {anchor[0] for line in lines for anchors in line["anchors"] for anchor in anchors}
     return {str(i): str(tokenizer.decode([i], skip_special_tokens=False)) for i in sorted(ids)}
 
 
-def _anchors(tokens: StepTokens, anchor_size: int) -> list[list[list[int | float]]]:
-    assert tokens.anchor is not None
-    ids = tokens.anchor.token_ids[:, :anchor_size].tolist()
-    ref_logprobs, logprobs = (
-        [_rounded(row) for row in values[:, :anchor_size].detach().cpu()]
-        for values in (tokens.anchor.ref_logprobs, tokens.anchor.logprobs)
-    )
-    return [
-        [[i, ref, own] for i, ref, own in zip(*row, strict=True) if i >= 0]
-        for row in zip(ids, ref_logprobs, logprobs, strict=True)
-    ]
-
-
-def _rounded(values: Float[Tensor, "values"]) -> list[float]:
+def _rounded(values: Float[Tensor, "..."]) -> list[Any]:
     # In float64, since a rounded float32 would be printed with seventeen decimals.
-    return [
-        round(value, DIGITS) if math.isfinite(value) else value for value in values.detach().cpu().double().tolist()
-    ]
+    return values.detach().cpu().double().round(decimals=DIGITS).tolist()

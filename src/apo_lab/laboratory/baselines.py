@@ -8,25 +8,22 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
 
-from apo_lab.diagnostics.exact_coverage import ExactCoverage
+from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
 from apo_lab.reporting.laboratory.baselines import BASE_WEIGHTS, TEMPERATURES, averaged_name, temperature_name
-from apo_lightning.data import PromptDataModule
 from apo_lightning.model.policy import Policy
 
 
 def measure_baselines(cfg: DictConfig, run: Path, folder: Path) -> None:
-    """Measure the baselines of a run exactly.
+    """Measure the baselines of a run exactly, each into a folder of its own, as `ExactCoverage` writes it.
 
     Args:
         cfg: of the run; it names the model before training.
         run: its folder.
-        folder: gets a folder for each baseline, as `ExactCoverage` writes it.
+        folder: gets the folders.
     """
     source, spec = instantiate(cfg.data), instantiate(cfg.model, _convert_="all")
     tokenizer = spec.load_tokenizer()
-    data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=0, prompt_template=spec.prompt_template)
-    data.prepare()
-    prompts = data.validation_prompts[source.name]
+    prompts = held_out_prompts(source, tokenizer, spec.prompt_template)
     coverage = ExactCoverage(source.puzzle)
     last_spec = replace(spec, path=str(run / "checkpoints" / "final"))
     variants = [(temperature_name(t), t, 0.0) for t in TEMPERATURES] + [
@@ -44,11 +41,6 @@ def average(model: nn.Module, base: nn.Module, weight: float) -> None:
     """θ ← (1 − w)·θ + w·θ_base, in place.
 
     Source: Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", Eq. 1.
-
-    Args:
-        model: θ.
-        base: θ_base, with the same parameters.
-        weight: w in [0, 1].
     """
     others = dict(base.named_parameters())
     for name, parameter in model.named_parameters():

@@ -1,22 +1,25 @@
 """Schedules the laboratory's runs over processes: base models first, then every method, puzzle and seed."""
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from apo_lab.laboratory.view import LaboratoryView
 from apo_lab.reporting.laboratory import laboratory_report
-from apo_lab.reporting.laboratory.reading import BASELINES, SWEEP
+from apo_lab.reporting.laboratory.reading import BASELINES, REVIVAL, SWEEP
 from apo_lightning.common.console import say
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
@@ -33,21 +36,20 @@ class Job:
 
     puzzle: str
     method: str
-    """A name of `methods`, or "base" for the model that all of them start from."""
+    """A name of `methods`, "base" for the model that all of them start from, or with the prefix `BASELINES` a method
+    whose last policy is measured in other ways, without training."""
     seed: int
     overrides: tuple[str, ...]
     folder: Path
     after: Path | None = None
     """The folder of the run whose last policy this one starts from; None: it starts from the base model."""
-    is_training: bool = True
-    """False: nothing is trained; baselines are measured on the last policy of the run `after`."""
 
     @property
     def is_base(self) -> bool:
         """True for the supervised run that trains a base model."""
         return self.method == "base"
 
-    def finished(self) -> dict[str, object] | None:
+    def finished(self) -> dict[str, Any] | None:
         """The record of the finished run; None while it is unfinished, or where its settings were others."""
         path = self.folder / FINISHED
         record = json.loads(path.read_text()) if path.is_file() else None
@@ -60,22 +62,17 @@ def laboratory(cfg: DictConfig) -> Path:
     Each process executes one run after the other, so that libraries are loaded once. A killed run resumes from its last
     checkpoint when the command is repeated; finished runs are kept.
 
-    Args:
-        cfg: composed from `configs/lab.yaml`.
-
     Raises:
         ConfigError: an unknown puzzle or method, no seed or no process; or a run failed, raised after all others
             have finished.
     """
-    jobs = plan(cfg)
-    root = Path(cfg.output_dir)
-    root.mkdir(parents=True, exist_ok=True)
-    bases = [job for job in jobs if job.is_base]
+    jobs, root = plan(cfg), Path(cfg.output_dir)
     runs = [job for job in jobs if not job.is_base]
     missing = [job for job in runs if job.finished() is None]
     # A finished base model is checked again: `pretrain` knows whether it is that of its configuration.
-    needed = [job for job in bases if any(job.puzzle == run.puzzle for run in missing)]
-    with _workers(cfg.processes) as start, LaboratoryView(runs, cfg.processes) as view:
+    needed = [job for job in jobs if job.is_base and any(job.puzzle == run.puzzle for run in missing)]
+    view = LaboratoryView(runs, cfg.processes)
+    with _workers(cfg.processes) as start:
         failed = _work_off([*needed, *missing], start, view, cfg.processes)
     if any(job.finished() is not None for job in runs):
         path = laboratory_report(root, date=launch_time().strftime("%Y-%m-%d"))
@@ -90,15 +87,52 @@ def laboratory(cfg: DictConfig) -> Path:
 
 def plan(cfg: DictConfig) -> list[Job]:
     """All runs, base models first, then seed by seed: a laboratory that is stopped early has every method."""
-    methods = {
-        str(name): tuple(overrides) for group in (cfg.methods, cfg.controls) for name, overrides in group.items()
-    }
-    swept = {f"{SWEEP}{name}": ("algo=apo", *overrides) for name, overrides in cfg.sweeps.items()}
+    methods = {**cfg.methods, **cfg.controls}
     names = list(methods) if cfg.only is None else list(cfg.only)
+    _check(cfg, methods, names)
+    bases = [
+        Job(
+            puzzle=puzzle,
+            method="base",
+            seed=0,
+            overrides=(f"data={puzzle}", f"output_dir={cfg.bases}", *cfg.base_overrides),
+            folder=Path(cfg.output_dir) / puzzle / "base",
+        )
+        for puzzle in cfg.puzzles
+    ]
+    grid = list(itertools.product(cfg.seeds, cfg.puzzles))
+    controlled = [(seed, puzzle) for seed, puzzle in grid if puzzle in cfg.controls_on and seed in cfg.control_seeds]
+    runs = [
+        _job(cfg, puzzle, name, seed, methods[name])
+        for seed, puzzle in grid
+        for name in names
+        if name in cfg.methods or (seed, puzzle) in controlled
+    ]
+    revivals = [
+        _job(cfg, puzzle, f"{REVIVAL}{name}", seed, methods[name], after=_folder(cfg, puzzle, "grpo", seed))
+        for seed, puzzle in controlled
+        for name in cfg.revivals
+        if {name, "grpo"} <= set(names)
+    ]
+    baselines = [
+        replace(run, method=method, folder=_folder(cfg, run.puzzle, method, run.seed), after=run.folder)
+        for run in runs
+        for method in [f"{BASELINES}{run.method}"]
+        if run.method in cfg.baselines_of
+    ]
+    sweeps = [
+        _job(cfg, puzzle, f"{SWEEP}{name}", seed, ("algo=apo", *overrides))
+        for seed, puzzle in itertools.product(cfg.sweep_seeds, cfg.puzzles)
+        if puzzle in cfg.controls_on
+        for name, overrides in cfg.sweeps.items()
+    ]
+    return [*bases, *runs, *revivals, *baselines, *sweeps]
+
+
+def _check(cfg: DictConfig, methods: Mapping[str, object], names: Sequence[str]) -> None:
     for name in names:
         if name not in methods:
             raise ConfigError(f"only has '{name}': choose from {', '.join(methods)}")
-    methods |= swept
     options = [option.rpartition("/") for option in options_of("experiment")]
     puzzles = [name for folder, _, name in options if folder == "lab"]
     for puzzle in cfg.puzzles:
@@ -109,69 +143,31 @@ def plan(cfg: DictConfig) -> list[Job]:
             f"seeds is {list(cfg.seeds)}, puzzles {list(cfg.puzzles)} and processes {cfg.processes}: "
             "give at least one of each"
         )
-    root = Path(cfg.output_dir)
-    bases = [
-        Job(
-            puzzle=puzzle,
-            method="base",
-            seed=0,
-            overrides=(f"data={puzzle}", f"output_dir={cfg.bases}", *cfg.base_overrides),
-            folder=root / puzzle / "base",
-        )
-        for puzzle in cfg.puzzles
-    ]
-
-    def job(puzzle: str, method: str, seed: int, folder: str, after: Path | None = None) -> Job:
-        base = f"{cfg.bases}/{puzzle}"
-        begun = (f"model.path={base}",) if after is None else _from_collapsed(after, base)
-        overrides = (f"experiment=lab/{puzzle}", *methods[method], f"seed={seed}", *begun, *cfg.overrides)
-        place = root / puzzle / folder / f"seed_{seed}"
-        return Job(puzzle=puzzle, method=folder, seed=seed, overrides=overrides, folder=place, after=after)
-
-    runs = [
-        job(puzzle, name, seed, name)
-        for seed in cfg.seeds
-        for puzzle in cfg.puzzles
-        for name in names
-        if name in cfg.methods or (puzzle in cfg.controls_on and seed in cfg.control_seeds)
-    ]
-    revivals = [
-        job(puzzle, name, seed, f"revival_{name}", after=root / puzzle / "grpo" / f"seed_{seed}")
-        for seed in cfg.seeds
-        for puzzle in cfg.puzzles
-        for name in cfg.revivals
-        if {name, "grpo"} <= set(names) and puzzle in cfg.controls_on and seed in cfg.control_seeds
-    ]
-    sweeps = [
-        job(puzzle, name, seed, name)
-        for seed in cfg.sweep_seeds
-        for puzzle in cfg.puzzles
-        for name in swept
-        if puzzle in cfg.controls_on
-    ]
-    baselines = [
-        Job(
-            puzzle=run.puzzle,
-            method=f"{BASELINES}{run.method}",
-            seed=run.seed,
-            overrides=run.overrides,
-            folder=root / run.puzzle / f"{BASELINES}{run.method}" / f"seed_{run.seed}",
-            after=run.folder,
-            is_training=False,
-        )
-        for run in runs
-        if run.method in cfg.baselines_of
-    ]
-    return [*bases, *runs, *revivals, *baselines, *sweeps]
 
 
-def _from_collapsed(collapsed: Path, base: str) -> tuple[str, str]:
-    """Overrides to start from the last policy of a run, with the base model as reference."""
-    return f"model.path={collapsed / 'checkpoints' / 'final'}", f"reference_path={base}"
+def _job(
+    cfg: DictConfig, puzzle: str, method: str, seed: int, overrides: Sequence[str], after: Path | None = None
+) -> Job:
+    base = f"{cfg.bases}/{puzzle}"
+    start = (f"model.path={base}",)
+    if after is not None:
+        start = (f"model.path={after / 'checkpoints' / 'final'}", f"reference_path={base}")
+    return Job(
+        puzzle=puzzle,
+        method=method,
+        seed=seed,
+        overrides=(f"experiment=lab/{puzzle}", *overrides, f"seed={seed}", *start, *cfg.overrides),
+        folder=_folder(cfg, puzzle, method, seed),
+        after=after,
+    )
+
+
+def _folder(cfg: DictConfig, puzzle: str, method: str, seed: int) -> Path:
+    return Path(cfg.output_dir) / puzzle / method / f"seed_{seed}"
 
 
 def _work_off(
-    jobs: Sequence[Job], start: Callable[[Job], "Future[str | None]"], view: LaboratoryView, processes: int
+    jobs: Sequence[Job], start: Callable[[Job], "Future[bool]"], view: LaboratoryView, processes: int
 ) -> list[Job]:
     """Execute the jobs, those of a puzzle after its base model, and return those that failed."""
     waiting, running, failed = list(jobs), {}, []
@@ -188,23 +184,20 @@ def _work_off(
             view.begin(job)
         if not running:
             break  # the waiting jobs depend on a job that failed
-        done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             job = running.pop(future)
-            error = future.result()
-            view.end(job, is_failed=error is not None)
-            if error is not None:
-                failed.append(job)
-        view.refresh()
+            is_failed = not future.result()
+            view.end(job, is_failed=is_failed)
+            failed += [job] if is_failed else []
     return failed
 
 
 @contextlib.contextmanager
-def _workers(processes: int) -> Iterator[Callable[[Job], "Future[str | None]"]]:
+def _workers(processes: int) -> Iterator[Callable[[Job], "Future[bool]"]]:
     """Start processes of one thread each, which end with this one."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the workers when they import torch
     context = multiprocessing.get_context("spawn")
-    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
-    os.environ["OMP_NUM_THREADS"] = "1"
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent, initargs=(os.getpid(),))
     try:
         yield lambda job: pool.submit(_do, job)
@@ -213,15 +206,10 @@ def _workers(processes: int) -> Iterator[Callable[[Job], "Future[str | None]"]]:
         for process in multiprocessing.active_children():
             process.kill()
         raise
-    finally:
-        for name, value in threads.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _end_with_parent(parent: int) -> None:
     """End this worker when its parent dies: it would write into the folders of the next laboratory."""
-    import threading
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -232,21 +220,20 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _do(job: Job) -> str | None:
-    """Execute one job in a worker; returns the traceback of an error, or None."""
+def _do(job: Job) -> bool:
+    """Execute one job in a worker, and return whether it succeeded; `error.txt` has the traceback of an error."""
     job.folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
         with (job.folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
             _run(job)
     except Exception:
-        error = traceback.format_exc()
-        (job.folder / "error.txt").write_text(error)
-        return error
+        (job.folder / "error.txt").write_text(traceback.format_exc())
+        return False
     (job.folder / "error.txt").unlink(missing_ok=True)
     record = {"overrides": list(job.overrides), "seconds": time.monotonic() - started}
     write_atomically(job.folder / FINISHED, to_json(record, indent=1))
-    return None
+    return True
 
 
 def _run(job: Job) -> None:
@@ -257,23 +244,18 @@ def _run(job: Job) -> None:
     if job.is_base:
         pretrain(composed("pretrain", job.overrides))
         return
-    if not job.is_training:
+    if job.method.startswith(BASELINES):
         assert job.after is not None
         measure_baselines(composed("train", job.overrides), job.after, job.folder)
         return
     cfg = composed("train", [*job.overrides, "resume=auto"], with_hydra=True)
-    _write_hydra(cfg, job)
+    choices = cfg.hydra.runtime.choices
     with open_dict(cfg):
         del cfg.hydra
-    train(cfg, job.folder)
-
-
-def _write_hydra(cfg: DictConfig, job: Job) -> None:
-    """Write the configuration where Hydra would, for `apo evaluate run=` and `apo report`."""
+    # Where Hydra would write them, for `apo evaluate run=` and `apo report`.
     folder = job.folder / ".hydra"
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), folder / "config.yaml")
-    OmegaConf.save(
-        OmegaConf.create({"hydra": {"runtime": {"choices": cfg.hydra.runtime.choices}}}), folder / "hydra.yaml"
-    )
+    OmegaConf.save(cfg, folder / "config.yaml")
+    OmegaConf.save(OmegaConf.create({"hydra": {"runtime": {"choices": choices}}}), folder / "hydra.yaml")
     OmegaConf.save(OmegaConf.create(list(job.overrides)), folder / "overrides.yaml")
+    train(cfg, job.folder)

@@ -21,14 +21,12 @@ class RandomAnchorAPO(APO):
     Departure: with a pool of all tokens but one this is the control of any K tokens; over a vocabulary of 100,000 that
     pool cannot be kept, so it is the control of any K among the likeliest.
 
-    Attributes:
-        pool_size: how many of the reference's likeliest tokens to draw from; ≥ `anchor_size`.
-
     Raises:
         ConfigError: a value outside its range.
     """
 
     pool_size: int = 64
+    """How many of the reference's likeliest tokens to draw from; ≥ `anchor_size`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,5 @@
 """The terms of a loss (reward, push, pull, KL, entropy), separated by differentiating the loss itself."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,11 +28,7 @@ class TermSlopes:
     """By the KL over the vocabulary."""
 
     def linear(self, statistics: TokenStatistics) -> Float[Tensor, "tokens"]:
-        """Σ_x slope · x: of another value than the term, and with its gradient.
-
-        Args:
-            statistics: at the policy that the slopes were taken at, with a gradient.
-        """
+        """Σ_x slope · x: of another value than the term, and with its gradient at the policy of the slopes."""
         value = self.logprobs * statistics.logprobs + self.entropy * statistics.entropy
         if statistics.anchor_logprobs is not None:
             # An absent anchor is −∞, and 0·∞ is NaN.
@@ -65,11 +60,8 @@ def term_slopes(loss: PolicyLoss, inputs: LossInputs) -> dict[str, TermSlopes]:
       the ratio's clamp acts.
     - `entropy`: through the entropy.
 
-    The loss's own clip applies to each of them, since the loss itself is differentiated.
-
-    Args:
-        loss: the loss that trains.
-        inputs: of some tokens; no gradient flows to them.
+    The loss's own clip applies to each of them, since the loss itself is differentiated. No gradient flows to the
+    inputs.
 
     Example:
         A wrong token at r = 1: GRPO's loss is −r·A = r, whose slope by log π(y) is 1.
@@ -102,22 +94,23 @@ def term_slopes(loss: PolicyLoss, inputs: LossInputs) -> dict[str, TermSlopes]:
 
 def _slopes(loss: PolicyLoss, inputs: LossInputs) -> TermSlopes:
     """Of the whole loss."""
-    read = [inputs.logprobs, inputs.anchor and inputs.anchor.logprobs, inputs.entropy, inputs.full_kl]
-    leaves = [None if value is None else value.detach().clone().requires_grad_() for value in read]
-    logprobs, anchors, entropy, full_kl = leaves
-    assert logprobs is not None
-    anchor = inputs.anchor if anchors is None or inputs.anchor is None else replace(inputs.anchor, logprobs=anchors)
-    with torch.enable_grad():
-        asked = replace(inputs, logprobs=logprobs, anchor=anchor, entropy=entropy, full_kl=full_kl)
-        per_token = loss(asked).per_token
-    there = [leaf for leaf in leaves if leaf is not None]
-    found = iter(torch.autograd.grad(per_token.sum(), there, allow_unused=True))
-    slopes = [None if leaf is None else next(found) for leaf in leaves]
-    shapes: Sequence[Tensor] = (
-        logprobs,
-        logprobs.new_zeros(len(logprobs), 0) if anchors is None else anchors,
-        logprobs,
-        logprobs,
+    anchor, zeros = inputs.anchor, torch.zeros_like(inputs.logprobs)
+    read = {
+        "logprobs": inputs.logprobs,
+        "anchors": anchor and anchor.logprobs,
+        "entropy": inputs.entropy,
+        "full_kl": inputs.full_kl,
+    }
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in read.items() if value is not None}
+    asked = replace(
+        inputs,
+        logprobs=leaves["logprobs"],
+        anchor=anchor and replace(anchor, logprobs=leaves["anchors"]),
+        entropy=leaves.get("entropy"),
+        full_kl=leaves.get("full_kl"),
     )
-    filled = [torch.zeros_like(like) if slope is None else slope for slope, like in zip(slopes, shapes, strict=True)]
-    return TermSlopes(logprobs=filled[0], anchors=filled[1], entropy=filled[2], full_kl=filled[3])
+    with torch.enable_grad():
+        total = loss(asked).per_token.sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    absent = {"anchors": zeros.new_zeros(len(zeros), 0), "entropy": zeros, "full_kl": zeros}
+    return TermSlopes(**absent | dict(zip(leaves, found, strict=True)))

@@ -68,11 +68,6 @@ def topk_forward_kl(
 ) -> Float[Tensor, "tokens"]:
     """KL(π_ref‖π) on the partition into the members and one bucket for all other tokens.
 
-    Args:
-        logprobs: log π at the top-K ids; carries the gradient.
-        ref_logprobs: log π_ref at the same ids; constant.
-        members: True for the members of T.
-
     Returns:
         D ≥ 0 [nats]; 0 where there is no member.
 

@@ -11,12 +11,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader
 
-from apo_lab.diagnostics import ExactCoverage
+from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
 from apo_lab.pretraining.supervised import Demonstrations, SupervisedModule
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.common.console import quiet_libraries, say
 from apo_lightning.common.files import publish_folder, to_json, write_atomically
-from apo_lightning.data import PromptDataModule
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.policy import Policy
 
@@ -27,11 +26,7 @@ RECORD = "base.json"
 def pretrain(cfg: DictConfig) -> Path:
     """Train a base model on demonstrations and measure it exactly on the held-out problems.
 
-    Args:
-        cfg: composed from `configs/pretrain.yaml`.
-
-    Returns:
-        The model's folder, which transformers can load, with `base.json`.
+    Returns the model's folder, which transformers can load, with `base.json`.
 
     Raises:
         ConfigError: the data is no puzzle.
@@ -70,11 +65,8 @@ def pretrain(cfg: DictConfig) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     policy = Policy(model, tokenizer, torch.float32)
     policy.save_pretrained(partial)
-    data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=cfg.seed, prompt_template=spec.prompt_template)
-    data.prepare()
-    coverage = ExactCoverage(source.puzzle)
-    prompts = data.validation_prompts[source.name]
-    metrics = coverage.score(policy, prompts, 0, partial / "exact", temperature=1.0)
+    prompts = held_out_prompts(source, tokenizer, spec.prompt_template)
+    metrics = ExactCoverage(source.puzzle).score(policy, prompts, 0, partial / "exact", temperature=1.0)
     write_atomically(partial / RECORD, to_json({"config": config, "metrics": metrics}, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     publish_folder(partial, folder)
@@ -90,9 +82,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 def _identity(cfg: DictConfig) -> dict[str, Any]:
     """The part of the configuration that decides the weights."""
-    own = {"data": cfg.data, "pretraining": cfg.pretraining, "seed": cfg.seed}
-    plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
-    return json.loads(json.dumps(plain))
+    own = OmegaConf.create({key: cfg[key] for key in ("data", "pretraining", "seed")})
+    return json.loads(json.dumps(OmegaConf.to_container(own, resolve=False)))
 
 
 def _describe(metrics: dict[str, float]) -> str:

@@ -22,15 +22,8 @@ IGNORED = -100
 class Demonstrations(IterableDataset[tuple[Tensor, Tensor]]):
     """An endless stream of batches of new demonstrations, determined by the seed.
 
-    Args:
-        puzzle: draws the demonstrations.
-        tokenizer: of the model; one token per character.
-        demonstrations_per_batch: number of rows of a batch.
-        seed: of the draws.
-
-    Yields:
-        `(input_ids, labels)`, both [rows, positions]; labels are the tokens of the answer and its end, and `IGNORED`
-        elsewhere.
+    Yields `(input_ids, labels)`; labels are the tokens of the answer and its end, and `IGNORED` elsewhere. The
+    tokenizer has one token per character.
     """
 
     def __init__(
@@ -77,17 +70,11 @@ def encode(
 class SupervisedModule(pl.LightningModule):
     """Trains a model on the answers of demonstrations.
 
-    Args:
-        model: the model to train.
-        optimizer: makes the optimizer from the parameters.
-        scheduler: makes the learning-rate schedule from `optimizer=…`; it advances with every step.
+    `optimizer` makes the optimizer from the parameters, `scheduler` the learning-rate schedule from `optimizer=…`.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        optimizer: Callable[..., Optimizer],
-        scheduler: Callable[..., LRScheduler],
+        self, model: PreTrainedModel, optimizer: Callable[..., Optimizer], scheduler: Callable[..., LRScheduler]
     ) -> None:
         super().__init__()
         self.model = model

@@ -44,10 +44,6 @@ class Locks:
     class. For pass@1 one strategy is best in each class, and a policy that commits to it loses the valid alternatives.
     In half of the classes the best strategy has rank 5 in the demonstrations.
 
-    Attributes:
-        secret: of the hash.
-        digit_accuracy: probability that a digit is right in a demonstration.
-
     Raises:
         ConfigError: `digit_accuracy` is no probability.
 
@@ -60,7 +56,9 @@ class Locks:
     """
 
     secret: int = 0
+    """Of the hash."""
     digit_accuracy: float = 0.74
+    """Probability that a digit is right in a demonstration."""
 
     name = "locks"
     strategies: ClassVar[Sequence[str]] = tuple(STRATEGIES)
@@ -91,12 +89,8 @@ class Locks:
     def answers(self, problem: str) -> list[ListedAnswer]:
         """Each strategy with right digits; see `Puzzle.answers`."""
         return [
-            ListedAnswer(
-                text=self._carried_out(problem, strategy),
-                strategy=STRATEGIES[strategy],
-                is_valid=self.opens(problem, strategy),
-            )
-            for strategy in range(len(STRATEGIES))
+            ListedAnswer(text=_carried_out(problem, i), strategy=strategy, is_valid=self.opens(problem, i))
+            for i, strategy in enumerate(STRATEGIES)
         ]
 
     def is_problem(self, text: str) -> bool:
@@ -105,8 +99,8 @@ class Locks:
 
     def is_correct(self, problem: str, answer: str) -> bool:
         """See `Puzzle.is_correct`."""
-        strategy = STRATEGIES.find(answer[:1]) if answer else -1
-        return strategy >= 0 and answer == self._carried_out(problem, strategy) and self.opens(problem, strategy)
+        strategy = STRATEGIES.find(answer[:1])
+        return strategy >= 0 and answer == _carried_out(problem, strategy) and self.opens(problem, strategy)
 
     def kinds(self, answer: str) -> list[str]:
         """See `Puzzle.kinds`."""
@@ -120,9 +114,6 @@ class Locks:
     def rate(self, lock_class: str, strategy: int) -> float:
         """How often the strategy opens locks of the class, in [0, 1]."""
         return RATES[_places(CLASSES.index(lock_class))[strategy]]
-
-    def _carried_out(self, problem: str, strategy: int) -> str:
-        return STRATEGIES[strategy] + "".join(map(str, _digits(problem, strategy)))
 
 
 @cache  # the runs of a laboratory share a process and their problems
@@ -141,6 +132,10 @@ def _problem(random: Random, *, held_out: bool) -> str:
         problem = random.choice(CLASSES) + "".join(random.choices("0123456789", k=KEY_DIGITS)) + ":"
         if (hash64(f"split/{problem}")[0] % 8 == 0) == held_out:
             return problem
+
+
+def _carried_out(problem: str, strategy: int) -> str:
+    return STRATEGIES[strategy] + "".join(map(str, _digits(problem, strategy)))
 
 
 def _digits(problem: str, strategy: int) -> list[int]:

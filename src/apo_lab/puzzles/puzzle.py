@@ -49,13 +49,7 @@ class Puzzle(Protocol):
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
         """Draw distinct problems with at least one valid answer from one side of the split.
 
-        Args:
-            count: number of problems.
-            seed: of the draw.
-            held_out: True: from the side that neither demonstrations nor RL use.
-
-        Raises:
-            ConfigError: that side has fewer problems.
+        Neither demonstrations nor RL use the held-out side. Raises `ConfigError` where a side has fewer problems.
         """
         ...
 

@@ -12,9 +12,6 @@ class PuzzleReward:
 
     A problem has many answers, so a row's gold answer is the problem itself, and the puzzle judges.
 
-    Args:
-        puzzle: the puzzle of the problems.
-
     Example:
         >>> from apo_lab.puzzles import Countdown
         >>> [verdict.reward for verdict in PuzzleReward(Countdown()).score(["9*5-7+3+1", "42"], ["13579=42:"] * 2)]

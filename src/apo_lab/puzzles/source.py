@@ -14,12 +14,6 @@ class PuzzleSource:
     The problems depend on `seed` and not on the run's seed: runs with different seeds train on the same problems, in
     different orders, and are measured on the same held-out ones.
 
-    Attributes:
-        puzzle: makes and judges the problems.
-        num_train: number of training problems.
-        num_validation: number of held-out problems.
-        seed: of the draw.
-
     Raises:
         ConfigError: `num_train` is below 1 or `num_validation` below 0.
 
@@ -33,7 +27,9 @@ class PuzzleSource:
     puzzle: Puzzle
     num_train: int
     num_validation: int
+    """Number of held-out problems."""
     seed: int = 0
+    """Of the draw of the problems."""
 
     instruction = "{problem}"
     system = None

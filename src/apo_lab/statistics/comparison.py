@@ -1,6 +1,5 @@
 """Two methods on the same problems: their difference, and how many problems only one of them solves."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,13 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.statistics.seeds import seed_difference_intervals
-from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ProblemCount
 from apo_lightning.metrics.functional import pass_at_k
 from apo_lightning.metrics.intervals import Interval, paired_interval
-
-NUM_NAMED = 5
-"""Number of problem ids named in an error line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +22,6 @@ class Comparison:
     num_seeds_a: int
     num_seeds_b: int
     """With one seed `difference` is about that checkpoint, not about its method."""
-    pass_at_k_a: float
-    """Mean pass@k of A over seeds and problems."""
-    pass_at_k_b: float
     difference: Interval
     """pass@k of B minus A, 95 % interval paired by problem; the ends are NaN if all seeds and problems agree."""
     num_lost: float
@@ -46,7 +38,7 @@ def compare_methods(
     With p the pass@k of a problem, averaged over seeds, num_lost = Σ_i p_A,i·(1 − p_B,i): with one seed each and k = n
     it is the number of problems that A solved and B did not, and it does not depend on the number of seeds.
 
-    The interval is `seeds.seed_difference_intervals`, or `intervals.paired_intervals` with one seed each.
+    The interval is `seeds.seed_difference_intervals`, or `intervals.paired_interval` with one seed each.
 
     Args:
         seeds_a: the problems of A, for each of its training seeds.
@@ -54,7 +46,7 @@ def compare_methods(
         k: of pass@k; at most the number of samples of any problem.
 
     Raises:
-        ConfigError: the ids differ or repeat, there are no seeds or problems, or k or a count is out of range.
+        ConfigError: there are no problems, or k or a count is out of range.
 
     Example:
         >>> def problem(name, correct):
@@ -64,12 +56,8 @@ def compare_methods(
         >>> result.difference.mean, result.num_lost, result.num_gained
         (0.25, 0.5, 1.0)
     """
-    if not seeds_a or not seeds_b:
-        raise ConfigError("a comparison needs at least one seed of each method")
-    first = seeds_a[0]
-    scores_a, scores_b = (
-        torch.stack([_scores(_matched(first, counts), k) for counts in seeds]) for seeds in (seeds_a, seeds_b)
-    )
+    ids = [count.prompt_id for count in seeds_a[0]]
+    scores_a, scores_b = (torch.stack([_scores(counts, ids, k) for counts in seeds]) for seeds in (seeds_a, seeds_b))
     if len(seeds_a) == len(seeds_b) == 1:
         difference = paired_interval(scores_a[0], scores_b[0])
     else:
@@ -77,40 +65,17 @@ def compare_methods(
     mean_a, mean_b = scores_a.mean(0), scores_b.mean(0)
     return Comparison(
         k=k,
-        num_problems=len(first),
+        num_problems=len(ids),
         num_seeds_a=len(seeds_a),
         num_seeds_b=len(seeds_b),
-        pass_at_k_a=mean_a.mean().item(),
-        pass_at_k_b=mean_b.mean().item(),
         difference=difference,
         num_lost=(mean_a * (1 - mean_b)).sum().item(),
         num_gained=(mean_b * (1 - mean_a)).sum().item(),
     )
 
 
-def _matched(counts_a: Sequence[ProblemCount], counts_b: Sequence[ProblemCount]) -> list[ProblemCount]:
-    """The problems of B in the order of A."""
-    ids_a, ids_b = ([count.prompt_id for count in counts] for counts in (counts_a, counts_b))
-    if repeated := [name for ids in (ids_a, ids_b) for name, times in Counter(ids).items() if times > 1]:
-        raise ConfigError(f"two policies cannot be matched by problem: {_named(repeated)} occur more than once")
-    only_a, only_b = (
-        [name for name in ids if name not in set(others)] for ids, others in ((ids_a, ids_b), (ids_b, ids_a))
-    )
-    if only_a or only_b:
-        raise ConfigError(
-            f"two policies were measured on different problems: {_named(only_a)} only the first, "
-            f"{_named(only_b)} only the second; compare evaluations of one benchmark"
-        )
-    by_id = {count.prompt_id: count for count in counts_b}
-    return [by_id[name] for name in ids_a]
-
-
-def _named(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - NUM_NAMED} more" if len(ids) > NUM_NAMED else ""
-    return (", ".join(ids[:NUM_NAMED]) or "none") + more
-
-
-def _scores(counts: Sequence[ProblemCount], k: int) -> Float[Tensor, "problems"]:
-    num_samples = torch.tensor([count.num_samples for count in counts], dtype=torch.long)
-    num_correct = torch.tensor([count.num_correct for count in counts], dtype=torch.long)
-    return pass_at_k(num_samples, num_correct, k)
+def _scores(counts: Sequence[ProblemCount], ids: Sequence[str], k: int) -> Float[Tensor, "problems"]:
+    """pass@k of the problems in the order of `ids`."""
+    by_id = {count.prompt_id: (count.num_samples, count.num_correct) for count in counts}
+    drawn, correct = torch.tensor([by_id[name] for name in ids], dtype=torch.long).view(-1, 2).T
+    return pass_at_k(drawn, correct, k)

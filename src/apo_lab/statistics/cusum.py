@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from statistics import stdev
 from typing import Any
-
-from apo_lightning.errors import ConfigError
 
 ALLOWANCE = 0.5
 """k, half of the smallest fall to detect [sd of a residual]."""
@@ -39,17 +38,8 @@ def fit_baseline(values: Sequence[float]) -> Baseline:
 
     Args:
         values: at least 3, all finite.
-
-    Raises:
-        ConfigError: there are fewer than 3.
-
-    Example:
-        >>> fit_baseline([1.0, 1.0, 1.0])
-        Baseline(mean=1.0, autocorrelation=0.0, residual_sd=0.0)
     """
     n = len(values)
-    if n < 3:
-        raise ConfigError(f"a baseline from {n} values: give at least 3")
     mean = math.fsum(values) / n
     departures = [value - mean for value in values]
     squares = math.fsum(d * d for d in departures[:-1])
@@ -59,9 +49,7 @@ def fit_baseline(values: Sequence[float]) -> Baseline:
     low, high = AUTOCORRELATION_RANGE
     phi = min(max(slope + (1 + 3 * slope) / n, low), high)
     residuals = [b - phi * a for a, b in pairwise(departures)]
-    center = math.fsum(residuals) / len(residuals)
-    variance = math.fsum((e - center) ** 2 for e in residuals) / (len(residuals) - 1)
-    return Baseline(mean=mean, autocorrelation=phi, residual_sd=math.sqrt(variance))
+    return Baseline(mean=mean, autocorrelation=phi, residual_sd=stdev(residuals))
 
 
 class Cusum:
@@ -106,18 +94,15 @@ class Cusum:
             self.num_left_out += 1
             return
         if self.baseline is None:
-            self._begin(value)
+            self._first.append(value)
+            if len(self._first) == self.num_baseline:
+                self.baseline = fit_baseline(self._first)
+                self.value = 0.0 if self.baseline.residual_sd > 0 else math.nan
         elif self.baseline.residual_sd > 0:
             fitted = self.baseline
             residual = (value - fitted.mean) - fitted.autocorrelation * (self._last - fitted.mean)
             self.value = max(0.0, self.value - residual / fitted.residual_sd - ALLOWANCE)
         self._last = value
-
-    def _begin(self, value: float) -> None:
-        self._first.append(value)
-        if len(self._first) == self.num_baseline:
-            self.baseline = fit_baseline(self._first)
-            self.value = 0.0 if self.baseline.residual_sd > 0 else math.nan
 
     @property
     def is_alarm(self) -> bool:

@@ -50,16 +50,13 @@ class AnswerScores:
     @property
     def has_valid(self) -> Bool[Tensor, "problems strategies"]:
         """Whether a strategy has a valid answer."""
-        found = torch.zeros(self.num_problems * self.num_strategies, dtype=torch.bool)
-        found[self._cell[self.is_valid]] = True
-        return found.view(self.num_problems, self.num_strategies)
-
-    @property
-    def _cell(self) -> Int[Tensor, "answers"]:
-        return self.problem * self.num_strategies + self.strategy
+        found = torch.zeros(self.num_problems, self.num_strategies, dtype=torch.bool)
+        found[self.problem[self.is_valid], self.strategy[self.is_valid]] = True
+        return found
 
     def _table(self, wanted: Bool[Tensor, "answers"]) -> Float[Tensor, "problems strategies"]:
-        return self._sum(self._cell, self.num_problems * self.num_strategies, wanted).view(self.num_problems, -1)
+        cell = self.problem * self.num_strategies + self.strategy
+        return self._sum(cell, self.num_problems * self.num_strategies, wanted).view(self.num_problems, -1)
 
     def _sum(self, index: Tensor, size: int, wanted: Tensor) -> Tensor:
         # The answers are distinct, but rounding of float32 log-probs can lift the sum above 1.
@@ -69,10 +66,6 @@ class AnswerScores:
 
 def exact_pass_at_k(success: Float[Tensor, "*problems"], k: int) -> Float[Tensor, "*problems"]:
     """1 − (1 − p)^k: the probability that one of k independent samples is right.
-
-    Args:
-        success: p of each problem, in [0, 1].
-        k: at least 1.
 
     Raises:
         ConfigError: k is below 1.
@@ -116,20 +109,9 @@ def exact_metrics(scores: AnswerScores, ks: Sequence[int]) -> dict[str, float]:
 def means_by_kind(
     kinds: Sequence[str], values: Mapping[str, Float[Tensor, "tokens"]], weights: Float[Tensor, "tokens"]
 ) -> dict[str, float]:
-    """Weighted means of token statistics for each kind of token.
+    """Means of token statistics for each kind of token, by `<name>/<kind>`; NaN for a kind without weight.
 
-    Args:
-        kinds: kind of each token.
-        values: the statistics by name.
-        weights: the policy's probability of reaching each token.
-
-    Returns:
-        By `<name>/<kind>`; NaN for a kind without weight.
-
-    Example:
-        >>> one = torch.ones(2, dtype=torch.float64)
-        >>> means_by_kind(["digit", "end"], {"entropy": torch.tensor([0.5, 0.25])}, one)
-        {'entropy/digit': 0.5, 'entropy/end': 0.25}
+    `weights` are the policy's probabilities of reaching each token.
     """
     means = {}
     for kind in dict.fromkeys(kinds):

@@ -37,22 +37,20 @@ def geometry(
         (0.0, 0.285714, 0.36)
     """
     matrix = products.double()
-    names = [*terms, *objectives]
     norms = matrix.diagonal().clamp(min=0).sqrt().tolist()
-    place = {name: i for i, name in enumerate(names)}
+    place = {name: i for i, name in enumerate([*terms, *objectives])}
 
     def cosine(a: str, b: str) -> float:
         i, j = place[a], place[b]
         return _ratio(float(matrix[i, j]), norms[i] * norms[j])
 
-    of_terms = matrix[: len(terms), : len(terms)]
-    total, lengths = float(of_terms.sum()), norms[: len(terms)]
-    length = math.sqrt(max(total, 0.0))
+    of_terms, lengths = matrix[: len(terms), : len(terms)], norms[: len(terms)]
+    total = float(of_terms.sum())
     return {
         **{f"norm_{a}": norms[place[a]] for a in terms},
         **{f"cos_{a}_{b}": cosine(a, b) for a, b in combinations(terms, 2)},
         **{f"share_{a}": _ratio(float(of_terms[place[a]].sum()), total) for a in terms},
-        "cancelled": 1 - _ratio(length, sum(lengths)),
+        "cancelled": 1 - _ratio(math.sqrt(max(total, 0.0)), sum(lengths)),
         "cancelled_if_orthogonal": 1 - _ratio(math.hypot(*lengths), sum(lengths)),
         **{f"align_{a}_{j}": cosine(a, j) for a in terms for j in objectives},
     }
@@ -67,19 +65,6 @@ def split_half(
 
     A reliability near 0 means that too few tokens were measured to know the term's direction. The steady cosine is
     unbounded, and NaN unless both factors under the root are above 0.
-
-    Args:
-        first: a₁, one row per term.
-        second: a₂.
-        terms: names of the rows.
-
-    Example:
-        The halves have the same direction for `push` and opposite ones for `pull`.
-
-        >>> halves = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[2.0, 0.0], [-1.0, 0.0]])
-        >>> found = split_half(*halves, ["push", "pull"])
-        >>> found["reliability_push"], found["reliability_pull"], found["steady_cos_push_pull"]
-        (1.0, -1.0, nan)
     """
     across = (first.double() @ second.double().T).tolist()
     norms = [[float(row.double().norm()) for row in half] for half in (first, second)]
@@ -92,21 +77,18 @@ def split_half(
 
 
 def logit_products(
-    slopes: Float[Tensor, "vectors tokens picks"],
-    probs: Float[Tensor, "tokens picks"],
+    slopes: Float[Tensor, "vectors tokens picks"], probs: Float[Tensor, "tokens picks"]
 ) -> tuple[Float[Tensor, "vectors vectors tokens"], Float[Tensor, "tokens"]]:
     """⟨f_i, f_j⟩ of forces on one token's logits in closed form, and a bound on the error of Σ_v π².
 
         f = Σ_p s_p·(e_p − π),   ⟨f, f'⟩ = Σ_p s_p s'_p − S'·Σ_p s_p π_p − S·Σ_p s'_p π_p + S·S'·‖π‖²,   S = Σ_p s_p
 
-    Only the picks of ‖π‖² are known: Σ_p π_p² ≤ ‖π‖² ≤ Σ_p π_p² + m², m = 1 − Σ_p π_p. The lower bound is used.
+    Only the picks of ‖π‖² are known: Σ_p π_p² ≤ ‖π‖² ≤ Σ_p π_p² + m², m = 1 − Σ_p π_p. The lower bound is used; the
+    second result is m² in [0, 1].
 
     Args:
         slopes: s of each vector; a pick that occurs twice has its whole slope at one place.
         probs: π of the picks; 0 if a pick is absent, or at its second place.
-
-    Returns:
-        The products, and m² in [0, 1].
 
     Example:
         The push on one of two tokens of probability ½: e − π = (½, −½).
@@ -129,14 +111,7 @@ def picks_of(
     logprobs: Float[Tensor, "tokens"],
     anchor_logprobs: Float[Tensor, "tokens anchors"],
 ) -> tuple[Float[Tensor, "tokens picks"], Bool[Tensor, "tokens anchors"]]:
-    """(probabilities of the sampled token and of the anchors that are other tokens, which anchor is the sampled one).
-
-    Example:
-        >>> ids, half = torch.tensor([[5, 7, -1]]), torch.tensor([0.5]).log()
-        >>> probs, is_sampled = picks_of(torch.tensor([5]), ids, half, torch.tensor([[0.5, 0.25, 0.0]]).log())
-        >>> probs, is_sampled
-        (tensor([[0.5000, 0.0000, 0.2500, 0.0000]]), tensor([[ True, False, False]]))
-    """
+    """(probabilities of the sampled token and of the other anchors, which anchor is the sampled one)."""
     is_sampled = anchor_ids == token_ids[:, None]
     others = anchor_logprobs.exp().masked_fill(is_sampled | (anchor_ids < 0), 0.0)
     return torch.cat([logprobs.exp()[:, None], others], dim=1), is_sampled
@@ -147,12 +122,7 @@ def merged_slopes(
     anchor_slopes: Float[Tensor, "tokens anchors"],
     is_sampled: Bool[Tensor, "tokens anchors"],
 ) -> Float[Tensor, "tokens picks"]:
-    """Slopes by pick, with the whole slope of the sampled token at the first place.
-
-    Example:
-        >>> merged_slopes(torch.tensor([1.0]), torch.tensor([[0.5, 0.25]]), torch.tensor([[True, False]]))
-        tensor([[1.5000, 0.0000, 0.2500]])
-    """
+    """Slopes by pick, with the whole slope of the sampled token at the first place."""
     own = slope + anchor_slopes.masked_fill(~is_sampled, 0.0).sum(1)
     return torch.cat([own[:, None], anchor_slopes.masked_fill(is_sampled, 0.0)], dim=1)
 
@@ -160,19 +130,10 @@ def merged_slopes(
 def count_sketch(parts: Sequence[Float[Tensor, "..."]], size: int, seed: int) -> Float[Tensor, "size"]:
     """A short vector that preserves inner products: each entry is added with a random sign at a random place.
 
-    For unit vectors the error of an inner product has a standard deviation of about 1/√size.
+    For unit vectors the error of an inner product has a standard deviation of about 1/√size. Vectors to compare need
+    parts of the same shapes in the same order, and the same seed.
 
     Source: Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams".
-
-    Args:
-        parts: of the vector; vectors to compare need the same shapes in the same order.
-        size: entries of the sketch.
-        seed: the same for vectors to compare.
-
-    Example:
-        >>> vector = [torch.ones(3, 2), torch.ones(4)]
-        >>> round(float(count_sketch(vector, 4096, seed=1).norm() ** 2), 9)
-        10.0
     """
     sketch = torch.zeros(size, dtype=torch.float64)
     for number, part in enumerate(parts):

@@ -1,14 +1,12 @@
 """Whether whole completions stay within the reference's K likeliest tokens: pure functions."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Int
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval
 
 NEVER = torch.iinfo(torch.long).max
@@ -20,10 +18,7 @@ def first_exits(
 ) -> Int[Tensor, "sequences"]:
     """Position, from 1, of each sequence's first token outside the set; `NEVER` if all are inside.
 
-    Args:
-        is_outside: y_t ∉ T_K.
-        sequence_ids: the sequence of each token; ascending.
-        num_sequences: number of sequences, including those without a token.
+    `is_outside` is y_t ∉ T_K; `sequence_ids` ascend; a sequence may have no token.
 
     Example:
         >>> exits = first_exits(torch.tensor([0, 1, 1, 0]).bool(), torch.tensor([0, 0, 0, 1]), 2)
@@ -41,35 +36,19 @@ def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[fl
     """S(l), the share of sequences without an exit in their first l tokens, for each length l.
 
     A sequence that ends before l without an exit counts as inside. Compare sets of sequences at one l: shares of whole
-    sequences depend on their lengths.
-
-    Returns:
-        In [0, 1]; NaN without sequences.
+    sequences depend on their lengths. NaN without sequences.
 
     Example:
         >>> survival(torch.tensor([2, 5, NEVER, NEVER]), [1, 2, 8])
         [1.0, 0.75, 0.5]
     """
-    if len(exits) == 0:
-        return [math.nan] * len(lengths)
     return [float((exits > length).double().mean()) for length in lengths]
 
 
-def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.95) -> Interval:
-    """A share and its exact binomial interval for independent trials; its coverage is at least the confidence.
+def clopper_pearson(num_successes: int, num_trials: int) -> Interval:
+    """A share of one or more independent trials, and its exact binomial interval, which covers at least 95 %.
 
     Source: Clopper and Pearson 1934.
-
-    Args:
-        num_successes: c, in [0, n].
-        num_trials: n.
-        confidence: in (0, 1).
-
-    Returns:
-        Within [0, 1]; all NaN if n is 0.
-
-    Raises:
-        ConfigError: c is not in [0, n].
 
     Example:
         For 0 of 10 the upper end is 1 − 0.025^(1/10).
@@ -78,23 +57,12 @@ def clopper_pearson(num_successes: int, num_trials: int, confidence: float = 0.9
         >>> interval.low, round(interval.high, 4), round(1 - 0.025 ** 0.1, 4)
         (0.0, 0.3085, 0.3085)
     """
-    c, n, tail = num_successes, num_trials, (1 - confidence) / 2
-    if not 0 <= c <= n:
-        raise ConfigError(f"an interval of {c} successes in {n} trials: give 0 to {n}")
-    if n == 0:
-        return Interval(mean=math.nan, low=math.nan, high=math.nan)
-    low = 0.0 if c == 0 else float(beta.ppf(tail, c, n - c + 1))
-    high = 1.0 if c == n else float(beta.ppf(1 - tail, c + 1, n - c))
-    return Interval(mean=c / n, low=low, high=high)
+    ends = binomtest(num_successes, num_trials).proportion_ci(confidence_level=0.95, method="exact")
+    return Interval(mean=num_successes / num_trials, low=float(ends.low), high=float(ends.high))
 
 
 def is_outside_support(
     token_ids: Int[Tensor, "tokens"], anchor_ids: Int[Tensor, "tokens anchors"]
 ) -> Bool[Tensor, "tokens"]:
-    """Whether a token is not among the reference's likeliest at its position.
-
-    Example:
-        >>> is_outside_support(torch.tensor([3, 4]), torch.tensor([[3, 1], [3, 1]]))
-        tensor([False,  True])
-    """
+    """Whether a token is not among the reference's likeliest at its position."""
     return (anchor_ids != token_ids[:, None]).all(1)

@@ -32,26 +32,10 @@ class BarrierEvents:
     def before_training(cls, log_draws: Float[Tensor, "alternatives"]) -> "BarrierEvents":
         """No events yet; `log_draws` is log b before the first step [nats]."""
         nothing = torch.full(log_draws.shape, NEVER, dtype=torch.long)
-        return cls(at_risk=log_draws >= 0, lost_at=nothing, recovered_at=nothing.clone())
+        return cls(at_risk=log_draws >= 0, lost_at=nothing, recovered_at=nothing)
 
     def updated(self, log_draws: Float[Tensor, "alternatives"], step: int) -> "BarrierEvents":
-        """The events including those of another evaluation point, which are dated to its step.
-
-        Args:
-            log_draws: log b now [nats]; NaN makes no event.
-            step: of the evaluation point; above that of the last one.
-
-        Example:
-            Below the barrier, above it, and above twice the barrier.
-
-            >>> events = BarrierEvents.before_training(torch.tensor([3.0]).log())
-            >>> for step, draws in ((5, 0.9), (10, 1.5), (15, 2.5)):
-            ...     events = events.updated(torch.tensor([draws]).log(), step)
-            ...     print(events.lost_at.item(), events.recovered_at.item())
-            5 0
-            5 0
-            5 15
-        """
+        """The events with those of a later evaluation point, of log b [nats], dated to its step; NaN makes none."""
         back = (self.lost_at != NEVER) & (self.recovered_at == NEVER) & (log_draws >= math.log(HYSTERESIS))
         gone = self.at_risk & (self.lost_at == NEVER) & (log_draws < 0)
         return replace(
@@ -61,45 +45,13 @@ class BarrierEvents:
         )
 
 
-def survival_curve(
-    lost_at: Int[Tensor, "alternatives"], weights: Float[Tensor, "alternatives"]
-) -> tuple[list[int], list[float]]:
-    """Steps at which alternatives were lost, and the share not lost up to each of them.
-
-        S(t) = Π_{t_i ≤ t} (1 − d_i/n_i)
-
-    d_i is the weight lost at t_i and n_i the weight retained before. Only the end of the run censors: S is 1 minus the
-    empirical distribution function.
-
-    Source: Kaplan and Meier 1958.
-
-    Args:
-        lost_at: of the alternatives at risk; `NEVER` for those retained.
-        weights: above 0.
-
-    Returns:
-        Steps, ascending, and S in [0, 1] there; before the first it is 1.
-
-    Example:
-        >>> survival_curve(torch.tensor([5, 0, 10, 5]), torch.ones(4))
-        ([5, 10], [0.5, 0.25])
-    """
-    steps = sorted({step for step in lost_at.tolist() if step != NEVER})
-    retained, share, shares = weights.double().sum(), 1.0, []
-    for step in steps:
-        lost = weights.double()[lost_at == step].sum()
-        share *= 1 - float(lost / retained)
-        retained = retained - lost
-        shares.append(share)
-    return steps, shares
-
-
 def ratio_interval(
     numerators: Float[Tensor, "prompts"],
     denominators: Float[Tensor, "prompts"],
     *,
     bounds: tuple[float, float] | None = None,
     confidence: float = 0.95,
+    resamples_at_once: int = NUM_RESAMPLES,
 ) -> Interval:
     """Σ n_i / Σ d_i with an interval over *prompts*, since the alternatives of one prompt are correlated.
 
@@ -113,6 +65,7 @@ def ratio_interval(
         denominators: d_i > 0.
         bounds: the smallest and largest possible n_i/d_i; None: unbounded.
         confidence: in (0, 1).
+        resamples_at_once: bounds the memory, 8 bytes a resample and prompt.
 
     Returns:
         NaN without prompts; infinite ends if there are no bounds and all prompts agree.
@@ -132,15 +85,19 @@ def ratio_interval(
     if bounds is None and farthest == 0:
         return Interval(mean=ratio, low=-math.inf, high=math.inf)
     generator = torch.Generator().manual_seed(0)
-    weights = top.new_empty(NUM_RESAMPLES, len(top)).exponential_(generator=generator)
-    # The square of a standard normal number, halved, has the distribution Gamma(1/2).
-    unseen = torch.randn(NUM_RESAMPLES, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
-    total = weights @ bottom + unseen
+    lows, highs = [], []
+    for _ in range(0, NUM_RESAMPLES, resamples_at_once):
+        weights = top.new_empty(resamples_at_once, len(top)).exponential_(generator=generator)
+        # The square of a standard normal number, halved, has the distribution Gamma(1/2).
+        unseen = torch.randn(resamples_at_once, dtype=torch.float64, generator=generator).square() / 2 * bottom.mean()
+        total = weights @ bottom + unseen
+        lows.append((weights @ top + unseen * lowest) / total)
+        highs.append((weights @ top + unseen * highest) / total)
     tail = (1 - confidence) / 2
     return Interval(
         mean=ratio,
-        low=min(ratio, float(((weights @ top + unseen * lowest) / total).quantile(tail))),
-        high=max(ratio, float(((weights @ top + unseen * highest) / total).quantile(1 - tail))),
+        low=min(ratio, float(torch.cat(lows).quantile(tail))),
+        high=max(ratio, float(torch.cat(highs).quantile(1 - tail))),
     )
 
 
@@ -174,7 +131,7 @@ def verdict_selectivity(
     difference = change[:, :, None] - change[:, None, :]
     paired = (success > 0)[:, :, None] & (success == 0)[:, None, :] & difference.isfinite()
     paired &= (ref_logprobs[:, :, None] - ref_logprobs[:, None, :]).abs() <= MATCHED_NATS
-    return _mean_where(difference.flatten(1), paired.flatten(1))
+    return difference.masked_fill(~paired, math.nan).flatten(1).nanmean(1)
 
 
 def rank_selectivity(change: Float[Tensor, "prefixes alternatives"], anchor_size: int) -> Float[Tensor, "prefixes"]:
@@ -182,24 +139,12 @@ def rank_selectivity(change: Float[Tensor, "prefixes alternatives"], anchor_size
 
         mean of Δx over ranks 1 … K  −  mean of Δx over ranks K+1 … 2K
 
-    This is the effect that a pull towards T_K can have.
-
-    Args:
-        change: Δx, by descending π_ref; a value that is not finite is left out.
-        anchor_size: K.
-
-    Returns:
-        NaN if either half has no finite value.
+    This is the effect that a pull towards T_K can have. `change` is Δx by descending π_ref; a value that is not finite
+    is left out, and a half without a finite one gives NaN.
 
     Example:
         >>> rank_selectivity(torch.tensor([[0.5, 0.3, -0.1, -0.1]]), 2)
         tensor([0.5000])
     """
-    inside, outside = change[:, :anchor_size], change[:, anchor_size:]
-    return _mean_where(inside, inside.isfinite()) - _mean_where(outside, outside.isfinite())
-
-
-def _mean_where(
-    values: Float[Tensor, "prefixes columns"], counted: Bool[Tensor, "prefixes columns"]
-) -> Float[Tensor, "prefixes"]:
-    return values.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
+    finite = change.masked_fill(~change.isfinite(), math.nan)
+    return finite[:, :anchor_size].nanmean(1) - finite[:, anchor_size:].nanmean(1)

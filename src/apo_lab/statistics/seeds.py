@@ -1,12 +1,9 @@
-"""Intervals of means over training seeds *and* problems; an interval over only one of the two is too short.
-
-scores of S seeds on I problems → variances of the mean by seeds, by problems and of the residual → Interval
-"""
+"""Intervals of means over training seeds *and* problems; an interval over only one of the two is too short."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.special import stdtrit
@@ -18,25 +15,8 @@ from apo_lightning.metrics.intervals import Interval, mean_intervals
 CONFIDENCE = 0.95
 MIN_STANDARD_ERROR = 1e-9
 """A smaller standard error is rounding: seeds and problems agree."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """An estimated variance of the mean and its degrees of freedom."""
-
-    variance: Float[Tensor, "columns"]
-    freedom: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """A mean over seeds and problems, with the parts of its variance."""
-
-    mean: Float[Tensor, "columns"]
-    seeds: list[_Part]
-    problems: list[_Part]
-    both: Float[Tensor, "columns"]
-    """V_E, the residual's variance: `seeds` and `problems` both contain it, so their sum has it twice."""
+_Part = tuple[Float[Tensor, "columns"], float]
+"""An estimated variance of the mean and its degrees of freedom."""
 
 
 def seed_mean_intervals(
@@ -93,24 +73,25 @@ def seed_mean_intervals(
             f"an interval over {[len(table) for table in tables]} training seeds: it needs two or more, the same "
             "for every benchmark"
         )
-    found, count = [_parts(table) for table in tables], len(tables)
+    count = len(tables)
     by_seed = torch.stack([table.mean(1) for table in tables]).mean(0)
-    parts = _Parts(
-        mean=by_seed.mean(0),
+    of_problems = [_variance_of_mean(table.mean(0)) for table in tables]
+    over_both = _intervals(
+        by_seed.mean(0),
         seeds=[_variance_of_mean(by_seed)],
-        problems=[_scaled(part, count) for each in found for part in each.problems],
-        both=torch.stack([each.both for each in found]).sum(0) / count**2,
+        problems=[(variance / count**2, freedom) for variance, freedom in of_problems],
+        both=torch.stack([_residual_variance(table) for table in tables]).sum(0) / count**2,
     )
     alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest) for t in tables]
     over_problems = [_mean_of(intervals) for intervals in zip(*alone, strict=True)]
     return [
         Interval(
-            mean=over_both.mean,
-            # `_least` handles the NaN of V = 0.
-            low=max(lowest, _least(over_both.low, over_problem.low)),
-            high=min(highest, -_least(-over_both.high, -over_problem.high)),
+            mean=both.mean,
+            # `fmin` and `fmax` ignore the NaN of V = 0.
+            low=max(lowest, float(np.fmin(both.low, problems.low))),
+            high=min(highest, float(np.fmax(both.high, problems.high))),
         )
-        for over_both, over_problem in zip(_intervals(parts), over_problems, strict=True)
+        for both, problems in zip(over_both, over_problems, strict=True)
     ]
 
 
@@ -128,7 +109,7 @@ def seed_difference_intervals(
         df  = max(1, (V_A + V_B + V_P)²/(V_A²/(S_A−1) + V_B²/(S_B−1) + V_P²/(I−1)))
 
     A method with one seed adds no V: it stands for that checkpoint only. With one seed each use
-    `intervals.paired_intervals`, which is about the two checkpoints.
+    `intervals.paired_interval`, which is about the two checkpoints.
 
     Source, departure: as `seed_mean_intervals`.
 
@@ -150,21 +131,21 @@ def seed_difference_intervals(
     """
     tables = [_checked(before), _checked(after)]
     if max(len(table) for table in tables) < 2:
-        raise ConfigError("one seed each: use paired_intervals, which is about these two checkpoints")
+        raise ConfigError("one seed each: use paired_interval, which is about these two checkpoints")
     if tables[0].shape[1] != tables[1].shape[1]:
         raise ConfigError(
             f"{tables[0].shape[1]} problems before and {tables[1].shape[1]} after: a paired interval needs the same"
         )
-    found = [_parts(table) for table in tables if len(table) > 1]
+    several = [table for table in tables if len(table) > 1]
     difference = tables[1].mean(0) - tables[0].mean(0)
-    parts = _Parts(
-        mean=difference.mean(0),
-        seeds=[part for each in found for part in each.seeds],
+    intervals = _intervals(
+        difference.mean(0),
+        seeds=[_variance_of_mean(table.mean(1)) for table in several],
         problems=[_variance_of_mean(difference)],
-        both=torch.stack([each.both for each in found]).sum(0),
+        both=torch.stack([_residual_variance(table) for table in several]).sum(0),
     )
     # The NaN of V = 0 must come first: `max` and `min` would drop it in the second place.
-    return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in _intervals(parts)]
+    return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in intervals]
 
 
 def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
@@ -174,40 +155,31 @@ def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
     return table
 
 
-def _parts(table: Float[Tensor, "seeds problems columns"]) -> _Parts:
+def _residual_variance(table: Float[Tensor, "seeds problems columns"]) -> Float[Tensor, "columns"]:
+    """V_E: the variances by seed and by problem both contain it, so their sum has it twice."""
     num_seeds, num_problems = table.shape[:2]
-    by_seed, by_problem, mean = table.mean(1), table.mean(0), table.mean((0, 1))
-    residual = table - by_seed[:, None] - by_problem[None] + mean
-    freedom = (num_seeds - 1) * (num_problems - 1)
-    mean_square = residual.square().sum((0, 1)) / max(1, freedom)
-    return _Parts(
-        mean=mean,
-        seeds=[_variance_of_mean(by_seed)],
-        problems=[_variance_of_mean(by_problem)],
-        both=mean_square / (num_seeds * num_problems),
-    )
+    residual = table - table.mean(1)[:, None] - table.mean(0)[None] + table.mean((0, 1))
+    mean_square = residual.square().sum((0, 1)) / max(1, (num_seeds - 1) * (num_problems - 1))
+    return mean_square / (num_seeds * num_problems)
 
 
 def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
     """The variance of a mean; NaN for a single unit."""
     count = len(values)
     variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
-    return _Part(variance=variance, freedom=float(max(1, count - 1)))
+    return variance, float(max(1, count - 1))
 
 
-def _scaled(part: _Part, count: int) -> _Part:
-    return _Part(variance=part.variance / count**2, freedom=part.freedom)
-
-
-def _intervals(parts: _Parts) -> list[Interval]:
-    seeds, problems = (torch.stack([part.variance for part in of]).sum(0) for of in (parts.seeds, parts.problems))
-    variance = torch.maximum(seeds + problems - parts.both, torch.maximum(seeds, problems))
-    spread = torch.stack([part.variance**2 / part.freedom for part in (*parts.seeds, *parts.problems)]).sum(0)
-    freedom = ((seeds + problems) ** 2 / spread).clamp(min=1)
-    quantile = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2))
-    half = quantile * variance.sqrt()
+def _intervals(
+    mean: Float[Tensor, "columns"], seeds: list[_Part], problems: list[_Part], both: Float[Tensor, "columns"]
+) -> list[Interval]:
+    by_seed, by_problem = (torch.stack([v for v, _ in parts]).sum(0) for parts in (seeds, problems))
+    variance = torch.maximum(by_seed + by_problem - both, torch.maximum(by_seed, by_problem))
+    spread = torch.stack([v**2 / df for v, df in (*seeds, *problems)]).sum(0)
+    freedom = ((by_seed + by_problem) ** 2 / spread).clamp(min=1)
+    half = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2)) * variance.sqrt()
     half = torch.where(variance.sqrt() > MIN_STANDARD_ERROR, half, math.nan)
-    rows = torch.stack([parts.mean, parts.mean - half, parts.mean + half], dim=1).tolist()
+    rows = torch.stack([mean, mean - half, mean + half], dim=1).tolist()
     return [Interval(mean=mean, low=low, high=high) for mean, low, high in rows]
 
 
@@ -217,8 +189,3 @@ def _mean_of(intervals: Sequence[Interval]) -> Interval:
     mean = math.fsum(i.mean for i in intervals) / count
     below, above = math.hypot(*(i.mean - i.low for i in intervals)), math.hypot(*(i.high - i.mean for i in intervals))
     return Interval(mean=mean, low=mean - below / count, high=mean + above / count)
-
-
-def _least(first: float, second: float) -> float:
-    """The smaller one; the second if the first is NaN."""
-    return second if math.isnan(first) else min(first, second)

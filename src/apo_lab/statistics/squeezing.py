@@ -8,19 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-PARTS = ("sampled", "leader", "anchors", "tail")
-"""Parts of the vocabulary at each token; the columns of `mass_of_parts`."""
-
 
 def leaders(
     anchor_logprobs: Float[Tensor, "tokens anchors"], is_candidate: Bool[Tensor, "tokens anchors"]
 ) -> Int[Tensor, "tokens"]:
-    """Slot of the likeliest candidate anchor, the first of equal ones; slot 0 if there is no candidate.
-
-    Example:
-        >>> leaders(torch.tensor([[0.5, 0.2, 0.3]]).log(), torch.tensor([[False, True, True]]))
-        tensor([2])
-    """
+    """Slot of the likeliest candidate anchor, the first of equal ones; slot 0 if there is no candidate."""
     return anchor_logprobs.masked_fill(~is_candidate, -torch.inf).argmax(1)
 
 
@@ -30,19 +22,13 @@ def mass_of_parts(
     is_candidate: Bool[Tensor, "tokens anchors"],
     leader: Int[Tensor, "tokens"],
 ) -> Float[Tensor, "tokens 4"]:
-    """Probability of each of `PARTS`, in float64; a row sums to 1.
+    """Probability of the sampled token, the leader, the other anchors and the tail, in float64; a row sums to 1.
 
     Args:
         logprobs: log π(y) of the sampled token [nats].
         anchor_logprobs: log π at the anchors.
         is_candidate: anchors that exist and are not the sampled token.
         leader: slot of the leader, from `leaders`; its mass is 0 if it is no candidate.
-
-    Example:
-        >>> half = torch.tensor([0.5]).log()
-        >>> anchors, there = torch.tensor([[0.5, 0.25, 0.125]]).log(), torch.tensor([[False, True, True]])
-        >>> mass_of_parts(half, anchors, there, torch.tensor([1]))
-        tensor([[0.5000, 0.2500, 0.1250, 0.1250]], dtype=torch.float64)
     """
     sampled = logprobs.double().exp()
     anchors = anchor_logprobs.double().exp().masked_fill(~is_candidate, 0.0)
@@ -64,11 +50,9 @@ class SqueezeSums:
     lost: float = 0.0
     """Σ(−Δ_y)"""
     leader: float = 0.0
-    """Σ Δ_leader"""
     anchors: float = 0.0
-    """Σ Δ of the other anchors"""
     tail: float = 0.0
-    """Σ Δ_tail"""
+    """Σ Δ of each part; `anchors` are those other than the leader."""
     proportional: float = 0.0
     """Σ (−Δ_y)·π_leader/(1 − π_y), the leader's gain if the mass were divided in proportion"""
     num_tail_fell: float = 0.0
@@ -82,14 +66,13 @@ class SqueezeSums:
         change = after - before
         fell = change[:, 0] < 0
         change, before = change[fell], before[fell]
-        lost = -change[:, 0]
         rest = before[:, 1:].sum(1)
-        in_proportion = torch.where(rest > 0, lost * before[:, 1] / rest, 0.0)
+        in_proportion = torch.where(rest > 0, -change[:, 0] * before[:, 1] / rest, 0.0)
         return cls(
             num_fell=float(fell.sum()),
             num_rose=float((~fell).sum()),
             num_nonfinite=float((~finite).sum()),
-            lost=float(lost.sum()),
+            lost=float(-change[:, 0].sum()),
             leader=float(change[:, 1].sum()),
             anchors=float(change[:, 2].sum()),
             tail=float(change[:, 3].sum()),
@@ -111,10 +94,8 @@ def squeeze_shares(sums: SqueezeSums) -> dict[str, float]:
         index   = share_leader − Σ_t (−Δ_y)·π_leader/(1−π_y) / Σ_t (−Δ_y)
         tail_loses = share of the tokens with Δ_tail < 0
 
-    The index is 0 if the lost mass is divided in proportion to the others' mass; above 0 the leader takes more.
-
-    Returns:
-        NaN if no token fell.
+    The index is 0 if the lost mass is divided in proportion to the others' mass; above 0 the leader takes more. All are
+    NaN if no token fell.
 
     Example:
         0.1 is lost; the leader takes 0.09, while its proportional share is 0.1·0.6/0.8 = 0.075.

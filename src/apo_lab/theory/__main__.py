@@ -5,9 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from apo_lab.theory.page import END, fill, growth_table, markdown, statements_table
+from apo_lab.theory.page import END, fill, section, summary
 from apo_lab.theory.statements import STATEMENTS
 from apo_lightning.common.files import write_atomically
 
@@ -23,20 +21,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [key for key in options.only if key not in known]:
         parser.error(f"there is no statement {unknown[0]}: choose from {' '.join(known)}")
     chosen = [statement for statement in STATEMENTS if statement.key in (options.only or known)]
-    checked = {statement.key: statement.check() for statement in chosen}
-    # Without a terminal, Rich would squeeze tables into 80 columns.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
-    console.print(statements_table(chosen, checked))
+    sections, broken = [], []
+    for statement in chosen:
+        readings = list(statement.check())
+        sections.append(section(statement, readings))
+        print(sections[-1] if options.only else summary(statement, readings))
+        broken += [] if all(reading.holds for reading in readings) else [statement.key]
     if not options.only:
-        console.print(growth_table())
         _draw(options.out)
-        console.print(f"figures: {options.out}")
+        print(f"figures: {options.out}")
     if options.page is not None:
         if options.only or END not in options.page.read_text():
             parser.error(f"{options.page} cannot be regenerated: it needs the mark {END}, and --only must not be given")
-        write_atomically(options.page, fill(options.page.read_text(), markdown(chosen, checked)).encode())
-    broken = [key for key, readings in checked.items() if not all(reading.holds for reading in readings)]
-    console.print(f"not as stated: {', '.join(broken)}" if broken else f"{len(chosen)} statements hold")
+        write_atomically(options.page, fill(options.page.read_text(), "\n".join(sections)).encode())
+    print(f"not as stated: {', '.join(broken)}" if broken else f"{len(chosen)} statements hold")
     return 1 if broken else 0
 
 

@@ -31,12 +31,8 @@ def anchors(
 ) -> Bool[Tensor, "tokens vocab"]:
     """S: the reference's `size` likeliest tokens without y; with y if `naive`."""
     likeliest = ref.argsort(dim=1, descending=True, stable=True)[:, :size]
-    members = torch.zeros_like(ref, dtype=torch.bool).scatter(
-        1, likeliest, torch.ones_like(likeliest, dtype=torch.bool)
-    )
-    if naive:
-        return members
-    return members.scatter(1, token_ids[:, None], torch.zeros_like(token_ids[:, None], dtype=torch.bool))
+    members = torch.zeros_like(ref, dtype=torch.bool).scatter(1, likeliest, True)
+    return members if naive else members.scatter(1, token_ids[:, None], False)
 
 
 def anchor_ratio(probs: Rows, ref: Rows, members: Bool[Tensor, "tokens vocab"]) -> Float[Tensor, "tokens"]:
@@ -50,15 +46,17 @@ def pull(probs: Rows, ref: Rows, members: Bool[Tensor, "tokens vocab"], size: Te
     return scale[:, None] * (within(probs, members) - probs)
 
 
+def coverage_gradient(
+    probs: Float[Tensor, "*tokens vocab"], members: Bool[Tensor, "*tokens vocab"]
+) -> Float[Tensor, "*tokens vocab"]:
+    """∇Π_S = π ⊙ (1_S − Π_S)."""
+    return probs * (members.double() - (probs * members).sum(-1, keepdim=True))
+
+
 def reverse_kl(probs: Rows, ref: Rows) -> Rows:
     """−π ⊙ (log(π/π_ref) − KL), the force of KL(π‖π_ref)."""
     difference = probs.log() - ref.log()
     return -probs * (difference - (probs * difference).sum(1, keepdim=True))
-
-
-def forward_kl(probs: Rows, ref: Rows) -> Rows:
-    """π_ref − π, the force of KL(π_ref‖π)."""
-    return ref - probs
 
 
 def entropy_bonus(probs: Rows) -> Rows:

@@ -4,7 +4,6 @@ A step's force is Σ w·(−∂loss/∂z) over the group's tokens; each completi
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,75 +11,63 @@ from scipy.stats import binom
 from torch import Tensor
 
 from apo_lab.theory.forces import token_forces
-from apo_lab.theory.problems import Tree
-from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, SignedReward
+from apo_lab.theory.problems import Tree, dist
+from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import AdvantageInputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One possible advantage of a completion with a given verdict, and its expected share of the gradient."""
+def cases(
+    advantage: AdvantageEstimator, accuracy: float, group_size: int | None
+) -> tuple[Float[Tensor, "2 cases"], Float[Tensor, "2 cases"]]:
+    """(weights, advantages) that a right completion (row 0) and a wrong one (row 1) can get under an estimator.
 
-    weight: float
-    """Expected share of the step's weight: the expected force is Σ weight·force over the cases."""
-    advantage: float
-
-
-def cases(advantage: AdvantageEstimator, accuracy: float, group_size: int | None) -> tuple[list[Case], list[Case]]:
-    """(cases of right completions, cases of wrong ones) under an estimator that trains.
-
-    With c of G right the estimator gives A⁺(c) and A⁻(c); the number of other right ones is Bin(G − 1, J).
-
-    Args:
-        advantage: an estimator.
-        accuracy: J.
-        group_size: G; None: infinite, by the limits written out in `_limit`.
+    The number of other right completions is Bin(G − 1, J); without `group_size` G is infinite. A weight is a case's
+    expected share of the step's weight: the expected force is Σ weight·force over the cases.
 
     Example:
         Of two completions with J = ½: A = ±1/√2 if one of them is right, 0 if both agree.
 
-        >>> right, _ = cases(GroupNormalized(), 0.5, 2)
-        >>> [(round(case.weight, 4), round(case.advantage, 4)) for case in right]
-        [(0.5, 0.7071), (0.5, 0.0)]
+        >>> weights, advantages = cases(GroupNormalized(), 0.5, 2)
+        >>> weights[0], advantages[0]
+        (tensor([0.5000, 0.5000], dtype=torch.float64), tensor([0.7071, 0.0000], dtype=torch.float64))
     """
     if group_size is None:
         return _limit(advantage, accuracy)
-    right, wrong = [], []
-    for others in range(group_size):
-        chance = float(binom.pmf(others, group_size - 1, accuracy))
-        right.append(_case(advantage, others + 1, group_size, index=0, chance=chance))
-        wrong.append(_case(advantage, others, group_size, index=-1, chance=chance))
-    return right, wrong
+    others = torch.arange(group_size)
+    chance = torch.from_numpy(binom.pmf(others.numpy(), group_size - 1, accuracy))
+    # Row c of the groups has c right completions, which come first.
+    is_correct = torch.arange(group_size) < torch.arange(group_size + 1)[:, None]
+    values, weights = weighted_advantages(advantage, is_correct)
+    of_right, of_wrong = (others + 1, 0), (others, -1)
+    return (
+        torch.stack([chance * group_size * weights[of_right], chance * group_size * weights[of_wrong]]),
+        torch.stack([values[of_right], values[of_wrong]]),
+    )
 
 
-def _case(advantage: AdvantageEstimator, correct: int, group_size: int, *, index: int, chance: float) -> Case:
-    is_correct = torch.arange(group_size)[None] < correct
-    lengths = torch.ones_like(is_correct, dtype=torch.long)
-    result = advantage(AdvantageInputs(rewards=is_correct.double(), is_correct=is_correct, lengths=lengths))
-    if not result.keep[0, index]:
-        return Case(weight=0.0, advantage=0.0)
-    share = group_size / int(result.keep.sum())
-    return Case(weight=chance * share, advantage=result.values[0, index].item())
-
-
-def _limit(advantage: AdvantageEstimator, accuracy: float) -> tuple[list[Case], list[Case]]:
+def _limit(advantage: AdvantageEstimator, accuracy: float) -> tuple[Float[Tensor, "2 1"], Float[Tensor, "2 1"]]:
     failure = 1 - accuracy
     if isinstance(advantage, SignedReward):
         positive, negative = advantage.positive_weight, advantage.negative_weight
         kept = accuracy * (positive > 0) + failure * (negative > 0)
-        cases_of = [
-            [Case(weight=is_kept / kept if kept else 0.0, advantage=float(value))]
-            for value, is_kept in ((positive, positive > 0), (-negative, negative > 0))
-        ]
-        return cases_of[0], cases_of[1]
-    if not isinstance(advantage, GroupNormalized | LeaveOneOut):
+        weights = dist(positive > 0, negative > 0) / kept if kept else dist(0, 0)
+        return weights[:, None], dist(positive, -negative)[:, None]
+    if not isinstance(advantage, GroupNormalized):
         raise ConfigError(f"{type(advantage).__name__} has no limit for large groups here: give a group size")
-    divides = isinstance(advantage, GroupNormalized) and advantage.normalize_std
-    sigma = math.sqrt(accuracy * failure) if divides else 1.0
-    scale = 1 / sigma if sigma else 0.0
-    return [Case(weight=1.0, advantage=failure * scale)], [Case(weight=1.0, advantage=-accuracy * scale)]
+    sigma = math.sqrt(accuracy * failure) if advantage.normalize_std else 1.0
+    return dist(1, 1)[:, None], dist(failure, -accuracy)[:, None] * (1 / sigma if sigma else 0.0)
+
+
+def weighted_advantages(
+    advantage: AdvantageEstimator, is_correct: Bool[Tensor, "groups size"]
+) -> tuple[Float[Tensor, "groups size"], Float[Tensor, "groups size"]]:
+    """(advantages, weights in the step); a group of which nothing is kept has weight 0."""
+    lengths = torch.ones_like(is_correct, dtype=torch.long)
+    result = advantage(AdvantageInputs(rewards=is_correct.double(), is_correct=is_correct, lengths=lengths))
+    keep = result.keep.double()
+    return result.values.double(), keep / keep.sum(1, keepdim=True).clamp(min=1)
 
 
 def expected_force(
@@ -94,36 +81,23 @@ def expected_force(
 
         f(n) = P(n)/L · Σ_y π(y|n) · [Q(n,y)·E(w·F⁺) + (1 − Q(n,y))·E(w·F⁻)]
 
-    Exactly 0 under a group-normalised advantage if Q is all 0 or all 1.
-
-    Args:
-        problem: reference and probabilities of reward.
-        logits: z of the policy, float64.
-        loss: one of `apo_lightning.losses`.
-        advantage: one of `apo_lightning.advantages`.
-        group_size: G; None: infinite.
+    Exactly 0 under a group-normalised advantage if Q is all 0 or all 1. For an infinite group (`group_size` None) the
+    estimator must have a limit in `_limit`.
     """
-    nodes, vocab = logits.shape
     probs = logits.softmax(1)
     quality = problem.success_of_tokens(probs)
-    right, wrong = cases(advantage, problem.accuracy(probs), group_size)
-    all_cases = [*right, *wrong]
-    weight = torch.tensor([case.weight for case in all_cases], dtype=logits.dtype)
-    values = torch.tensor([case.advantage for case in all_cases], dtype=logits.dtype)
-    is_right = torch.arange(len(all_cases)) < len(right)
-    shape = (nodes, vocab, len(all_cases))
-    rows = torch.arange(nodes).repeat_interleave(vocab * len(all_cases))
+    weights, advantages = cases(advantage, problem.accuracy(probs), group_size)
     forces = token_forces(
         loss,
-        logits[rows],
-        problem.ref.to(logits)[rows],
-        torch.arange(vocab)[None, :, None].expand(shape).flatten(),
-        values.expand(shape).flatten(),
-        is_right.expand(shape).flatten(),
-    ).view(*shape, vocab)
-    verdict = torch.where(is_right, quality[..., None], 1 - quality[..., None])
-    share = (problem.visits(probs) / problem.depth)[:, None, None] * probs[..., None] * verdict * weight
-    return (share[..., None] * forces).sum((1, 2))
+        logits[:, None, None, None].expand(*logits.shape, *weights.shape, -1),
+        problem.ref.to(logits)[:, None, None, None],
+        torch.arange(logits.shape[1])[:, None, None],
+        advantages,
+        torch.tensor([[True], [False]]),
+    )
+    chance = torch.stack([quality, 1 - quality], dim=2)[..., None] * weights
+    share = (problem.visits(probs) / problem.depth)[:, None, None, None] * probs[..., None, None] * chance
+    return (share[..., None] * forces).sum((1, 2, 3))
 
 
 def sampled_force(
@@ -136,39 +110,19 @@ def sampled_force(
 ) -> Float[Tensor, "replicates nodes vocab"]:
     """The force of one sampled group for each of several policies; their mean tends to `expected_force`."""
     replicates, num_nodes, vocab = logits.shape
-    probs = logits.softmax(2)
     nodes = torch.zeros(replicates, group_size, dtype=torch.long)
-    visited, tokens = [], []
+    visited = []
     for _ in range(problem.depth):
-        here = probs.gather(1, nodes[..., None].expand(-1, -1, vocab))
-        drawn = torch.multinomial(here.flatten(0, 1), 1, generator=generator).view(replicates, group_size)
-        visited.append(nodes)
-        tokens.append(drawn)
+        index = nodes[..., None].expand(-1, -1, vocab)
+        here = logits.gather(1, index)
+        drawn = torch.multinomial(here.softmax(2).flatten(0, 1), 1, generator=generator).view_as(nodes)
+        visited.append((index, here, problem.ref.to(logits)[nodes], drawn))
         nodes = problem.children(nodes, drawn)
     chance = problem.success.to(logits)[nodes - num_nodes]
     is_correct = torch.rand(chance.shape, generator=generator, dtype=logits.dtype) < chance
-    weighted = _weighted_advantages(advantage, is_correct, logits.dtype)
-    force = torch.zeros(replicates * num_nodes, vocab, dtype=logits.dtype)
-    row = torch.arange(replicates)[:, None] * num_nodes
-    for level_nodes, level_tokens in zip(visited, tokens, strict=True):
-        at = (row + level_nodes).flatten()
-        values = token_forces(
-            loss,
-            logits.flatten(0, 1)[at],
-            problem.ref.to(logits)[level_nodes.flatten()],
-            level_tokens.flatten(),
-            weighted[0].flatten(),
-            is_correct.flatten(),
-        )
-        force.index_add_(0, at, values * weighted[1].flatten()[:, None] / problem.depth)
-    return force.view_as(logits)
-
-
-def _weighted_advantages(
-    advantage: AdvantageEstimator, is_correct: Bool[Tensor, "replicates group"], dtype: torch.dtype
-) -> tuple[Float[Tensor, "replicates group"], Float[Tensor, "replicates group"]]:
-    """(advantages, weights in the step); a group of which nothing is kept has weight 0."""
-    lengths = torch.ones_like(is_correct, dtype=torch.long)
-    result = advantage(AdvantageInputs(rewards=is_correct.to(dtype), is_correct=is_correct, lengths=lengths))
-    keep = result.keep.to(dtype)
-    return result.values.to(dtype), keep / keep.sum(1, keepdim=True).clamp(min=1)
+    advantages, weights = weighted_advantages(advantage, is_correct)
+    force = torch.zeros_like(logits)
+    for index, here, ref, drawn in visited:
+        values = token_forces(loss, here, ref, drawn, advantages, is_correct)
+        force.scatter_add_(1, index, values * weights[..., None] / problem.depth)
+    return force

@@ -22,14 +22,7 @@ def loss_inputs(
 ) -> LossInputs:
     """The inputs that the trainer would give the loss for tokens whose whole distribution is known.
 
-    Args:
-        loss: its `needs` decide which optional inputs are filled.
-        logits: z [nats], one row per token; the gradient flows to them.
-        ref: π_ref; 0 is allowed.
-        token_ids: y.
-        advantages: A.
-        is_correct: the verdict on the token's completion.
-        old_logits: of the policy that sampled; None: the policy itself, so that r = 1.
+    The gradient flows to `logits`. Without `old_logits` the policy itself sampled, so that r = 1.
 
     Raises:
         ConfigError: the loss needs more anchors than the vocabulary has tokens.
@@ -44,7 +37,6 @@ def loss_inputs(
     if needs.anchor_size:
         ids = ref.argsort(dim=1, descending=True, stable=True)[:, : needs.anchor_size]
         anchor = Anchor(token_ids=ids, ref_logprobs=log_ref.gather(1, ids), logprobs=log_policy.gather(1, ids))
-    full_kl = (log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None
     return LossInputs(
         token_ids=token_ids,
         sequence_ids=torch.arange(len(token_ids)),
@@ -55,88 +47,56 @@ def loss_inputs(
         ref_logprobs=log_ref.gather(1, sampled)[:, 0] if needs.ref_logprobs else None,
         anchor=anchor,
         entropy=-(log_policy.exp() * log_policy).sum(1) if needs.entropy else None,
-        full_kl=full_kl,
+        full_kl=(log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None,
     )
 
 
 def token_forces(
     loss: PolicyLoss,
-    logits: Float[Tensor, "tokens vocab"],
-    ref: Float[Tensor, "tokens vocab"],
-    token_ids: Int[Tensor, "tokens"],
-    advantages: Float[Tensor, "tokens"] | None = None,
-    is_correct: Bool[Tensor, "tokens"] | None = None,
-    old_logits: Float[Tensor, "tokens vocab"] | None = None,
-) -> Float[Tensor, "tokens vocab"]:
+    logits: Float[Tensor, "*tokens vocab"],
+    ref: Float[Tensor, "*#tokens vocab"],
+    token_ids: Int[Tensor, "*#tokens"] | int,
+    advantages: Float[Tensor, "*#tokens"] | float = -1.0,
+    is_correct: Bool[Tensor, "*#tokens"] | None = None,
+    old_logits: Float[Tensor, "*#tokens vocab"] | None = None,
+) -> Float[Tensor, "*tokens vocab"]:
     """f = −∂loss/∂z of each token alone [nats per unit of η].
 
-    Without `advantages` every token has A = −1; without `is_correct` a token is wrong if A ≤ 0.
+    Arguments are broadcast to the logits' tokens, of which there may be one; without `is_correct` a token is wrong if
+    A ≤ 0.
 
     Example:
         Of three equally likely tokens the right one rises by A·(1 − π), the others fall by A·π.
 
         >>> from apo_lightning.losses import GRPO
-        >>> logits, ref = torch.zeros(1, 3), torch.full((1, 3), 1 / 3)
-        >>> token_forces(GRPO(), logits, ref, torch.tensor([0]), torch.tensor([3.0]))
-        tensor([[ 2.0000, -1.0000, -1.0000]])
+        >>> token_forces(GRPO(), torch.zeros(3), torch.full((3,), 1 / 3), 0, 3.0)
+        tensor([ 2.0000, -1.0000, -1.0000])
     """
-    advantages = -torch.ones(len(logits), dtype=logits.dtype) if advantages is None else advantages
-    correct = advantages > 0 if is_correct is None else is_correct
-    z = logits.detach().clone().requires_grad_()
-    output = loss(loss_inputs(loss, z, ref, token_ids, advantages, correct, old_logits))
+    shape, vocab = logits.shape[:-1], logits.shape[-1]
+    z = logits.detach().reshape(-1, vocab).clone().requires_grad_()
+    ids = torch.as_tensor(token_ids).expand(shape).flatten()
+    values = torch.as_tensor(advantages, dtype=logits.dtype).expand(shape).flatten()
+    correct = values > 0 if is_correct is None else is_correct.expand(shape).flatten()
+    old = None if old_logits is None else old_logits.expand_as(logits).reshape(-1, vocab)
+    output = loss(loss_inputs(loss, z, ref.expand_as(logits).reshape(-1, vocab), ids, values, correct, old))
     (gradient,) = torch.autograd.grad(output.per_token.sum(), z)
-    return -gradient
-
-
-def token_force(
-    loss: PolicyLoss,
-    probs: Float[Tensor, "vocab"],
-    ref: Float[Tensor, "vocab"],
-    token_id: int,
-    advantage: float = -1.0,
-    old: Float[Tensor, "vocab"] | None = None,
-) -> Float[Tensor, "vocab"]:
-    """`token_forces` for one token; the policy is given by its probabilities, all above 0."""
-    return token_forces(
-        loss,
-        probs.log()[None],
-        ref[None],
-        torch.tensor([token_id]),
-        torch.tensor([advantage], dtype=probs.dtype),
-        old_logits=None if old is None else old.log()[None],
-    )[0]
+    return -gradient.view_as(logits)
 
 
 def pull_forces(
     loss: APO,
-    logits: Float[Tensor, "tokens vocab"],
-    ref: Float[Tensor, "tokens vocab"],
-    token_ids: Int[Tensor, "tokens"],
-    advantages: Float[Tensor, "tokens"] | None = None,
-) -> Float[Tensor, "tokens vocab"]:
+    logits: Float[Tensor, "*tokens vocab"],
+    ref: Float[Tensor, "*#tokens vocab"],
+    token_ids: Int[Tensor, "*#tokens"] | int,
+    advantages: Float[Tensor, "*#tokens"] | float = -1.0,
+) -> Float[Tensor, "*tokens vocab"]:
     """The force of the pull alone: `token_forces` minus those with β = 0; the gate must be open in both."""
-    without = replace(loss, pull_coef=0.0)
-    return token_forces(loss, logits, ref, token_ids, advantages) - token_forces(
-        without, logits, ref, token_ids, advantages
-    )
-
-
-def pull_force(
-    loss: APO, probs: Float[Tensor, "vocab"], ref: Float[Tensor, "vocab"], token_id: int
-) -> Float[Tensor, "vocab"]:
-    """`pull_forces` for one error."""
-    return pull_forces(loss, probs.log()[None], ref[None], torch.tensor([token_id]))[0]
+    push = token_forces(replace(loss, pull_coef=0.0), logits, ref, token_ids, advantages)
+    return token_forces(loss, logits, ref, token_ids, advantages) - push
 
 
 def log_growth(
     probs: Float[Tensor, "*batch vocab"], force: Float[Tensor, "*batch vocab"]
 ) -> Float[Tensor, "*batch vocab"]:
-    """ℓ = d log π/dt under a force on the logits [nats per unit of η].
-
-        ℓ = f − ⟨π, f⟩
-
-    Example:
-        >>> log_growth(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
-        tensor([ 0.5000, -0.5000])
-    """
+    """ℓ = d log π/dt = f − ⟨π, f⟩ under a force on the logits [nats per unit of η]."""
     return force - (probs * force).sum(-1, keepdim=True)

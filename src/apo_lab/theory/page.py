@@ -1,14 +1,9 @@
-"""The statements as tables: for the terminal, and as the body of `docs/theory.md`."""
+"""The statements as lines for the terminal, and as the body of `docs/theory.md`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from rich.table import Table
-
-from apo_lab.theory.growth import METHODS, SCENES, growth
 from apo_lab.theory.statements import Reading, Statement
 
-Checked = Mapping[str, Sequence[Reading]]
-"""The readings of each statement's check, by the statement's key."""
 BEGIN, END = "<!-- statements -->", "<!-- end of statements -->"
 """Marks on the page; the text between them is generated."""
 
@@ -23,78 +18,18 @@ def number(value: float | int) -> str:
     return "0" if abs(value) < 1e-9 else f"{value:.3g}"
 
 
-def relation(reading: Reading) -> str:
-    """The prediction as text: `= 0.945`, `< 0.8`."""
-    return f"{reading.relation} {number(reading.predicted)}"
-
-
-def _table(title: str, columns: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def statements_table(statements: Sequence[Statement], checked: Checked) -> Table:
-    """One row per statement, with its most telling reading and how many of its readings hold."""
-    columns = ("", "claim", "finding", "number", "measured", "predicted", "held")
-    table = _table("The paper's propositions on the losses that train", columns, ("measured", "held"))
-    for statement in statements:
-        readings = checked[statement.key]
-        shown, held = telling(readings), sum(reading.holds for reading in readings)
-        cells = (statement.key, statement.title, statement.finding, shown.what, number(shown.measured), relation(shown))
-        table.add_row(*cells, f"{held}/{len(readings)}", style="" if held == len(readings) else "bold red")
-    return table
-
-
-def telling(readings: Sequence[Reading]) -> Reading:
-    """The first reading that does not hold, else the last that is not 0, else the first.
-
-    Example:
-        >>> zero, half = (Reading(what="x", measured=v, predicted=v) for v in (0.0, 0.5))
-        >>> telling([zero, half]).measured
-        0.5
-    """
+def summary(statement: Statement, readings: Sequence[Reading]) -> str:
+    """One statement in a line: how many of its readings hold; each that does not has a line of its own."""
     broken = [reading for reading in readings if not reading.holds]
-    informative = [reading for reading in readings if number(reading.measured) != "0" and reading.predicted != 0]
-    return (broken or informative[-1:] or list(readings))[0]
-
-
-def growth_table() -> Table:
-    """ℓ_k of the suppressed branch in every scene, and f_k/π_k in scene A, by method."""
-    columns = _growth_columns()
-    table = _table("Growth of a suppressed valid branch", columns, columns[1:])
-    for row in _growth_rows():
-        table.add_row(*row)
-    return table
-
-
-def _growth_columns() -> list[str]:
-    return ["method", *[f"A: f/π at {rare:.0e}" for rare in (1e-2, 1e-4, 1e-8)], *[f"ℓ, {scene}" for scene in SCENES]]
-
-
-def _growth_rows() -> list[list[str]]:
-    rows = []
-    for method in METHODS:
-        forces = [number(growth(method, "A", rare).per_probability) for rare in (1e-2, 1e-4, 1e-8)]
-        rates = [f"{growth(method, scene, 1e-8).log_growth:.4f}".replace("-0.0000", "0.0000") for scene in SCENES]
-        rows.append([method, *forces, *rates])
-    return rows
-
-
-def markdown(statements: Sequence[Statement], checked: Checked) -> str:
-    """The generated part of `docs/theory.md`: every statement with every reading, then the table of growth."""
-    parts = [section(statement, checked[statement.key]) for statement in statements]
-    columns = _growth_columns()
-    table = [_row(columns), _row(["---"] + ["--:"] * (len(columns) - 1)), *(_row(row) for row in _growth_rows())]
-    scenes = "; ".join(f"{name}: {scene.what}" for name, scene in SCENES.items())
-    heading = "## Growth of a suppressed valid branch"
-    words = f"ℓ in nats per unit of η at π_k = 1e-8; f/π is the force per unit of probability. {scenes}."
-    return "\n".join([*parts, heading, "", words, "", *table, ""])
+    held = f"{len(readings) - len(broken)}/{len(readings)}"
+    lines = [f"{statement.key:4}{statement.title:33}{statement.finding:13}{held:>5} readings hold"]
+    lines += [f"    {r.what}: {number(r.measured)}, not {r.relation} {number(r.predicted)}" for r in broken]
+    return "\n".join(lines)
 
 
 def section(statement: Statement, readings: Sequence[Reading]) -> str:
     """One statement as Markdown."""
+    rows = [(r.what.replace("|", "\\|"), number(r.measured), f"{r.relation} {number(r.predicted)}") for r in readings]
     lines = [
         f"### {statement.key}. {statement.title}: {statement.finding}",
         "",
@@ -104,7 +39,7 @@ def section(statement: Statement, readings: Sequence[Reading]) -> str:
         "",
         "| number | measured | predicted |",
         "|---|--:|--:|",
-        *[_row([r.what, number(r.measured), relation(r)]) for r in readings],
+        *(f"| {what} | {measured} | {predicted} |" for what, measured, predicted in rows),
         "",
     ]
     if statement.figure:
@@ -112,16 +47,7 @@ def section(statement: Statement, readings: Sequence[Reading]) -> str:
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def fill(page: str, generated: str) -> str:
-    """Replace the text between the marks of a page.
-
-    Example:
-        >>> fill(f"a {BEGIN} old {END} b", "new").split()
-        ['a', '<!--', 'statements', '-->', 'new', '<!--', 'end', 'of', 'statements', '-->', 'b']
-    """
+    """Replace the text between the marks of a page."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{generated}\n{END}{rest.partition(END)[2]}"

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
@@ -24,54 +22,39 @@ class Tree:
     """
 
     ref: Float[Tensor, "nodes vocab"]
-    """π_ref, rows that sum to 1."""
+    """π_ref, rows that sum to 1; (V^L − 1)/(V − 1) nodes."""
     success: Float[Tensor, "leaves"]
     """Q in [0, 1]: 0 and 1 are verdicts; values between stand for a prefix that right and wrong completions share."""
 
-    def __post_init__(self) -> None:
-        nodes, vocab = self.ref.shape
-        if vocab < 2:
-            raise ConfigError(f"the vocabulary has {vocab} token: give at least 2")
-        if nodes != (len(self.success) - 1) // (vocab - 1) or len(self.success) != vocab**self.depth:
-            raise ConfigError(
-                f"{nodes} nodes and {len(self.success)} leaves do not make a tree over {vocab} tokens: give V^L leaves "
-                "and (V^L − 1)/(V − 1) nodes"
-            )
-        if not bool(((self.success >= 0) & (self.success <= 1)).all()):
-            raise ConfigError("a success lies outside [0, 1]: give probabilities of reward")
+    @property
+    def levels(self) -> list[slice]:
+        """The nodes of each level; the root's level first."""
+        vocab, start, width, found = self.ref.shape[1], 0, 1, []
+        while width < len(self.success):
+            found.append(slice(start, start + width))
+            start, width = start + width, width * vocab
+        return found
 
     @property
     def depth(self) -> int:
         """L, the number of tokens of a completion."""
-        level, width = 0, 1
-        while width < len(self.success):
-            level, width = level + 1, width * self.ref.shape[1]
-        return level
-
-    @property
-    def levels(self) -> list[range]:
-        """The nodes of each level; the root's level first."""
-        vocab, start, found = self.ref.shape[1], 0, []
-        for level in range(self.depth):
-            found.append(range(start, start + vocab**level))
-            start += vocab**level
-        return found
+        return len(self.levels)
 
     def success_of_tokens(self, probs: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
         """Q(node, v): the probability that a completion is right if v follows the node."""
         quality = torch.empty_like(probs)
         below = self.success.to(probs)
-        for nodes in reversed(self.levels):
-            quality[nodes.start : nodes.stop] = below.view(len(nodes), -1)
-            below = (probs[nodes.start : nodes.stop] * quality[nodes.start : nodes.stop]).sum(1)
+        for level in reversed(self.levels):
+            quality[level] = below.view(-1, probs.shape[1])
+            below = (probs[level] * quality[level]).sum(1)
         return quality
 
     def visits(self, probs: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes"]:
         """The probability that a completion passes through each node; 1 at the root."""
         reached, here = [], torch.ones(1, dtype=probs.dtype)
-        for nodes in self.levels:
+        for level in self.levels:
             reached.append(here)
-            here = (here[:, None] * probs[nodes.start : nodes.stop]).flatten()
+            here = (here[:, None] * probs[level]).flatten()
         return torch.cat(reached)
 
     def accuracy(self, probs: Float[Tensor, "nodes vocab"]) -> float:
@@ -84,22 +67,12 @@ class Tree:
 
 
 def bandit(ref: Float[Tensor, "vocab"], success: Float[Tensor, "vocab"]) -> Tree:
-    """A tree of one token.
-
-    Example:
-        >>> bandit(torch.tensor([0.75, 0.25]), torch.tensor([0.0, 1.0])).accuracy(torch.tensor([[0.5, 0.5]]))
-        0.5
-    """
+    """A tree of one token."""
     return Tree(ref=ref[None], success=success)
 
 
 def dist(*values: float | int) -> Float[Tensor, "vocab"]:
-    """A float64 vector.
-
-    Example:
-        >>> dist(0.5, 0.5).dtype
-        torch.float64
-    """
+    """A float64 vector."""
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -122,3 +95,11 @@ def random_probs(rows: int, vocab: int, generator: torch.Generator, spread: floa
 def random_tokens(probs: Float[Tensor, "rows vocab"], generator: torch.Generator) -> Int[Tensor, "rows"]:
     """One token per row, drawn uniformly."""
     return torch.randint(probs.shape[1], (len(probs),), generator=generator)
+
+
+def random_states(
+    rows: int, vocab: int, generator: torch.Generator, spread: float = 2.0
+) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"], Int[Tensor, "rows"]]:
+    """(π, π_ref, y) of independent tokens."""
+    probs, ref = (random_probs(rows, vocab, generator, spread) for _ in range(2))
+    return probs, ref, random_tokens(probs, generator)

@@ -1,17 +1,21 @@
 """Following a force: gradient flow, optimizer steps on one rollout, and runs on sampled groups."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.theory.expectations import sampled_force
-from apo_lab.theory.problems import Tree, bandit
+from apo_lab.theory.problems import Tree, bandit, constant, dist
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.losses import PolicyLoss
 
+TWO_VALID = bandit(dist(0.40, 0.05, *[0.55 / 14] * 14), (torch.arange(16) < 2).double())
+"""A valid d of .40, a valid k of .05 and fourteen errors."""
+NEUTRAL = bandit(dist(0.80, 0.05, *[0.15 / 14] * 14), constant(0.5, 16))
+"""All tokens have Q = .5; the leader has .80, k .05."""
 Force = Callable[[Tensor], Tensor]
 """Maps logits to the force on them, of the same shape."""
 VISITS = 200
@@ -19,30 +23,23 @@ VISITS = 200
 
 
 def flow(
-    logits: Float[Tensor, "*batch vocab"], force: Force, end: float, *, stride: float = 0.01, growth: float = 0.0
+    logits: Float[Tensor, "*batch vocab"], force: Force, end: float, *, stride: float = 0.01, growth: float = math.inf
 ) -> Float[Tensor, "*batch vocab"]:
-    """Integrate dz/dt = f(z) up to t = `end` with Euler steps.
+    """Integrate dz/dt = f(z) from t = 0 to `end` [1/η] with Euler steps.
 
-    Args:
-        logits: at t = 0.
-        force: of the logits.
-        end: the time [1/η].
-        stride: the most that a step moves a logit [nats].
-        growth: the most that a step may take, as a share of t + 1; 0: no such bound. It keeps slow decays over many
-            decades of time as finely resolved late as early.
+    A step moves a logit by at most `stride` [nats] and takes at most a share `growth` of t + 1, which keeps slow decays
+    over many decades of time as finely resolved late as early.
     """
     time = 0.0
     while time < end:
         direction = force(logits)
-        size = min(stride / max(direction.abs().max().item(), 1e-300), end - time)
-        if growth > 0:
-            size = min(size, growth * (1 + time))
+        size = min(stride / max(direction.abs().max().item(), 1e-300), end - time, growth * (1 + time))
         logits = logits + size * direction
         time += size
     return logits
 
 
-def inner_steps(logits: Float[Tensor, "vocab"], force: Force, eta: float, count: int) -> Float[Tensor, "steps vocab"]:
+def inner_steps(logits: Float[Tensor, "*shape"], force: Force, eta: float, count: int) -> Float[Tensor, "steps *shape"]:
     """The logits before and after each of `count` optimizer steps on one rollout."""
     path = [logits]
     for _ in range(count):
@@ -50,57 +47,32 @@ def inner_steps(logits: Float[Tensor, "vocab"], force: Force, eta: float, count:
     return torch.stack(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """A set of independent runs, step by step."""
-
-    rare: Float[Tensor, "steps replicates"]
-    """π_k before each step."""
-    accuracy: Float[Tensor, "steps replicates"]
-    """J before each step."""
-
-    def at_accuracy(self, reached: float) -> Float[Tensor, "found"]:
-        """π_k at the first step with J ≥ `reached`, for the runs that reach it."""
-        steps = first_step(self.accuracy >= reached)
-        found = steps.isfinite()
-        return self.rare[steps[found].long(), found.nonzero()[:, 0]]
-
-
 def first_step(is_met: Bool[Tensor, "steps replicates"]) -> Float[Tensor, "replicates"]:
     """The first step at which a condition is met; infinite if it never is."""
     return torch.where(is_met.any(0), is_met.double().argmax(0).double(), torch.inf)
 
 
-def two_valid() -> tuple[Tree, Float[Tensor, "vocab"]]:
-    """(problem, start): a valid d of .40, a valid k of .05 and fourteen errors; the reference equals the start."""
-    start = torch.tensor([0.40, 0.05, *[0.55 / 14] * 14], dtype=torch.float64)
-    return bandit(start, (torch.arange(16) < 2).double()), start
-
-
-def neutral() -> tuple[Tree, Float[Tensor, "vocab"]]:
-    """(problem, start): all tokens have Q = .5; the leader has .80, k .05; the reference equals the start."""
-    start = torch.tensor([0.80, 0.05, *[0.15 / 14] * 14], dtype=torch.float64)
-    return bandit(start, torch.full((16,), 0.5, dtype=torch.float64)), start
-
-
 def course(
-    start: tuple[Tree, Float[Tensor, "vocab"]],
+    problem: Tree,
     loss: PolicyLoss,
     advantage: AdvantageEstimator,
     *,
     group_size: int,
     eta: float,
-    steps: int,
     replicates: int,
-) -> Course:
-    """Plain gradient steps on sampled groups, in independent runs; k is token 1."""
-    problem, probs = start
+    steps: int = VISITS,
+    start: Float[Tensor, "vocab"] | None = None,
+) -> tuple[Float[Tensor, "steps replicates"], Float[Tensor, "steps replicates"]]:
+    """(π_k, J) before each gradient step on sampled groups of a bandit, in independent runs; k is token 1.
+
+    Runs begin at `start`, or else at the reference.
+    """
     generator = torch.Generator().manual_seed(0)
-    logits = probs.log().expand(replicates, 1, -1).clone()
+    logits = (problem.ref[0] if start is None else start).log().expand(replicates, 1, -1)
     rare, accuracy = [], []
     for _ in range(steps):
         policy = logits[:, 0].softmax(1)
         rare.append(policy[:, 1])
         accuracy.append(policy @ problem.success)
         logits = logits + eta * sampled_force(problem, logits, loss, advantage, group_size, generator)
-    return Course(rare=torch.stack(rare), accuracy=torch.stack(accuracy))
+    return torch.stack(rare), torch.stack(accuracy)

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.files import publish_folder
-from apo_lightning.model.lora import has_adapters
+from apo_lightning.model.lora import has_adapters, save_adapter
 
 
 class ExportPolicy(StepCallback):
@@ -24,7 +24,7 @@ class ExportPolicy(StepCallback):
         policy: Any = pl_module.policy
         self._export(trainer, "final", policy.save_pretrained)
         if has_adapters(policy):
-            self._export(trainer, "adapter", policy.save_adapter)
+            self._export(trainer, "adapter", lambda folder: save_adapter(policy.model, folder))
 
     def _export(self, trainer: pl.Trainer, name: str, save: Callable[[Path], None]) -> None:
         final = Path(trainer.default_root_dir) / "checkpoints" / name

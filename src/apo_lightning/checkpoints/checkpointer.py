@@ -2,14 +2,11 @@
 
 import functools
 import shutil
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from apo_lightning.checkpoints.folder import (
@@ -30,9 +27,7 @@ from apo_lightning.checkpoints.run_state import (
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
-    random_states,
     restore_callbacks,
-    restore_random_states,
     restore_shared_state,
     shared_state,
 )
@@ -47,30 +42,15 @@ from apo_lightning.checkpoints.small_files import (
 )
 from apo_lightning.checkpoints.snapshots import SNAPSHOTS
 from apo_lightning.checkpoints.stop import StopRequest
-from apo_lightning.checkpoints.tensors import (
-    background_group,
-    load_tensors,
-    save_tensors,
-    save_tensors_later,
-    tensor_shapes,
-)
+from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, tensor_shapes
 from apo_lightning.checkpoints.writing import Written
 from apo_lightning.common.console import say
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
+from apo_lightning.rollout.process_guard import random_states, restore_random_states
 from apo_lightning.types import Rollouts
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A checkpoint whose tensors are still being written."""
-
-    position: Position
-    score: float | None
-    written: Written
-    tensors: Future[object]
 
 
 class Checkpointer:
@@ -99,26 +79,16 @@ class Checkpointer:
         self.root = root
         self.config = config
         self.stop = stop
-        self.num_failed = 0
-        """Number of failed saves."""
         self._resumed = resumed
         self._rollouts: Rollouts | None = None
         self._saved: Position | None = resumed.header.position if resumed else None
         self._resumed_step = resumed.header.position.step if resumed else 0
-        self._pending: _Pending | None = None
-        self._saved_at = time.monotonic()
-
-    # ------------------------------------------------------------------ restoring
 
     def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
-        """Restore the weights and the callbacks, before the first sync.
-
-        Returns:
-            The policy version before the next sync: 0 for a new run.
+        """Restore the weights and the callbacks; returns the policy version before the next sync, 0 for a new run.
 
         Raises:
-            ConfigError: the ranks do not share the folder of the checkpoints, or the checkpoint is damaged; it is then
-                renamed.
+            ConfigError: the ranks do not share the folder of the checkpoints, or the checkpoint is damaged.
         """
         if ranks.world_size > 1:
             require_seen_by_all(self.root, ranks.rank)
@@ -161,32 +131,20 @@ class Checkpointer:
         rollouts, self._rollouts = self._rollouts, None
         return rollouts
 
-    # ------------------------------------------------------------------ saving
-
     def between_steps(self, run: TrainingRun) -> None:
-        """Save if a checkpoint is due or a stop signal was received.
-
-        Raises:
-            Preempted: a stop signal was received, and the run was saved.
-        """
-        self._finish(run, wait=False)
+        """Save if a checkpoint is due or a stop signal was received; after a signal, raise `Preempted`."""
         position = Position(step=run.trainer.global_step)
-        if self.settings.snapshot_every is not None and position.step % self.settings.snapshot_every == 0:
+        if _is_multiple(position.step, self.settings.snapshot_every):
             self._snapshot(run, position)
         if self._should_stop(run):
             self._save_and_stop(run, position, None)
-        elif self._is_due(run, position):
-            self._save(run, position, None, asynchronous=self.settings.asynchronous)
+        elif position.step > 0 and position != self._saved and _is_multiple(position.step, self.settings.save_every):
+            self._save(run, position, None)
 
     def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
-        """After a stop signal, save and stop; the rollouts are saved if every rank has them.
+        """After a stop signal, save and raise `Preempted`.
 
-        Args:
-            run: the training.
-            rollouts: of this rank; None: its sampling was abandoned.
-
-        Raises:
-            Preempted: as above.
+        The rollouts are saved if every rank has them; None: the sampling of this rank was abandoned.
         """
         if not self._should_stop(run):
             return
@@ -195,11 +153,7 @@ class Checkpointer:
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 
     def while_validating(self, run: Run) -> None:
-        """Stop after a stop signal. Saves during training; before and after it there is nothing new to save.
-
-        Raises:
-            Preempted: as above.
-        """
+        """After a stop signal, save and raise `Preempted`; before and after training there is nothing new to save."""
         if not self._should_stop(run):
             return
         if run.trainer.state.fn == "fit":
@@ -209,28 +163,17 @@ class Checkpointer:
     def after_training(self, run: TrainingRun) -> None:
         """Write the last checkpoint, from which a longer run can be resumed."""
         position = Position(step=run.trainer.global_step)
-        self._finish(run, wait=True)
         if self.settings.snapshot_every is not None:
             self._snapshot(run, position)
-        if self.settings.is_on and position != self._saved:
-            self._save(run, position, None, asynchronous=False)
-
-    def _is_due(self, run: TrainingRun, position: Position) -> bool:
-        """Whether a checkpoint is due by the number of rollouts or, on any rank, by time."""
-        every, minutes = self.settings.save_every, self.settings.save_after_minutes
-        if position.step == 0 or position == self._saved:
-            return False
-        if every is not None and position.step % every == 0:
-            return True
-        return minutes is not None and bool(run.ranks.max(time.monotonic() - self._saved_at >= 60 * minutes))
+        if self.settings.save_every is not None and position != self._saved:
+            self._save(run, position, None)
 
     def _should_stop(self, run: Run) -> bool:
         return bool(run.ranks.max(self.stop.signal is not None))
 
     def _save_and_stop(self, run: TrainingRun, position: Position, rollouts: Rollouts | None) -> None:
-        self._finish(run, wait=True)
         if position != self._saved and (position.step > 0 or position.is_sampled):
-            self._save(run, position, rollouts, asynchronous=False)
+            self._save(run, position, rollouts)
         raise self._preempted(run)
 
     def _preempted(self, run: Run) -> Preempted:
@@ -240,78 +183,58 @@ class Checkpointer:
             f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: continue with resume=auto"
         )
 
-    def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None, *, asynchronous: bool) -> None:
-        partial = partial_folder(self.root, position)
-        written = Written(partial)
-        is_first = run.ranks.rank == 0
-        self._saved_at = time.monotonic()
-
-        def small_files() -> None:
-            if is_first:
-                save_plain(shared_state(run), partial / SHARED, written)
+    def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None) -> None:
+        def small_files(folder: Path, written: Written) -> None:
+            if run.ranks.rank == 0:
+                save_plain(shared_state(run), folder / SHARED, written)
             own = {"random": random_states(), "rollouts": None if rollouts is None else asdict(rollouts)}
-            save_plain(own, partial / rank_file(run.ranks.rank), written)
+            save_plain(own, folder / rank_file(run.ranks.rank), written)
 
-        tensors = policy_tensors(run.policy) | critic_tensors(run.critic) | optimizer_tensors(run)
-        pending = _Pending(position=position, score=self._score(run), written=written, tensors=Future())
+        def large_files(folder: Path, written: Written) -> None:
+            tensors = policy_tensors(run.policy) | critic_tensors(run.critic) | optimizer_tensors(run)
+            save_tensors(tensors, folder / TENSORS, written)
 
-        def large_files() -> None:
-            if asynchronous:
-                pending.tensors = save_tensors_later(tensors, partial / TENSORS, written, self._background_group)
-            else:
-                save_tensors(tensors, partial / TENSORS, written)
-                pending.tensors.set_result(None)
-
-        steps = (lambda: _make_empty(partial) if is_first else None, small_files, large_files)
-        if all(self._on_all_ranks(run, partial, position, action) for action in steps):
-            self._pending = pending
-            self._finish(run, wait=not asynchronous)
+        if self._write(run, self.root, position, self._score(run), small_files, large_files):
+            self._saved = position
 
     def _snapshot(self, run: TrainingRun, position: Position) -> None:
         """Save only the weights, unless this is the initial model or the resumed run has saved them already."""
         root = self.root / SNAPSHOTS
         if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
             return
+
+        def weights(folder: Path, written: Written) -> None:
+            save_tensors(policy_tensors(run.policy), folder / TENSORS, written)
+
+        self._write(run, root, position, None, weights)
+
+    def _write(
+        self,
+        run: TrainingRun,
+        root: Path,
+        position: Position,
+        score: float | None,
+        *parts: Callable[[Path, Written], None],
+    ) -> bool:
+        """Write a checkpoint or snapshot part by part and publish it; returns whether that succeeded."""
         partial, is_first = partial_folder(root, position), run.ranks.rank == 0
         written = Written(partial)
 
-        def write() -> None:
-            save_tensors(policy_tensors(run.policy), partial / TENSORS, written)
-            written.check()
-
-        steps = (lambda: _make_empty(partial) if is_first else None, write)
-        if all(self._on_all_ranks(run, partial, position, action) for action in steps):
-            header = self._header(run, position, None, written)
-            self._on_all_ranks(run, partial, position, lambda: publish(partial, header) if is_first else None)
-
-    def _finish(self, run: TrainingRun, *, wait: bool) -> None:
-        """Publish the pending checkpoint once all of its files are written."""
-        if self._pending is None:
-            return
-        pending = self._pending
-        if not wait and run.ranks.max(not pending.tensors.done()):
-            return
-        self._pending = None
-        position, partial = pending.position, partial_folder(self.root, pending.position)
-
-        def check() -> None:
-            pending.tensors.result()
-            pending.written.check()
+        def make_empty() -> None:
+            if is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
 
         def publish_and_prune() -> None:
-            if run.ranks.rank == 0:
+            if is_first:
                 publish(partial, header)
-                prune(self.root, self.settings.keep)
+                if root == self.root:
+                    prune(root, self.settings.keep)
 
-        if not self._on_all_ranks(run, partial, position, check):
-            return
-        header = self._header(run, position, pending.score, pending.written)
-        if self._on_all_ranks(run, partial, position, publish_and_prune):
-            self._saved = position
-
-    def _header(self, run: TrainingRun, position: Position, score: float | None, written: Written) -> Header:
-        """The header of a checkpoint or snapshot, with the files of all ranks; collective."""
-        return Header(
+        actions = (make_empty, *(functools.partial(part, partial, written) for part in parts))
+        if not all(self._on_all_ranks(run, partial, position, action) for action in actions):
+            return False
+        header = Header(
             position=position,
             world_size=run.ranks.world_size,
             validated_step=run.validation.last_step,
@@ -319,6 +242,7 @@ class Checkpointer:
             config=self.config,
             files={name: entry for files in from_all_ranks(written.files) for name, entry in files.items()},
         )
+        return self._on_all_ranks(run, partial, position, publish_and_prune)
 
     def _on_all_ranks(self, run: TrainingRun, partial: Path, position: Position, action: Callable[[], Any]) -> bool:
         """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
@@ -338,17 +262,11 @@ class Checkpointer:
                     f"{what} could not be written ({reason}): {partial.parent} was removed, or some ranks do not see "
                     "it; restore the folder and continue with resume=auto"
                 )
-        if failures:
-            self.num_failed += 1
-            if run.ranks.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-                newest = self._saved.name if self._saved is not None else "none"
-                say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
+        if failures and run.ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            newest = self._saved.name if self._saved is not None else "none"
+            say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
         return not failures
-
-    @functools.cached_property
-    def _background_group(self) -> ProcessGroup | None:
-        return background_group()
 
     def _score(self, run: TrainingRun) -> float | None:
         if self.settings.best is None or run.validation.last_step != run.trainer.global_step:
@@ -356,6 +274,5 @@ class Checkpointer:
         return float(run.trainer.callback_metrics[self.settings.best])
 
 
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def _is_multiple(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

@@ -7,6 +7,7 @@ from typing import Any
 from apo_lightning.checkpoints.folder import MANIFEST, Checkpoint, complete_checkpoints, read_header
 from apo_lightning.checkpoints.snapshots import snapshots_of
 from apo_lightning.common.console import say
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
 FREE = (
@@ -21,11 +22,8 @@ def find_checkpoint(
 ) -> Checkpoint | None:
     """Return the checkpoint that `resume` names; None: start from the beginning.
 
-    Args:
-        resume: None; "auto": the newest checkpoint in `output_dir`, if any; or the folder of a run or of a checkpoint.
-        output_dir: of this run.
-        config: of this run, as nested plain data.
-        world_size: number of ranks.
+    `resume` is None, "auto" (the newest checkpoint in `output_dir`, if any) or the folder of a run or of a checkpoint;
+    `config` is this run's, as nested plain data.
 
     Raises:
         ConfigError: the named folder has no usable checkpoint, its settings differ, or `resume` is None and
@@ -68,7 +66,7 @@ def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Ch
 def _checked(checkpoint: Checkpoint, config: Mapping[str, Any], world_size: int) -> Checkpoint:
     if reason := _other_layout(checkpoint, world_size):
         raise ConfigError(reason)
-    different = sorted(_differences(checkpoint.header.config, config))
+    different = list(_differences(checkpoint.header.config, config))
     if different:
         raise ConfigError(
             f"checkpoint {checkpoint.folder} has other settings: {'; '.join(different[:5])}: resume it with its own "
@@ -87,17 +85,8 @@ def _other_layout(checkpoint: Checkpoint, world_size: int) -> str | None:
 
 
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
-    flat_saved, flat_own = dict(_flat(saved)), dict(_flat(own))
-    for key in flat_saved.keys() | flat_own.keys():
-        if not any(key == free or key.startswith(f"{free}.") for free in FREE):
-            there, here = flat_saved.get(key, "nothing"), flat_own.get(key, "nothing")
-            if there != here:
-                yield f"{key} is {there} there and {here} here"
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", list(value) if isinstance(value, list | tuple) else value
+    there, here = flatten(saved), flatten(own)
+    for key in sorted(there.keys() | here.keys()):
+        is_free = any(key == free or key.startswith(f"{free}.") for free in FREE)
+        if not is_free and there.get(key) != here.get(key):
+            yield f"{key} is {there.get(key, 'nothing')} there and {here.get(key, 'nothing')} here"

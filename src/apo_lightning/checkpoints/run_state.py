@@ -1,12 +1,10 @@
 """The state of a run: its large tensors by name, and everything else as plain data."""
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -150,26 +148,3 @@ def restore_callbacks(trainer: pl.Trainer, states: Mapping[str, Mapping[str, Any
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if callback.state_key in states:
             callback.load_state_dict(states[callback.state_key])
-
-
-def random_states() -> dict[str, Any]:
-    """The state of every random generator of this process. Sampling does not use them: each sample has its seed."""
-    algorithm, keys, position, has_gauss, gauss = np.random.get_state()
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (algorithm, torch.from_numpy(np.asarray(keys).copy()), position, has_gauss, gauss),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Restore every generator's state from `random_states`."""
-    random.setstate(states["python"])
-    algorithm, keys, position, has_gauss, gauss = states["numpy"]
-    np.random.set_state((algorithm, keys.numpy(), position, has_gauss, gauss))
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])

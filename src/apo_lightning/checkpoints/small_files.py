@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 
@@ -23,23 +23,19 @@ def rank_file(rank: int) -> str:
 def save_plain(content: Any, path: Path, written: Written) -> None:
     """Save numbers, strings, lists, dicts and tensors."""
     with written.open(path) as file:
-        torch.save(content, cast("IO[bytes]", file))
+        torch.save(content, file)
 
 
 def load_plain(path: Path) -> Any:
-    """Load what `save_plain` saved; runs no code from the file."""
+    """Load from `save_plain`; runs no code from the file."""
     return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def rollouts_from_plain(plain: Mapping[str, Any]) -> Rollouts:
     """Rebuild rollouts from `dataclasses.asdict` of them."""
-    return Rollouts(
-        step=plain["step"],
-        prompts=tuple(Prompt(**prompt) for prompt in plain["prompts"]),
-        completions=tuple(Completion(**completion) for completion in plain["completions"]),
-        texts=tuple(plain["texts"]),
-        verdicts=tuple(Verdict(**verdict) for verdict in plain["verdicts"]),
-        group_size=plain["group_size"],
-        policy_version=plain["policy_version"],
-        num_preempted=plain.get("num_preempted", 0),  # absent from older checkpoints
-    )
+    records = {
+        "prompts": tuple(Prompt(**prompt) for prompt in plain["prompts"]),
+        "completions": tuple(Completion(**completion) for completion in plain["completions"]),
+        "verdicts": tuple(Verdict(**verdict) for verdict in plain["verdicts"]),
+    }
+    return Rollouts(**{**plain, **records})

@@ -24,11 +24,7 @@ def snapshots_of(run_folder: Path) -> tuple[list[Checkpoint], list[str]]:
 
 
 def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:
-    """Read a snapshot into a policy's weights, in place; collective.
-
-    Args:
-        weights: from `run_state.policy_tensors`, on any device.
-        found: a snapshot of that policy.
+    """Read a snapshot of a policy into its weights (`run_state.policy_tensors`), in place; collective.
 
     Raises:
         ConfigError: the content of a file has changed since it was written.

@@ -1,20 +1,15 @@
-"""How long the phases of a step take, and which one runs right now."""
+"""How long the phases of a step take."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PhaseListener = Callable[[str | None], None]
-
 
 class PhaseClock:
     """Seconds of wall-clock time in each named phase.
 
-    A phase inside another one *pauses* it, so every second belongs to exactly one phase and the sum over phases never
-    exceeds the time that passed. Work queued on an accelerator is charged to the phase that waits for it.
-
-    Args:
-        now: the time in seconds; anything monotonic.
+    A phase inside another one *pauses* it, so every second belongs to exactly one phase. Work queued on an accelerator
+    is charged to the phase that waits for it. `now` is a monotonic clock [s].
 
     Example:
         >>> ticks = iter([0.0, 3.0, 5.0, 6.0])  # read on entering and on leaving each phase
@@ -31,7 +26,6 @@ class PhaseClock:
         self._open: list[str] = []
         self._since = 0.0
         self._seconds: dict[str, float] = {}
-        self._listeners: list[PhaseListener] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -39,23 +33,14 @@ class PhaseClock:
         self._charge()
         self._open.append(name)
         self._seconds.setdefault(name, 0.0)
-        self._tell()
         try:
             yield
         finally:
             self._charge()
             self._open.pop()
-            self._tell()
-
-    def subscribe(self, listener: PhaseListener) -> None:
-        """Call `listener` at every change with the innermost phase, or None when the last one was left."""
-        self._listeners.append(listener)
 
     def take(self) -> dict[str, float]:
-        """Seconds of each phase since the last call, in the order they were first entered; starts again from nothing.
-
-        An open phase is charged up to now, and continues.
-        """
+        """Seconds of each phase since the last call, in the order they were first entered; an open one continues."""
         if self._open:
             self._charge()
         seconds, self._seconds = self._seconds, {}
@@ -67,32 +52,11 @@ class PhaseClock:
             self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
         self._since = now
 
-    def _tell(self) -> None:
-        current = self._open[-1] if self._open else None
-        for listener in self._listeners:
-            listener(current)
-
 
 class StepTimer:
-    """How long each phase of a step took, and the whole of it: from the end of the step before to its own end.
+    """How long each of the `phases` of a step took, and the whole of it, from the end of the step before to its end.
 
-    So the steps of a run add up to its time without pauses. `step` minus the sum of all phases is time in no phase.
-
-    Args:
-        clock: times the phases.
-        phases: those of a step, in order. One that did not run took 0.0 s.
-
-    Example:
-        A step begins at 1 s, its own work at 2 s; a phase runs from 3 s to 5 s, and the step ends at 6 s.
-
-        >>> ticks = iter([1.0, 2.0, 3.0, 5.0, 6.0])
-        >>> timer = StepTimer(PhaseClock(now=lambda: next(ticks)), ("generate", "update"))
-        >>> timer.begin()
-        >>> timer.enter()
-        >>> with timer.clock.phase("update"):
-        ...     pass
-        >>> timer.take()
-        {'between_steps': 1.0, 'generate': 0.0, 'update': 2.0, 'step': 5.0}
+    The steps of a run add up to its time without pauses. `step` minus the sum of all phases is time in no phase.
     """
 
     def __init__(self, clock: PhaseClock, phases: tuple[str, ...]) -> None:

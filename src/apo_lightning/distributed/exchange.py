@@ -33,21 +33,13 @@ class Exchange:
         ]
 
     def send(self, rows: Tensor) -> Tensor:
-        """Send this rank's rows to their destinations; returns the rows for this rank to work on; collective.
-
-        Args:
-            rows: [R, …] the rows of this rank's items; the same dtype and trailing shape on all ranks.
-        """
+        """Send this rank's rows [R, …] to their destinations; returns those for this rank to work on; collective."""
         if self._is_alone:
             return rows
         return self._exchanged(rows.to(self.device)[self._order], self._num_sent, self._num_received).to(rows.device)
 
     def send_back(self, rows: Tensor) -> Tensor:
-        """Return rows to the ranks they came from; returns the rows of this rank's items; collective.
-
-        Args:
-            rows: one per row that `send` returned, in that order.
-        """
+        """Return rows, one per row that `send` returned, to the ranks they came from; collective."""
         if self._is_alone:
             return rows
         received = self._exchanged(rows.to(self.device), self._num_received, self._num_sent)

@@ -12,12 +12,7 @@ Item = TypeVar("Item")
 
 
 def from_all_ranks(part: Part) -> list[Part]:
-    """Return every rank's part, in rank order, on every rank; collective. A single process gets its own part.
-
-    Example:
-        >>> from_all_ranks("mine")
-        ['mine']
-    """
+    """Return every rank's part, in rank order, on every rank; collective. A single process gets its own part."""
     if num_processes() == 1:
         return [part]
     parts: list[Any] = [None] * num_processes()
@@ -26,10 +21,5 @@ def from_all_ranks(part: Part) -> list[Part]:
 
 
 def items_of_all_ranks(items: Sequence[Item]) -> list[Item]:
-    """Return the items of all ranks, in rank order, on every rank; collective.
-
-    Example:
-        >>> items_of_all_ranks([1, 2])
-        [1, 2]
-    """
+    """Return the items of all ranks, in rank order, on every rank; collective."""
     return [item for part in from_all_ranks(items) for item in part]

@@ -5,17 +5,13 @@ from dataclasses import fields
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 
 STEPPED = "_batches_that_stepped"
 """Key of the step that loggers get, in the state of Lightning's loop; it is 0 in a new trainer."""
 
 
 def forget_logged(trainer: pl.Trainer) -> None:
-    """Clear the logged values, which Lightning would otherwise log again at every step until the end of the epoch.
-
-    There is no public way to do so.
-    """
+    """Clear the logged values, which Lightning would otherwise log again at every step until the end of the epoch."""
     assert trainer._results is not None
     trainer._results.reset()
 
@@ -35,19 +31,7 @@ def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
     loop.on_load_checkpoint(state | {STEPPED: steps})
 
 
-def note_device(module: pl.LightningModule, device: torch.device) -> None:
-    """Set `module.device` without moving the weights, as `LightningModule.to` would.
-
-    Otherwise the step's tensors and the engine would go to the CPU, where the offloaded shards are.
-    """
-    module._device = device
-    assert module.device == device, f"Lightning's module is on {module.device}, not on {device} as set"
-
-
 def launched_processes(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:
-    """Lightning's own list of the processes that its launcher started; it stops watching those that are removed.
-
-    Empty if another launcher started the ranks, or if there is one rank.
-    """
+    """Lightning's own list of the processes that its launcher started; it stops watching those that are removed."""
     launcher: Any = trainer.strategy.launcher
     return [] if launcher is None else launcher.procs

@@ -16,9 +16,6 @@ _CONNECT_TIMEOUT_S = 60.0
 _KEEPALIVE_S = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A machine without power closes no connection: its connections count as dead after 15 + 3·5 s."""
 
-OnFailure = Callable[[int, str | None], None]
-"""Called with the rank that failed and its reason; None if it ended without a message."""
-
 
 def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[Any], Any]) -> dict[int, socket.socket]:
     """Connect the first rank with all others; returns this process's connections by rank. Collective.
@@ -26,7 +23,7 @@ def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[A
     Args:
         rank: of this process.
         num_ranks: number of ranks.
-        host: the address of the first rank; None: all ranks are on one machine, and no other machine can connect.
+        host: address of the first rank; None: all ranks are on one machine, and no other machine can connect.
         from_first: broadcasts the first rank's value.
 
     Raises:
@@ -37,11 +34,11 @@ def connect(rank: int, num_ranks: int, host: str | None, from_first: Callable[[A
         connection = socket.create_connection(address, timeout=_CONNECT_TIMEOUT_S)
         connection.sendall(_greeting(token, rank))
         return {0: _with_keepalive(connection)}
+    connections: dict[int, socket.socket] = {}
     with socket.create_server(("127.0.0.1" if host is None else "", 0)) as server:
         server.settimeout(_CONNECT_TIMEOUT_S)
         token = secrets.token_hex(16)
         from_first(((host or "127.0.0.1", server.getsockname()[1]), token))
-        connections: dict[int, socket.socket] = {}
         while len(connections) < num_ranks - 1:
             connection, _ = server.accept()
             connection.settimeout(_CONNECT_TIMEOUT_S)
@@ -72,13 +69,13 @@ def _with_keepalive(connection: socket.socket) -> socket.socket:
 class RankWatchdog:
     """One rank's end of the connections. The first rank forwards messages to all others.
 
-    Args:
-        rank: of this process.
-        connections: from `connect`.
-        on_failure: called at most once, in a background thread, if another rank fails before this one has reported.
+    `on_failure` is called at most once, in a background thread, if another rank fails before this one has reported:
+    with that rank and its reason, None if it ended without a message.
     """
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket], on_failure: OnFailure) -> None:
+    def __init__(
+        self, rank: int, connections: Mapping[int, socket.socket], on_failure: Callable[[int, str | None], None]
+    ) -> None:
         self.rank = rank
         self._connections = connections
         self._on_failure = on_failure

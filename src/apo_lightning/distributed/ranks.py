@@ -10,7 +10,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.model.flops import peak_flops_per_second
 
 Item = TypeVar("Item")
@@ -47,14 +46,6 @@ class Ranks:
         """The maximum of a value over all ranks; collective."""
         return float(value) if self.world_size == 1 else float(self._reduce([value], torch.distributed.ReduceOp.MAX))
 
-    def together(self, items: Sequence[Item]) -> list[Item]:
-        """The items of all ranks, in rank order, so that all ranks make the same decision; collective."""
-        return items_of_all_ranks(items)
-
-    def union(self, names: frozenset[str]) -> frozenset[str]:
-        """The union of the ranks' names; collective."""
-        return frozenset[str]().union(*from_all_ranks(names))
-
     def _reduce(self, values: Sequence[float | int], operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.trainer.strategy.root_device)
         torch.distributed.all_reduce(tensor, op=operation)
@@ -68,13 +59,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 
 
 def zero_gradient(policy: nn.Module) -> None:
-    """Set a gradient of zeros, for an optimizer step without a backward.
-
-    Without a gradient an optimizer skips a parameter, and with it momentum and weight decay.
-
-    Args:
-        policy: sharded or not.
-    """
+    """Set a gradient of zeros, without which an optimizer would skip momentum and weight decay."""
     for parameter in policy.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)

@@ -20,12 +20,9 @@ _in_passes: list[nn.Module] = []
 
 @contextmanager
 def unsharded_root(policy: nn.Module) -> Iterator[None]:
-    """Around the forwards and backwards of several micro-batches: reshard the policy afterwards.
+    """Around the forwards and backwards of several micro-batches: reshard the policy, if it is sharded, afterwards.
 
     After an error, gradients that were not yet reduced are dropped, and the policy can be run again.
-
-    Args:
-        policy: sharded or not; an unsharded one is not changed.
     """
     _in_passes.append(policy)
     try:
@@ -39,12 +36,7 @@ def unsharded_root(policy: nn.Module) -> Iterator[None]:
 
 
 def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
-    """Make a forward of the backbone outside of `unsharded_root(policy)` an error.
-
-    Args:
-        policy: sharded.
-        backbone: the part of the policy that every pass runs.
-    """
+    """Make a forward of a sharded policy's backbone outside of `unsharded_root(policy)` an error."""
 
     def check(*_: object) -> None:
         if not any(one is policy for one in _in_passes):
@@ -63,11 +55,11 @@ def grad_sync(policies: Sequence[nn.Module], strategy: Strategy, *, enabled: boo
     """Around a backward: reduce its gradient over ranks, or only accumulate it on this rank.
 
     FSDP2 reduces the gradients of decoder layers with every backward; unsharded, they would take the memory that
-    sharding saves.
+    sharding saves. DDP delays the reduction of all gradients.
 
     Args:
         policies: the models with a gradient, sharded or not.
-        strategy: of the trainer; DDP delays the reduction of all gradients.
+        strategy: of the trainer.
         enabled: True in the last micro-batch of a mini-batch, equally on all ranks.
     """
     for policy in policies:

@@ -2,25 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.lightning_private import note_device
 from apo_lightning.distributed.root_params import refuse_other_passes
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, has_adapters
@@ -35,58 +27,24 @@ class ShardedStrategy(ModelParallelStrategy):
         data_parallel_size: number of shards; equal to the number of processes.
         process_group_backend: "nccl" for GPUs, "gloo" for CPUs.
         timeout: how long a rank waits for the others; at least the duration of the longest rollout.
-        reshard_after_forward: False keeps a decoder layer's weights gathered from its forward to its backward, which
-            saves one gather and takes the memory of an unsharded policy.
-        offload_to_cpu: keep shards, their gradients and the optimizer state in the CPU's memory, where the optimizer
-            steps. GPUs only.
     """
 
-    def __init__(
-        self,
-        data_parallel_size: int,
-        process_group_backend: str,
-        timeout: timedelta,
-        reshard_after_forward: bool = True,
-        offload_to_cpu: bool = False,
-    ):
+    def __init__(self, data_parallel_size: int, process_group_backend: str, timeout: timedelta):
         super().__init__(
             data_parallel_size=data_parallel_size,
             tensor_parallel_size=1,
-            # The gradient norm and the weight sync communicate shards that are on the CPU.
-            process_group_backend=f"cpu:gloo,cuda:{process_group_backend}" if offload_to_cpu else process_group_backend,
+            process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        self.reshard_after_forward = reshard_after_forward
-        self.offload_to_cpu = offload_to_cpu
         self.whole_weights: Mapping[str, Tensor] = {}
         """The unsharded weights on the first rank, from loading to sharding; empty on the other ranks."""
 
-    def model_to_device(self) -> None:
-        """Move the model to its device, except for offloaded shards, which FSDP2 requires on the CPU."""
-        if not self.offload_to_cpu:
-            super().model_to_device()
-            return
-        assert self.lightning_module is not None
-        for child in self.lightning_module.children():
-            if not any(isinstance(module, FSDPModule) for module in child.modules()):
-                child.to(self.root_device)
-        note_device(self.lightning_module, self.root_device)
-
 
 def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:
-    """Load the model and attach adapters. If the trainer shards, only the first rank loads the weights, for `shard`.
+    """Load the model and attach adapters; raises `ConfigError` for a sharding strategy of Lightning's own.
 
-    Args:
-        spec: the model.
-        lora: its adapters; None: all weights are trained.
-        seed: of random weights.
-        trainer: knows its rank before the process group exists.
-
-    Returns:
-        The model; if the trainer shards, without weights (on the meta device) on every rank.
-
-    Raises:
-        ConfigError: the strategy is Lightning's own ModelParallelStrategy, which `shard` does not support.
+    If the trainer shards, the model is on the meta device on every rank, and the first rank keeps the weights for
+    `shard`.
     """
     strategy = trainer.strategy
     if type(strategy) is ModelParallelStrategy:
@@ -107,15 +65,10 @@ def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrained
 
 
 def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
-    """Shard policies from `load_model` and fill their shards, if the trainer shards.
+    """Shard policy and reference, if the trainer shards, and fill their shards with the first rank's weights.
 
-    Ranks other than the first never hold more than one unsharded tensor. All policies get the same weights. Lightning
-    calls this for each of the trainer's functions; only the first call has an effect.
-
-    Args:
-        policies: the policy and, if any, the reference and a separate critic; afterwards on the trainer's device,
-            unsharded or in shards.
-        trainer: its process group exists.
+    Ranks other than the first never hold more than one unsharded tensor. Lightning calls this for each of the trainer's
+    functions; only the first call has an effect.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, ShardedStrategy):
@@ -124,7 +77,7 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
         if isinstance(policy, FSDPModule):
             continue
         _make_units(policy, strategy)
-        policy.to_empty(device="cpu" if strategy.offload_to_cpu else strategy.root_device)
+        policy.to_empty(device=strategy.root_device)
         _fill(policy.model, strategy.whole_weights, strategy.root_device)
         policy.reset_value_head()
     strategy.whole_weights = {}
@@ -138,10 +91,7 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
     the embedding. The layers, most of the weights, are gathered in the compute dtype. A frozen policy's layers are
     also stored in it: they have no updates to lose, and what is gathered is the same to the bit.
     """
-    options: dict[str, Any] = {
-        "mesh": strategy.device_mesh["data_parallel"],
-        "offload_policy": CPUOffloadPolicy() if strategy.offload_to_cpu else OffloadPolicy(),
-    }
+    mesh = strategy.device_mesh["data_parallel"]
     layer_precision = MixedPrecisionPolicy()
     # An adapted layer rounds after adding the adapter: a small adapter would vanish in a rounded weight.
     if policy.compute_dtype != torch.float32 and not has_adapters(policy.model):
@@ -153,10 +103,8 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
         if is_frozen:
             for parameter in layer.parameters():
                 parameter.data = parameter.data.to(policy.compute_dtype)
-        # A frozen policy has no backward after which it would be resharded.
-        reshards = strategy.reshard_after_forward or not any(p.requires_grad for p in layer.parameters())
-        fully_shard(layer, reshard_after_forward=reshards, mp_policy=layer_precision, **options)
-    root = fully_shard(policy, reshard_after_forward=False, **options)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=layer_precision)
+    root = fully_shard(policy, mesh=mesh, reshard_after_forward=False)
     root.set_reshard_after_backward(False, recurse=False)
     # FSDP2 gathers weights only around `forward`, unless another method is registered.
     for method in ("hidden_states", "as_reference"):

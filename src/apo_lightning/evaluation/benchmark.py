@@ -74,8 +74,8 @@ class Benchmark:
 
     def check(self) -> None:
         """Check that a local file exists and its first record can be read; raises `ConfigError`."""
-        if self.path is not None or self.hub is not None:
-            ProblemSet(path=self.path, hub=self.hub).check()
+        if self._file is not None:
+            self._file.check()
 
     def load(self) -> tuple[list[Row], DataCard]:
         """The problems to measure, and their origin.
@@ -83,7 +83,11 @@ class Benchmark:
         Raises:
             ConfigError: they cannot be read, their number is not `num_problems`, or one has no answer.
         """
-        rows = self._all_rows()
+        if self._file is not None:
+            rows = self._file.rows(self.name)
+        else:
+            assert self.source is not None
+            rows = [row for held_out in self.source.load().validation.values() for row in held_out]
         if self.num_problems is not None and len(rows) != self.num_problems:
             raise ConfigError(
                 f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: give the right "
@@ -127,12 +131,10 @@ class Benchmark:
     def _template(self, prompt_template: str | None) -> PromptTemplate:
         return PromptTemplate(instruction=self.instruction, system=self.system, base_template=prompt_template)
 
-    def _all_rows(self) -> list[Row]:
-        if self.path is not None or self.hub is not None:
-            return ProblemSet(path=self.path, hub=self.hub).rows(self.name)
-        assert self.source is not None
-        held_out = self.source.load().validation
-        return [row for rows in held_out.values() for row in rows]
+    @property
+    def _file(self) -> ProblemSet | None:
+        has_file = self.path is not None or self.hub is not None
+        return ProblemSet(path=self.path, hub=self.hub) if has_file else None
 
     @property
     def _origin(self) -> str:

@@ -8,9 +8,9 @@ from rich.table import Table
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard
+from apo_lightning.evaluation.results import SHARES
 from apo_lightning.types import VerdictStatus
 
-FRACTIONS = ("pass@", "avg@", "maj@", "truncated_fraction")
 MAX_TRUNCATED = 0.05
 """Share of truncated samples above which the token limit distorts the results."""
 MAX_UNPARSED = 0.1
@@ -79,7 +79,7 @@ def shown(name: str, value: float) -> str:
         >>> shown("pass@1", 0.4125), shown("entropy", 0.4051), shown("completion_tokens", 318.25)
         ('41.25 %', '0.405', '318.2')
     """
-    if name.startswith(FRACTIONS):
+    if name.startswith(SHARES):
         return f"{100 * value:.2f} %"
     return f"{value:.1f}" if name == "completion_tokens" else f"{value:.3f}"
 

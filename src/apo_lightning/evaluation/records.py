@@ -1,8 +1,6 @@
 """Records of an evaluation: a `Sample` is a line of `samples.jsonl`, an `EvaluationResult` is `results.json`.
 
-    Prompt → Completion + Verdict → Sample → EvaluationResult
-
-Reports read only these files.
+Prompt → Completion + Verdict → Sample → EvaluationResult
 """
 
 from collections.abc import Mapping

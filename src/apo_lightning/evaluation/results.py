@@ -1,7 +1,7 @@
 """Samples → results: computes everything in `results.json` from the samples file."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,11 +18,11 @@ from apo_lightning.evaluation.records import (
     Sample,
     SamplingSettings,
 )
-from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similarity
+from apo_lightning.metrics.diversity import Encoder, self_bleu, semantic_similarity
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
-from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
+from apo_lightning.metrics.intervals import Interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
-from apo_lightning.types import count_statuses
+from apo_lightning.types import VerdictStatus, count_statuses
 
 NO_VOTE, CORRECT = -1, 0
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
@@ -45,29 +45,27 @@ def summarise(
     Every metric is a mean over problems of a mean over samples. Intervals cover the choice of problems: other problems
     of the same kind.
 
-    Args:
-        samples: a whole file, in its order.
-        benchmark: its name.
-        model: identity of the policy.
-        data: identity of the problems.
-        settings: of the sampling.
-        versions: of the software.
-        measure_diversity: compute 1 − Self-BLEU.
-        encoder: for the similarity of a problem's samples; None: not computed.
+    `samples` is a whole file, in its order. `measure_diversity` adds 1 − Self-BLEU, `encoder` the similarity of a
+    problem's samples; the other arguments are fields of `EvaluationResult`.
     """
-    problems = by_problem(samples)
+    if not samples:
+        raise ConfigError("there are no samples: an evaluation needs at least one problem")
+    problems: dict[str, list[Sample]] = {}
+    for sample in samples:
+        problems.setdefault(sample.prompt_id, []).append(sample)
     values: dict[str, Float[Tensor, "problems"]] = {}
     notes = {}
     num_samples = torch.full((len(problems),), settings.num_samples)
     num_correct = torch.tensor([count_statuses(s.status for s in group)["correct"] for group in problems.values()])
     curve = pass_at_k_curve(num_samples, num_correct, range(1, settings.num_samples + 1))
     values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
-    values[f"maj@{settings.num_samples}"] = _majority(problems)
+    classes = torch.tensor([answer_classes((s.extracted, s.status) for s in group) for group in problems.values()])
+    values[f"maj@{settings.num_samples}"] = majority_at_n(classes, classes == CORRECT)
     notes["maj"] = "correct answers vote together, wrong ones by their normalised text; ties count by expectation"
     values |= _sample_means(problems)
     texts = [[sample.text for sample in group] for group in problems.values()]
     if measure_diversity:
-        values["diversity"] = torch.tensor([diversity(group) for group in texts], dtype=torch.float64)
+        values["diversity"] = torch.tensor([1 - self_bleu(group) for group in texts], dtype=torch.float64)
         notes["diversity"] = "1 − Self-BLEU-4, smoothing method 1; tokens: words, LaTeX commands, numbers, symbols"
     if encoder:
         values["semantic_similarity"] = torch.tensor(
@@ -119,8 +117,8 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
     """
     lowest, highest = score_range(name)
     if name.startswith(SHARES):
-        return bootstrap_interval(values)
-    interval = bootstrap_interval(values, lowest=-math.inf, highest=math.inf)
+        return mean_intervals(values[:, None])[0]
+    interval = mean_intervals(values[:, None], lowest=-math.inf, highest=math.inf)[0]
     return Interval(mean=interval.mean, low=max(interval.low, lowest), high=min(interval.high, highest))
 
 
@@ -129,72 +127,41 @@ def estimate_of(interval: Interval) -> Estimate:
     return Estimate(value=interval.mean, low=interval.low, high=interval.high)
 
 
-def by_problem(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """The samples of each problem, in the order of the file.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    if not samples:
-        raise ConfigError("there are no samples: an evaluation needs at least one problem")
-    problems: dict[str, list[Sample]] = {}
-    for sample in samples:
-        problems.setdefault(sample.prompt_id, []).append(sample)
-    return problems
-
-
 def reported_k(num_samples: int) -> list[int]:
-    """The values of k that are reported: powers of two up to n, and n.
-
-    Example:
-        >>> reported_k(12)
-        [1, 2, 4, 8, 12]
-    """
+    """The values of k that are reported: powers of two up to n, and n."""
     return sorted({2**i for i in range(num_samples.bit_length())} | {num_samples})
 
 
-def answer_classes(group: Sequence[Sample]) -> list[int]:
-    """Class of each sample's answer in the vote: 0 if correct, −1 for none, else one number per distinct text.
+def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[int]:
+    """Class of each answer in the vote: 0 if correct, −1 for none, else one number per distinct text.
 
     Example:
-        >>> def says(answer, status):
-        ...     return Sample(
-        ...         prompt_id="1", sample=0, seed=0, status=status, reward=0.0, extracted=answer, finish_reason="stop",
-        ...         num_tokens=1, logprob=0.0, entropy=None, max_prob=None, support_coverage=None, outside_support=None,
-        ...         text="",
-        ...     )
-        >>> answer_classes([says("1/2", "correct"), says("0.5", "correct"), says("3", "incorrect"),
-        ...     says("$3$", "incorrect"), says(None, "unparsed")])
+        >>> answer_classes([("1/2", "correct"), ("0.5", "correct"), ("3", "incorrect"), ("$3$", "incorrect"),
+        ...     (None, "unparsed")])
         [0, 0, 1, 1, -1]
     """
     wrong: dict[str, int] = {}
     classes = []
-    for sample in group:
-        if sample.status == "correct":
+    for answer, status in answers:
+        if status == "correct":
             classes.append(CORRECT)
-        elif sample.extracted is None:
+        elif answer is None:
             classes.append(NO_VOTE)
         else:
-            classes.append(wrong.setdefault(normalise(sample.extracted), len(wrong) + 1))
+            classes.append(wrong.setdefault(normalise(answer), len(wrong) + 1))
     return classes
 
 
-def _majority(problems: Mapping[str, Sequence[Sample]]) -> Float[Tensor, "problems"]:
-    classes = torch.tensor([answer_classes(group) for group in problems.values()])
-    return majority_at_n(classes, classes == CORRECT)
-
-
 def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[Tensor, "problems"]]:
-    def means(values: Sequence[Sequence[float]]) -> Float[Tensor, "problems"]:
-        return torch.tensor([sum(group) / len(group) for group in values], dtype=torch.float64)
-
-    groups = list(problems.values())
-    result = {
-        "truncated_fraction": means([[float(s.finish_reason == "length") for s in group] for group in groups]),
-        "completion_tokens": means([[float(s.num_tokens) for s in group] for group in groups]),
+    columns = {
+        "truncated_fraction": [[float(s.finish_reason == "length") for s in group] for group in problems.values()],
+        "completion_tokens": [[float(s.num_tokens) for s in group] for group in problems.values()],
     }
     for name in ("entropy", "max_prob", "support_coverage", "outside_support"):
-        values = [[getattr(sample, name) for sample in group] for group in groups]
+        values = [[getattr(sample, name) for sample in group] for group in problems.values()]
         if all(value is not None for group in values for value in group):
-            result[name] = means(values)
-    return result
+            columns[name] = values
+    return {
+        name: torch.tensor([sum(group) / len(group) for group in groups], dtype=torch.float64)
+        for name, groups in columns.items()
+    }

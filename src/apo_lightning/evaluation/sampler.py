@@ -1,15 +1,17 @@
 """Sampling of a benchmark on all ranks: engine → verifier and statistics → `samples.jsonl`."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from apo_lightning.common.console import say
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
-from apo_lightning.evaluation.scoring import score_completions, support_statistics
+from apo_lightning.evaluation.scoring import POLICY_MEANS, SUPPORT_MEANS, completion_means
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
@@ -29,13 +31,8 @@ def plan_samples(prompts: Sequence[Prompt], num_samples: int, run_seed: int, ben
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """Samples whose verdicts may still be pending."""
-
-    fields: Sequence[Mapping[str, Any]]
-    """The fields of each `Sample` that do not depend on its verdict."""
-    verdicts: Future[list[Verdict]]
+_Batch = tuple[Sequence[Mapping[str, Any]], Future[list[Verdict]]]
+"""The fields of each `Sample` that do not depend on its verdict, and the verdicts, which may still be pending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +43,12 @@ class Sampler:
     samples the next batch while the verifier works on the previous one.
 
     Attributes:
-        engine: holds the policy's weights.
-        policy: for entropy and max-prob.
+        engine: holds the weights of `policy`.
         temperature: sampling temperature; 0 is greedy.
-        top_p: of the sampling.
         token_statistics: score each completion in another forward pass; without it `entropy` and `max_prob` are None.
         tokens_per_microbatch: of that pass.
-        reference: for the support coverage, another pass of both policies; None: not measured.
+        reference: for the support coverage, in a pass of both policies; None: not measured.
         anchor_size: K of the support.
-        rank: of this process.
-        world_size: processes that share the work.
         policy_version: version under which the policy's weights were synced.
     """
 
@@ -71,14 +64,8 @@ class Sampler:
     world_size: int = 1
     policy_version: int = 1
 
-    def fill(self, file: SamplesFile, reward: Reward, *, max_completion_tokens: int, progress: Progress) -> None:
-        """Sample, verify and write until the file holds its whole plan.
-
-        Args:
-            file: of the benchmark.
-            reward: verifies completions; called from a thread.
-            max_completion_tokens: a completion is cut there.
-            progress: updated after every batch.
+    def fill(self, file: SamplesFile, reward: Reward, *, benchmark: str, max_completion_tokens: int) -> None:
+        """Sample, verify (in a thread) and write until the file holds its whole plan.
 
         Raises:
             ConfigError: the file belongs to another evaluation.
@@ -86,40 +73,44 @@ class Sampler:
             StaleWeightsError: the engine has received other weights.
         """
         [done, *_] = from_all_ranks(file.open() if self.rank == 0 else 0)
-        progress.start(done, len(file.plan))
-        try:
-            self._draw(file, done, reward, max_completion_tokens, progress)
-        finally:
-            progress.stop()
-        file.close()
+        total, new, counts = len(file.plan), 0, Counter[str]()
+        if done and self.rank == 0:
+            say(f"{benchmark}: {done} of {total} samples exist already")
+        with Progress(f"{benchmark}: ", "samples", is_shown=self.rank == 0 and done < total) as progress:
+            progress.start(done, total)
+            for samples in self._batches(file, done, reward, benchmark, max_completion_tokens):
+                if self.rank == 0:
+                    file.append(samples)
+                new += len(samples)
+                counts["tokens"] += sum(sample.num_tokens for sample in samples)
+                counts["correct"] += sum(sample.status == "correct" for sample in samples)
+                counts["truncated"] += sum(sample.finish_reason == "length" for sample in samples)
+                notes = [f"{counts[name] / new:.1%} {name}" for name in ("correct", "truncated")]
+                progress.advance(done + new, total, counts["tokens"], notes)
 
-    def _draw(
-        self, file: SamplesFile, done: int, reward: Reward, max_completion_tokens: int, progress: Progress
-    ) -> None:
+    def _batches(
+        self, file: SamplesFile, done: int, reward: Reward, benchmark: str, max_completion_tokens: int
+    ) -> Iterator[list[Sample]]:
+        """The samples of all ranks, round by round."""
         previous: _Batch | None = None
         # One thread: a reward need not be thread-safe.
         with ThreadPoolExecutor(max_workers=1) as verifier:
-            for planned in self._my_batches(file, done):
+            # One batch per round; empty where the last round has fewer batches than ranks.
+            for start in range(done, len(file.plan), file.samples_per_batch * self.world_size):
+                first = start + self.rank * file.samples_per_batch
+                planned = file.plan[first : first + file.samples_per_batch]
                 completions = self._sample(planned, max_completion_tokens)
                 tokenizer, stops = self.policy.tokenizer, self.policy.stop_token_ids
                 texts = [completion_text(tokenizer, completion.token_ids, stops) for completion in completions]
                 verdicts = verifier.submit(reward.score, texts, [sample.prompt.answer for sample in planned])
                 fields = self._fields(planned, completions, texts)
                 if previous is not None:
-                    self._write(file, previous, progress)
-                previous = _Batch(fields=fields, verdicts=verdicts)
+                    yield _judged(previous, benchmark)
+                previous = fields, verdicts
             if previous is not None:
-                self._write(file, previous, progress)
-
-    def _my_batches(self, file: SamplesFile, done: int) -> Iterator[Sequence[PlannedSample]]:
-        """One batch per round; empty where the last round has fewer batches than ranks."""
-        size = file.samples_per_batch
-        for start in range(done, len(file.plan), size * self.world_size):
-            first = start + self.rank * size
-            yield file.plan[first : first + size]
+                yield _judged(previous, benchmark)
 
     def _sample(self, batch: Sequence[PlannedSample], max_completion_tokens: int) -> list[Completion]:
-        stop_token_ids = self.policy.stop_token_ids
         completions = self.engine.generate(
             [
                 GenerationRequest(
@@ -128,7 +119,7 @@ class Sampler:
                     max_new_tokens=max_completion_tokens,
                     temperature=self.temperature,
                     top_p=self.top_p,
-                    stop_token_ids=stop_token_ids,
+                    stop_token_ids=self.policy.stop_token_ids,
                 )
                 for planned in batch
             ]
@@ -139,8 +130,6 @@ class Sampler:
     def _fields(
         self, planned: Sequence[PlannedSample], completions: Sequence[Completion], texts: Sequence[str]
     ) -> list[dict[str, Any]]:
-        prompts, token_ids = [sample.prompt for sample in planned], [one.token_ids for one in completions]
-        budget, temperature = self.tokens_per_microbatch, self.temperature or 1.0
         fields = [
             {
                 "prompt_id": sample.prompt.id,
@@ -151,37 +140,31 @@ class Sampler:
                 "logprob": sum(completion.logprobs),
                 "text": text,
             }
-            | dict.fromkeys(("entropy", "max_prob", "support_coverage", "outside_support"))
+            | dict.fromkeys((*POLICY_MEANS, *SUPPORT_MEANS))
             for sample, completion, text in zip(planned, completions, texts, strict=True)
         ]
-        if self.token_statistics and planned:
-            scores = score_completions(
-                self.policy, prompts, token_ids, temperature=temperature, tokens_per_microbatch=budget
-            )
-            for sample, score in zip(fields, scores, strict=True):
-                sample |= {"entropy": score.mean_entropy, "max_prob": score.mean_max_prob}
-        if self.reference is not None and planned:
-            supports = support_statistics(
+        if planned and (self.token_statistics or self.reference is not None):
+            means = completion_means(
                 self.policy,
-                self.reference,
-                prompts,
-                token_ids,
+                [sample.prompt for sample in planned],
+                [completion.token_ids for completion in completions],
+                temperature=self.temperature or 1.0,
+                tokens_per_microbatch=self.tokens_per_microbatch,
+                reference=self.reference,
                 anchor_size=self.anchor_size,
-                temperature=temperature,
-                tokens_per_microbatch=budget,
             )
-            for sample, support in zip(fields, supports, strict=True):
-                sample |= {"support_coverage": support.coverage, "outside_support": support.outside_fraction}
+            names = POLICY_MEANS + SUPPORT_MEANS if self.token_statistics else SUPPORT_MEANS
+            for sample, own in zip(fields, means, strict=True):
+                sample |= {name: own[name] for name in names if name in own}
         return fields
 
-    def _write(self, file: SamplesFile, batch: _Batch, progress: Progress) -> None:
-        verdicts = batch.verdicts.result()
-        check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {progress.benchmark}")
-        own = [
-            Sample(**fields, status=verdict.status, reward=verdict.reward, extracted=verdict.extracted)
-            for fields, verdict in zip(batch.fields, verdicts, strict=True)
-        ]
-        samples = items_of_all_ranks(own)
-        if self.rank == 0:
-            file.append(samples)
-        progress.add(samples)
+
+def _judged(batch: _Batch, benchmark: str) -> list[Sample]:
+    """The samples of all ranks with their verdicts; collective."""
+    verdicts = batch[1].result()
+    check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {benchmark}")
+    own = [
+        Sample(**fields, status=verdict.status, reward=verdict.reward, extracted=verdict.extracted)
+        for fields, verdict in zip(batch[0], verdicts, strict=True)
+    ]
+    return items_of_all_ranks(own)

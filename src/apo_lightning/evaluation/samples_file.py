@@ -3,12 +3,14 @@
 import fcntl
 import json
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.types import Prompt
@@ -28,37 +30,31 @@ class PlannedSample:
 class SamplesFile:
     """The samples of one evaluation, in the order of its plan.
 
-    `evaluation.json` in the same folder has everything that determines the samples. The same evaluation continues after
-    the last whole batch of the file. An engine computes a batch together, so a resumed file has the same bytes as an
-    uninterrupted one. Another evaluation is refused.
-
-    Args:
-        folder: created if it does not exist.
-        identity: everything that determines the samples, as plain data.
-        plan: all samples, in order.
-        samples_per_batch: samples per call of the engine.
+    `evaluation.json` in the same folder holds `identity`, everything that determines the samples, as plain data. The
+    same evaluation continues after the last whole batch of the file: an engine computes a batch of `samples_per_batch`
+    together, so a resumed file has the same bytes as an uninterrupted one. Another evaluation is refused.
     """
 
     def __init__(
         self, folder: Path, identity: Mapping[str, Any], plan: Sequence[PlannedSample], samples_per_batch: int
     ) -> None:
         self.path = folder / SAMPLES
-        self.identity_path = folder / IDENTITY
         self.identity = identity
         self.plan = plan
         self.samples_per_batch = samples_per_batch
         self._file: IO[bytes] | None = None
 
     def open(self) -> int:
-        """Lock the file and cut off an incomplete last batch.
-
-        Returns:
-            The number of samples in the file.
+        """Lock the file, cut off an incomplete last batch and return the number of samples that remain.
 
         Raises:
             ConfigError: the folder has another evaluation, or another process is writing to it.
         """
-        self._require_same_identity()
+        require_same_identity(self.path.parent, self.identity)
+        identity_path = self.path.with_name(IDENTITY)
+        if not identity_path.exists() and self.path.exists() and self.path.stat().st_size > 0:
+            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
+        write_atomically(identity_path, to_json(self.identity, indent=2) + b"\n")
         self._file = self.path.open("ab+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,19 +79,11 @@ class SamplesFile:
             self._file.close()
             self._file = None
 
-    def _require_same_identity(self) -> None:
-        content = to_json(self.identity, indent=2) + b"\n"
-        if self.identity_path.exists():
-            require_same_identity(self.identity_path.parent, self.identity)
-        elif self.path.exists() and self.path.stat().st_size > 0:
-            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
-        write_atomically(self.identity_path, content)
-
     def _whole_batches(self) -> tuple[int, int]:
         """(samples, bytes) up to the end of the last whole batch."""
         assert self._file is not None
         self._file.seek(0)
-        num_good = end = good_end = 0
+        ends = [0]
         for planned, line in zip(self.plan, self._file, strict=False):
             sample = parse_sample(line)
             if sample is None:
@@ -105,60 +93,43 @@ class SamplesFile:
                     f"{self.path} holds sample {sample.sample} of '{sample.prompt_id}' where sample {planned.sample} "
                     f"of '{planned.prompt.id}' belongs: it was edited; remove it to start over"
                 )
-            num_good += 1
-            end += len(line)
-            if num_good % self.samples_per_batch == 0 or num_good == len(self.plan):
-                good_end = end
-        is_whole = num_good == len(self.plan)
-        return (num_good if is_whole else num_good - num_good % self.samples_per_batch), good_end
+            ends.append(ends[-1] + len(line))
+        num_good = len(ends) - 1
+        if num_good < len(self.plan):
+            num_good -= num_good % self.samples_per_batch
+        return num_good, ends[num_good]
 
 
 def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Refuse a folder with another evaluation; a folder without any is accepted.
-
-    Args:
-        folder: of the evaluation.
-        identity: the part of it that is known so far.
-
-    Raises:
-        ConfigError: the folder's `evaluation.json` differs.
-    """
+    """Raise `ConfigError` for a folder whose `evaluation.json` differs in a key of `identity`."""
     path = folder / IDENTITY
     if not path.exists():
         return
     found = json.loads(path.read_bytes())
-    difference = first_difference({key: found.get(key) for key in identity}, json.loads(to_json(identity)))
-    if difference is not None:
-        raise ConfigError(
-            f"{folder} holds another evaluation: {difference}. Choose another output_dir, or remove that folder"
-        )
+    there, here = flatten({key: found.get(key) for key in identity}), flatten(json.loads(to_json(identity)))
+    for key in {**there, **here}:
+        # Older files lack settings that were added since, whose value is null.
+        was, is_now = there.get(key, "null"), here.get(key, "null")
+        if was != is_now:
+            raise ConfigError(
+                f"{folder} holds another evaluation: {key} is {textwrap.shorten(was, 80)} there and "
+                f"{textwrap.shorten(is_now, 80)} here. Choose another output_dir, or remove that folder"
+            )
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Every sample of a finished file.
-
-    Raises:
-        ConfigError: a line is not a sample.
-    """
+    """Every sample of a finished file; raises `ConfigError` if a line is not a sample."""
     samples = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            sample = parse_sample(line)
-            if sample is None:
-                raise ConfigError(
-                    f"{path}:{number} is not a whole sample: run the same evaluation again to complete it"
-                )
+            if (sample := parse_sample(line)) is None:
+                raise ConfigError(f"{path}:{number} is not a whole sample: evaluate again to complete the file")
             samples.append(sample)
     return samples
 
 
 def parse_sample(line: bytes) -> Sample | None:
-    """The sample in a line; None for an incomplete line or another record.
-
-    Example:
-        >>> parse_sample(b'{"prompt_id": "1", "sam') is None
-        True
-    """
+    """The sample in a line; None for an incomplete line or another record."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -168,25 +139,3 @@ def parse_sample(line: bytes) -> Sample | None:
     if not isinstance(record, dict) or record.keys() != {field.name for field in fields(Sample)}:
         return None
     return Sample(**record)
-
-
-def first_difference(before: Any, after: Any, key: str = "") -> str | None:
-    """The first difference between two pieces of plain data, in words; None if they are equal.
-
-    Example:
-        >>> first_difference({"a": {"b": 1}}, {"a": {"b": 2}})
-        'a.b is 1 there and 2 here'
-    """
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in {**before, **after}:
-            inner = f"{key}.{name}" if key else name
-            difference = first_difference(before.get(name), after.get(name), inner)
-            if difference is not None:
-                return difference
-        return None
-    return None if before == after else f"{key} is {_shown(before)} there and {_shown(after)} here"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -11,9 +11,9 @@ still in memory. Statistics of more tokens keep as many logits as fit and recomp
 Softmax state and gradient sums are float32 (float64 for float64 inputs), whatever the dtype of the matrix products.
 Logits of −∞ are legal: p·log p is 0 where p is 0.
 
-    head.py         tiles of logits, and the gradients of h and W from tiles
+    head.py         tiles of logits
     softmax.py      softmax state over tiles, and the gradient of the logits
-    workspace.py    memory that is kept between forward and backward
+    workspace.py    logits that are kept for the backward, and sums of the gradients of h and W
     statistics.py   log-probs and entropy of the policy
     reference.py    log-probs and top K of the reference
     divergence.py   the exact KL divergence

@@ -10,17 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.logprobs.head import (
-    ROWS_MULTIPLE,
-    WeightGradient,
-    check_temperature,
-    compute_dtype_of,
-    even_share,
-    most_rows,
-    slices,
-)
+from apo_lightning.logprobs.head import ROWS_MULTIPLE, compute_dtype_of, even_share, most_rows, slices
 from apo_lightning.logprobs.statistics import token_statistics
-from apo_lightning.logprobs.workspace import HeldLogits, Workspace, num_held
+from apo_lightning.logprobs.workspace import HeldLogits, WeightGradient, Workspace, num_held
 from apo_lightning.types import TokenStatistics
 
 
@@ -36,9 +28,6 @@ class DetachedHead:
             before the backward of `total_loss()`.
         weight: the head, one row per vocabulary token.
         temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
-
-    Raises:
-        ConfigError: the temperature is not positive.
 
     Example:
         The sum of two negative log-probs of a token of probability 1/4: 2·log 4.
@@ -59,13 +48,12 @@ class DetachedHead:
         *,
         temperature: float | int = 1.0,
     ) -> None:
-        check_temperature(temperature)
         dtype = compute_dtype_of(hidden, weight)
         state_dtype = torch.promote_types(dtype, torch.float32)
         self.temperature = temperature
         self._hidden, self._weight = hidden, weight
+        self._rounded = weight.detach().to(dtype)  # once for all chunks
         self._workspace = Workspace(
-            weight=weight.detach().to(dtype),
             gradient=WeightGradient(torch.empty_like(weight, dtype=state_dtype)) if weight.requires_grad else None,
             held=HeldLogits(capacity=2 * num_held(hidden.device, dtype)),  # each tile at an edge counts as a whole one
         )
@@ -76,7 +64,7 @@ class DetachedHead:
     def chunks(self) -> Iterator[slice]:
         """Slices of the tokens, each with as few logits as `num_held` allows."""
         num_tokens, device = len(self._hidden), self._hidden.device
-        most = num_held(device, self._workspace.weight.dtype) // len(self._weight)
+        most = num_held(device, self._rounded.dtype) // len(self._weight)
         most = max(1, min(most, most_rows(device)))
         most -= most % ROWS_MULTIPLE if most > ROWS_MULTIPLE else 0
         rounded_up = -(-even_share(num_tokens, most) // ROWS_MULTIPLE) * ROWS_MULTIPLE
@@ -98,9 +86,12 @@ class DetachedHead:
             anchor_ids: further tokens of each position.
             ref_hidden: the reference's hidden states at *all* tokens; with them `full_kl` is filled in.
             ref_weight: the reference's head.
+
+        Raises:
+            ConfigError: the temperature is not positive.
         """
         self._chunk, self._leaf = tokens, self._hidden.detach()[tokens].requires_grad_()
-        asked = self._leaf, self._weight.detach()
+        asked = self._leaf, self._rounded
         options: dict[str, Any] = {"temperature": self.temperature, "workspace": self._workspace}
         statistics = token_statistics(*asked, token_ids, anchor_ids, **options)
         if ref_hidden is None or ref_weight is None:

@@ -1,6 +1,7 @@
 """The exact KL divergence of the policy from the reference, computed tile by tile."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.logprobs.head import Head, HeadGradient, check_temperature, compute_dtype_of, part_of, tile_kernel
+from apo_lightning.logprobs.head import Head, MakeHead, compute_dtype_of, part_of, tile_kernel
 from apo_lightning.logprobs.softmax import Softmax
-from apo_lightning.logprobs.workspace import Workspace, returned_gradient, weight_gradient
+from apo_lightning.logprobs.workspace import HeadGradient, Workspace
 
 
 def full_kl(
@@ -32,7 +33,7 @@ def full_kl(
         ref_hidden: the reference's last hidden states at the same positions; constant.
         ref_head_weight: the reference's head; constant.
         temperature: τ > 0, of both.
-        workspace: of the calling `DetachedHead`; ∂L/∂W is then added there.
+        workspace: of the calling `DetachedHead`; ∂L/∂W is then added there, and W is in the dtype of products.
 
     Returns:
         KL [nats], ≥ 0 up to rounding; ∞ where the policy gives probability to a token of reference probability 0.
@@ -45,10 +46,10 @@ def full_kl(
         >>> full_kl(hidden, head, hidden, head)
         tensor([0.])
     """
-    check_temperature(temperature)
-    dtype = compute_dtype_of(hidden, head_weight) if workspace is None else workspace.weight.dtype
+    dtype = compute_dtype_of(hidden, head_weight) if workspace is None else head_weight.dtype
     constant = ref_hidden.detach(), ref_head_weight.detach()
-    return _FullKL.apply(hidden, head_weight, *constant, temperature, dtype, workspace)
+    make_head = partial(Head, temperature=temperature, compute_dtype=dtype)
+    return _FullKL.apply(hidden, head_weight, *constant, make_head, workspace)
 
 
 class _FullKL(torch.autograd.Function):
@@ -66,12 +67,10 @@ class _FullKL(torch.autograd.Function):
         head_weight: Tensor,
         ref_hidden: Tensor,
         ref_head_weight: Tensor,
-        temperature: float | int,
-        compute_dtype: torch.dtype,
+        make_head: MakeHead,
         workspace: Workspace | None,
     ) -> Tensor:
-        head = Head(hidden, head_weight if workspace is None else workspace.weight, temperature, compute_dtype)
-        ref_head = Head(ref_hidden, ref_head_weight, temperature, compute_dtype)
+        head, ref_head = make_head(hidden, head_weight), make_head(ref_hidden, ref_head_weight)
         states = {rows.start: _RunningKL(hidden[rows], head.state_dtype) for rows in head.row_tiles()}
         scratch, differences = head.scratch(), head.buffer()
         for rows, columns, _, logits, ref_logits in _tile_pairs(head, ref_head):
@@ -79,7 +78,7 @@ class _FullKL(torch.autograd.Function):
         results = zip(*(state.finish() for state in states.values()), strict=True)
         log_total, ref_log_total, kl = (torch.cat(parts) for parts in results)
         ctx.save_for_backward(hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl)
-        ctx.temperature, ctx.compute_dtype, ctx.workspace = temperature, compute_dtype, workspace
+        ctx.make_head, ctx.workspace = make_head, workspace
         return kl
 
     @staticmethod
@@ -88,22 +87,17 @@ class _FullKL(torch.autograd.Function):
         ctx: Any, grad_kl: Tensor
     ) -> tuple[Any, ...]:
         hidden, head_weight, ref_hidden, ref_head_weight, log_total, ref_log_total, kl = ctx.saved_tensors
-        weight = head_weight if ctx.workspace is None else ctx.workspace.weight
-        head = Head(hidden, weight, ctx.temperature, ctx.compute_dtype)
-        ref_head = Head(ref_hidden, ref_head_weight, ctx.temperature, ctx.compute_dtype)
-        grad_weight = weight_gradient(head_weight, head, ctx.workspace, wanted=ctx.needs_input_grad[1])
-        gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
-        per_token = log_total, ref_log_total, kl, grad_kl / ctx.temperature
+        head, ref_head = ctx.make_head(hidden, head_weight), ctx.make_head(ref_hidden, ref_head_weight)
+        gradient = HeadGradient(head, ctx.needs_input_grad[:2], ctx.workspace)
+        per_token = log_total, ref_log_total, kl, grad_kl / head.temperature
         for rows, columns, weight_tile, logits, ref_logits in _tile_pairs(head, ref_head):
             state = (x[rows].unsqueeze(1) for x in per_token)
-            grad_logits = (
-                _kl_gradient_(logits, ref_logits, *state)
-                if head.overwrites_tiles
-                else _kl_gradient(logits, ref_logits, *state, dtype=ctx.compute_dtype)
-            )
+            if head.overwrites_tiles:
+                grad_logits = _kl_gradient_(logits, ref_logits, *state)
+            else:
+                grad_logits = _kl_gradient(logits, ref_logits, *state, dtype=head.compute_dtype)
             gradient.add(rows, columns, weight_tile, grad_logits)
-        returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
-        return gradient.take_hidden(), returned, None, None, None, None, None
+        return *gradient.finish(), None, None, None, None
 
 
 class _RunningKL:
@@ -125,7 +119,7 @@ class _RunningKL:
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """(log Σ exp z, log Σ exp z_ref, KL)."""
-        log_total, ref_log_total = self.policy.log_total(), self.reference.log_total()
+        log_total, ref_log_total = (state.largest + state.total.log() for state in (self.policy, self.reference))
         return log_total, ref_log_total, self.kl_sum / self.policy.total - (log_total - ref_log_total)
 
 

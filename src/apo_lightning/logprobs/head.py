@@ -13,6 +13,8 @@ from apo_lightning.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MakeHead = Callable[[Tensor, Tensor], "Head"]
+"""(hidden states, matrix) → a head; forward and backward make the same one."""
 
 TILE_ROWS_CPU, TILE_ROWS = 512, 4096
 """Most tokens of a tile, on a CPU and elsewhere. With fewer, a product is bound by reading the head's rows."""
@@ -38,6 +40,9 @@ class Head:
     """z = h·Wᵀ/τ, one tile at a time.
 
     Autocast does not apply inside: the backward runs outside of it, and both passes must use one dtype.
+
+    Raises:
+        ConfigError: the temperature is not positive.
     """
 
     hidden: Tensor
@@ -47,9 +52,12 @@ class Head:
     compute_dtype: torch.dtype
 
     def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature is {self.temperature}: probabilities need one above 0")
         self.state_dtype = torch.promote_types(self.compute_dtype, torch.float32)
         self.rows_operand = self.hidden.to(self.compute_dtype)
         self.tile_shape = tile_shape(len(self.hidden), len(self.weight), self.hidden.device)
+        self.tile_size = math.prod(self.tile_shape)
         self.overwrites_tiles = overwrites_tiles(self.hidden.device)
 
     def row_tiles(self) -> Iterator[slice]:
@@ -80,69 +88,6 @@ class Head:
         return self.buffer() if self.overwrites_tiles else None
 
 
-@dataclass
-class WeightGradient:
-    """∂L/∂W, one part of the vocabulary after another; the first pass writes, so that no memory is cleared first."""
-
-    total: Tensor
-    """In the state dtype; rows from `num_written` on are not initialised."""
-    num_written: int = 0
-
-    def add(self, columns: slice, left: Tensor, right: Tensor) -> None:
-        """Add left · right to these vocabulary columns; a pass goes through the vocabulary in order."""
-        part = self.total[columns]
-        if columns.start < self.num_written:
-            add_product_(part, left, right)
-        else:
-            matmul(left, right, part.dtype, part)
-            self.num_written = columns.stop
-
-    def finish(self) -> Tensor:
-        """The whole gradient; rows that got none are 0."""
-        self.total[self.num_written :] = 0
-        self.num_written = len(self.total)
-        return self.total
-
-
-class HeadGradient:
-    """∂L/∂h and ∂L/∂W, summed tile by tile in float32, as bfloat16 would lose most of a long sum.
-
-    Args:
-        head: the head.
-        hidden: whether ∂L/∂h is wanted.
-        weight: the accumulator of ∂L/∂W; None: the head is frozen.
-    """
-
-    def __init__(self, head: Head, *, hidden: bool, weight: WeightGradient | None) -> None:
-        self._head = head
-        self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if hidden else None
-        self._weight = weight
-
-    def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
-        """Add the gradient of one tile.
-
-        Args:
-            rows: its tokens; an index tensor where they are not contiguous.
-            columns: its part of the vocabulary.
-            weight_tile: the head there, in the compute dtype.
-            grad_logits: ∂L/∂(τ·z).
-        """
-        head = self._head
-        grad_logits = grad_logits.to(head.compute_dtype)
-        if self._hidden is not None:
-            if isinstance(rows, slice):
-                add_product_(self._hidden[rows], grad_logits, weight_tile)
-            else:
-                self._hidden.index_add_(0, rows, matmul(grad_logits, weight_tile, head.state_dtype))
-        if self._weight is not None:
-            self._weight.add(columns, grad_logits.T, head.rows_operand[rows])
-
-    def take_hidden(self) -> Tensor | None:
-        """∂L/∂h in the dtype of h; drops the reference here, as autograd would copy a gradient that has another."""
-        hidden, self._hidden = self._hidden, None
-        return None if hidden is None else hidden.to(self._head.hidden.dtype)
-
-
 def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[int, int]:
     """Size of one tile (tokens, vocabulary): as many tokens as allowed, then as many columns as the limit leaves.
 
@@ -153,17 +98,12 @@ def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[
         (512, 2048)
         >>> tile_shape(num_tokens=514, vocab_size=49152, device=torch.device("cpu"))
         (257, 3072)
-        >>> tile_shape(num_tokens=256, vocab_size=49152, device=torch.device("cpu"))
-        (256, 1536)
-        >>> tile_shape(num_tokens=8, vocab_size=80, device=torch.device("cpu"))
-        (8, 80)
         >>> tile_shape(num_tokens=8192, vocab_size=152064, device=torch.device("cuda"))
         (4096, 2048)
     """
-    is_cpu = device.type == "cpu"
     rows = even_share(num_tokens, most_rows(device))
     wanted = TILE_LOGITS
-    if is_cpu:
+    if device.type == "cpu":
         wanted = min(TILE_LOGITS_CPU, max(num_tokens * vocab_size // 32, FEWEST_LOGITS_CPU))
     columns = wanted // rows
     columns -= columns % COLUMNS_MULTIPLE if columns > COLUMNS_MULTIPLE else 0
@@ -181,10 +121,7 @@ def overwrites_tiles(device: torch.device) -> bool:
 
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates element-wise work on a tile: compiled on a GPU, eager (the reference implementation) elsewhere.
-
-    Eager, each operation would read and write the tile, which costs a GPU as much as the matrix products.
-    """
+    """Decorates element-wise work on a tile: compiled on a GPU, where each operation would read and write the tile."""
     compiled = cache(lambda: torch.compile(function, dynamic=True))  # imports torch's compiler: seconds
 
     @wraps(function)
@@ -203,22 +140,15 @@ def compute_dtype_of(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and dtype != torch.float64 else dtype
 
 
-def check_temperature(temperature: float | int) -> None:
-    """Raise `ConfigError` unless the temperature is positive."""
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}: probabilities need one above 0")
-
-
 def matmul(left: Tensor, right: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """left · right in `dtype`; on a GPU a bfloat16 product is accumulated and returned without rounding to bfloat16."""
-    if out is not None:
-        out = part_of(out, (len(left), right.shape[1]))
+    shape = len(left), right.shape[1]
+    out = left.new_empty(shape, dtype=dtype) if out is None else part_of(out, shape)
     with torch.autocast(left.device.type, enabled=False):
         if left.dtype == dtype:
-            return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
+            return torch.mm(left, right, out=out)
         if left.device.type == "cpu":
-            product = torch.mm(left, right)
-            return product.to(dtype) if out is None else out.copy_(product)
+            return out.copy_(torch.mm(left, right))
         return torch.mm(left, right, out_dtype=dtype, out=out)
 
 

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.logprobs.head import Head, check_temperature, compute_dtype_of
+from apo_lightning.logprobs.head import Head, compute_dtype_of
 from apo_lightning.logprobs.softmax import Softmax
 from apo_lightning.types import ReferenceStatistics
 
@@ -39,7 +39,6 @@ def reference_statistics(
         >>> reference_statistics(torch.ones(1, 1), head, torch.tensor([0]), anchor_size=3).anchor_ids
         tensor([[1, 2, 0]])
     """
-    check_temperature(temperature)
     if not 0 <= anchor_size <= len(head_weight):
         raise ConfigError(f"anchor_size is {anchor_size}: the vocabulary has {len(head_weight)} tokens to choose from")
     head = Head(hidden, head_weight, temperature, compute_dtype_of(hidden, head_weight))
@@ -55,8 +54,7 @@ def reference_statistics(
             softmax.update(columns, tile, scratch, keeps=False)
     top.settle_ties()
     logprobs = torch.cat([softmax.finish()[0] for softmax in softmaxes])
-    tops = [softmax.normalise(top.values[rows]) for rows, softmax in zip(row_tiles, softmaxes, strict=True)]
-    anchor_logprobs = torch.cat(tops)
+    anchor_logprobs = torch.cat([s.normalise(top.values[rows]) for rows, s in zip(row_tiles, softmaxes, strict=True)])
     return ReferenceStatistics(
         logprobs=logprobs[:, 0],
         anchor_ids=top.ids.masked_fill(anchor_logprobs == -torch.inf, -1) if anchor_size else None,
@@ -98,45 +96,16 @@ class TopLogits:
         if not self._ties:
             return
         matters = torch.stack([(tie == self.values[rows, -1]).any() for rows, _, tie in self._ties])
-        for (rows, columns, _), is_tied in zip(self._ties, matters.tolist(), strict=True):
+        for (rows, columns, tie), is_tied in zip(self._ties, matters.tolist(), strict=True):
             if is_tied:
-                self._take_lowest(rows, columns)
+                self._take_lowest(rows, columns, (tie == self.values[rows, -1]).nonzero().flatten())
 
-    def _take_lowest(self, rows: slice, columns: slice) -> None:
-        """Replace the ids of this tile by its own top k, as many as it holds now."""
+    def _take_lowest(self, rows: slice, columns: slice, tied: Tensor) -> None:
+        """Replace the ids that these tokens have from this tile by the tile's first ones in order, as many."""
         # Recomputed over the same rows and columns, as other shapes would round differently and tie elsewhere.
-        logits = self._head.logits(rows, self._head.weight_tile(columns))
-        lowest, ids = top_ids(logits, self._k) + columns.start, self.ids[rows]
+        logits = self._head.logits(rows, self._head.weight_tile(columns))[tied]
+        lowest = logits.sort(dim=1, descending=True, stable=True).indices[:, : self._k] + columns.start
+        ids = self.ids[rows][tied]
         is_here = (ids >= columns.start) & (ids < columns.stop)
         places = torch.arange(self._k, device=ids.device)
-        ids.masked_scatter_(is_here, lowest[places < is_here.sum(1, keepdim=True)])
-
-
-def top_ids(scores: Float[Tensor, "tokens vocab"], k: int) -> Int[Tensor, "tokens {k}"]:
-    """The ids of the k largest scores of each row, in descending order, ties by the lower id first.
-
-    `torch.topk` alone takes any of the tied ids, and not the same ones on every device; bfloat16 often ties.
-
-    Example:
-        >>> top_ids(torch.tensor([[5.0, 7.0, 5.0, 5.0]]), k=3)
-        tensor([[1, 0, 2]])
-    """
-    num_candidates = min(k + 1, scores.shape[1])
-    values, ids = scores.topk(num_candidates, dim=1)
-    ids = ids[:, :k]
-    if 0 < k < num_candidates:
-        tied = (values[:, k - 1] == values[:, k]).nonzero().flatten()
-        if len(tied):
-            ids[tied] = _lowest_ids_at_boundary(scores[tied], values[tied, k - 1 : k], k)
-    ids = ids.sort(dim=1).values
-    order = scores.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
-    return ids.gather(1, order)
-
-
-def _lowest_ids_at_boundary(scores: Tensor, kth_largest: Tensor, k: int) -> Tensor:
-    """All ids above the k-th largest score and the lowest ids of those equal to it that still fit."""
-    above = scores > kth_largest
-    equal = scores == kth_largest
-    num_places = k - above.sum(1, keepdim=True, dtype=torch.int32)
-    chosen = above | (equal & (equal.cumsum(1, dtype=torch.int32) <= num_places))
-    return chosen.nonzero()[:, 1].view(len(scores), k)
+        self.ids[rows.start + tied] = ids.masked_scatter(is_here, lowest[places < is_here.sum(1, keepdim=True)])

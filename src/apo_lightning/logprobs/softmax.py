@@ -1,13 +1,12 @@
 """Softmax over tiles: its running state, and the gradient of the logits."""
 
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.logprobs.head import part_of, tile_kernel
+from apo_lightning.logprobs.head import Head, part_of, tile_kernel
 
 LOWEST_LOGIT = -1e4
 """Replaces −∞ for z − max z: exp of it is 0 too, but 0 · (−∞) would be NaN."""
@@ -17,26 +16,23 @@ PADDING_COLUMNS = 8
 """Columns appended to a tile for ids outside of it; 8 keep rows of bfloat16 aligned to 16 bytes, as products want."""
 
 
-@dataclass
 class Softmax:
     """Running softmax state of some tokens in a pass over the vocabulary.
 
     With u_v = z_v − m:   m = max z,   s = Σ exp(u_v),   d = Σ u_v·exp(u_v)
 
         log p_v = u_v − log s,   H = log s − d/s,   max p = 1/s
+
+    Args:
+        ids: vocabulary ids whose log-probs are wanted; −1: none.
+        dtype: of the state.
     """
 
-    ids: Int[Tensor, "tokens picks"]
-    """Vocabulary ids whose log-probs are wanted; −1: none."""
-    dtype: torch.dtype
-    picked: Float[Tensor, "tokens picks"] = field(init=False)
-    """Logits at `ids`; −∞ before their tile."""
-
-    def __post_init__(self) -> None:
-        num_tokens = len(self.ids)
-        self.largest = torch.full((num_tokens,), NOTHING_SEEN, dtype=self.dtype, device=self.ids.device)
+    def __init__(self, ids: Int[Tensor, "tokens picks"], dtype: torch.dtype) -> None:
+        self.ids = ids
+        self.largest = torch.full((len(ids),), NOTHING_SEEN, dtype=dtype, device=ids.device)
         self.total, self.dot = torch.zeros_like(self.largest), torch.zeros_like(self.largest)
-        self.picked = torch.full(self.ids.shape, -torch.inf, dtype=self.dtype, device=self.ids.device)
+        self.picked = torch.full(ids.shape, -torch.inf, dtype=dtype, device=ids.device)
 
     def update(
         self, columns: slice, logits: Tensor, buffer: Tensor | None, *, keeps: bool = True
@@ -46,8 +42,8 @@ class Softmax:
         Args:
             columns: the tile's part of the vocabulary.
             logits: overwritten where a buffer is given.
-            buffer: receives exp(z − m); at least as large as the tile. None: new memory, if the result is kept.
-            keeps: whether the caller needs exp(z − m); without it an empty tensor may be returned.
+            buffer: receives exp(z − m); None: new memory, if the result is kept.
+            keeps: whether the caller needs exp(z − m); else it may be empty.
 
         Returns:
             exp(z − m) and the current m [tokens], which later tiles may still raise.
@@ -61,18 +57,9 @@ class Softmax:
         self.largest, self.total, self.dot, self.picked = state
         return exp_logits, self.largest
 
-    def exp_logits_(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(exp(z − m), m) of a tile of these tokens, in the memory of its logits; after the last tile only."""
-        largest = self.largest[tokens]
-        return logits.sub_(largest.unsqueeze(1)).exp_(), largest
-
     def normalise(self, logits: Tensor) -> Tensor:
         """Log-probs [tokens, any] of logits of the same tokens; after the last tile only."""
         return logits - self.largest.unsqueeze(1) - self.total.log().unsqueeze(1)
-
-    def log_total(self) -> Tensor:
-        """log Σ_v exp(z_v) [tokens]; after the last tile only."""
-        return self.largest + self.total.log()
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """(log-probs at the ids, entropy, max-prob); after the last tile only."""
@@ -82,50 +69,38 @@ class Softmax:
         return logprobs.masked_fill_(self.ids < 0, -torch.inf), entropy, 1 / self.total
 
 
-@dataclass(frozen=True)
 class LogitGradient:
-    """∂L/∂z of some tokens, from the gradients of their log-probs and entropies.
+    """∂L/∂z of some tokens, from their finished softmax and the gradients of their log-probs and entropies.
 
         ∂L/∂z_v = p_v·(α − g_H·log p_v) + Σ_k g_k·[v = id_k],   α = −Σ_k g_k − g_H·H
 
-    With exp(u_v) = s·p_v it is exp(u_v)·(constant − slope·u_v) plus the sparse part.
+    With exp(u_v) = s·p_v it is exp(u_v)·(constant − slope·u_v) plus the sparse part. Constant and slope: [tokens, 1];
+    without a gradient of the entropy there is no slope.
     """
 
-    ids: Int[Tensor, "tokens picks"]
-    grad_ids: Float[Tensor, "tokens picks"]
-    picked: Float[Tensor, "tokens picks"]
-    largest: Float[Tensor, "tokens 1"]
-    constant: Float[Tensor, "tokens 1"]
-    slope: Float[Tensor, "tokens 1"] | None
-    """The entropy's part; None: the entropy has no gradient."""
-
-    @classmethod
-    def of(
-        cls, softmax: Softmax, tokens: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
-    ) -> "LogitGradient":
-        """From a finished softmax state and the gradients of some of its tokens."""
-        ids, total, picked = softmax.ids[tokens], softmax.total[tokens], softmax.picked[tokens]
-        grad_ids = torch.zeros_like(picked) if grad_logprobs is None else grad_logprobs
+    def __init__(
+        self, softmax: Softmax, tokens: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
+    ) -> None:
+        self.ids, self.picked, total = softmax.ids[tokens], softmax.picked[tokens], softmax.total[tokens, None]
+        self.largest, self.slope = softmax.largest[tokens, None], None
         # The gradient at an absent id may be anything, NaN included.
-        grad_ids = torch.where(ids < 0, 0.0, grad_ids)
-        constant, slope = -grad_ids.sum(1) / total, None
+        grad_ids = torch.zeros_like(self.picked) if grad_logprobs is None else grad_logprobs
+        self.grad_ids = torch.where(self.ids < 0, 0.0, grad_ids)
+        self.constant = -self.grad_ids.sum(1, keepdim=True) / total
         if grad_entropy is not None:
-            slope = grad_entropy / total
+            self.slope = grad_entropy[:, None] / total
             # H − log s = −d/s
-            constant = constant + slope * softmax.dot[tokens] / total
-            slope = slope.unsqueeze(1)
-        return cls(ids, grad_ids, picked, softmax.largest[tokens].unsqueeze(1), constant.unsqueeze(1), slope)
+            self.constant = self.constant + self.slope * softmax.dot[tokens, None] / total
 
-    def from_exp_logits_(self, columns: slice, exp_logits: Tensor, largest: Tensor) -> Tensor:
-        """∂L/∂z of one tile, from the two results of `Softmax.update`, in the memory of the first."""
-        gradient = _from_exp_logits_(exp_logits, largest.unsqueeze(1) - self.largest, self.constant, self.slope)
-        index, inside = positions(self.ids - columns.start, columns.stop - columns.start)
-        return gradient.scatter_add_(1, index, self.grad_ids * inside)
-
-    def from_exp_logits(self, columns: slice, exp_logits: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-        """`from_exp_logits_` in new memory, rounded to `dtype` at the end."""
+    def of_tile(self, head: Head, columns: slice, exp_logits: Tensor, largest: Tensor) -> Tensor:
+        """∂L/∂z of one tile from the two results of `Softmax.update`: in the memory of the first, or rounded in new."""
         shift, places = largest.unsqueeze(1) - self.largest, self.ids - columns.start
-        return _from_exp_logits(exp_logits, shift, self.constant, self.slope, places, self.at_ids.to(dtype))
+        if not head.overwrites_tiles:
+            at_ids = self.at_ids.to(head.compute_dtype)
+            return _from_exp_logits(exp_logits, shift, self.constant, self.slope, places, at_ids)
+        gradient = _from_exp_logits_(exp_logits, shift, self.constant, self.slope)
+        index, inside = positions(places, exp_logits.shape[1])
+        return gradient.scatter_add_(1, index, self.grad_ids * inside)
 
     @cached_property
     def at_ids(self) -> Float[Tensor, "tokens picks"]:

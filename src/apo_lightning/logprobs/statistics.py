@@ -1,5 +1,6 @@
 """Log-probs, entropy and largest probability of the policy, in one pass over its logits and one back."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,16 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.logprobs.head import HeadGradient, check_temperature, compute_dtype_of
+from apo_lightning.logprobs.head import Head, MakeHead, compute_dtype_of
 from apo_lightning.logprobs.softmax import LogitGradient, Softmax
-from apo_lightning.logprobs.workspace import (
-    HeldLogits,
-    Workspace,
-    head_of,
-    num_held,
-    returned_gradient,
-    weight_gradient,
-)
+from apo_lightning.logprobs.workspace import HeadGradient, HeldLogits, Workspace, num_held
 from apo_lightning.types import TokenStatistics
 
 
@@ -43,7 +37,7 @@ def token_statistics(
         token_ids: the tokens y whose log-probs are wanted.
         anchor_ids: further tokens of each position; −1 gives log-prob −∞ and no gradient.
         temperature: τ > 0; the distribution is softmax(h·Wᵀ/τ).
-        workspace: of the calling `DetachedHead`; ∂L/∂W is then added there.
+        workspace: of the calling `DetachedHead`; ∂L/∂W is then added there, and W is in the dtype of products.
 
     Raises:
         ConfigError: the temperature is not positive.
@@ -56,11 +50,11 @@ def token_statistics(
         >>> statistics.logprobs.exp(), statistics.max_prob
         (tensor([0.2500]), tensor([0.7500]))
     """
-    check_temperature(temperature)
     columns = [token_ids.unsqueeze(1)] if anchor_ids is None else [token_ids.unsqueeze(1), anchor_ids]
     ids = torch.cat(columns, dim=1).long()
-    dtype = compute_dtype_of(hidden, head_weight) if workspace is None else workspace.weight.dtype
-    logprobs, entropy, max_prob = _TokenStatistics.apply(hidden, head_weight, ids, temperature, dtype, workspace)
+    dtype = compute_dtype_of(hidden, head_weight) if workspace is None else head_weight.dtype
+    make_head = partial(Head, temperature=temperature, compute_dtype=dtype)
+    logprobs, entropy, max_prob = _TokenStatistics.apply(hidden, head_weight, ids, make_head, workspace)
     return TokenStatistics(
         logprobs=logprobs[:, 0],
         entropy=entropy,
@@ -78,31 +72,25 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head_weight: Tensor,
-        ids: Tensor,
-        temperature: float | int,
-        compute_dtype: torch.dtype,
-        workspace: Workspace | None,
+        ctx: Any, hidden: Tensor, head_weight: Tensor, ids: Tensor, make_head: MakeHead, workspace: Workspace | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        head = head_of(hidden, head_weight, temperature, compute_dtype, workspace)
-        held = workspace.held if workspace is not None else HeldLogits(num_held(hidden.device, compute_dtype))
-        forward_id = held.begin(any(ctx.needs_input_grad))
+        head = make_head(hidden, head_weight)
+        held = HeldLogits(num_held(hidden.device, head.compute_dtype)) if workspace is None else workspace.held
+        tiles = held.begin()
+        num_tiles = held.capacity // head.tile_size if any(ctx.needs_input_grad) else 0
         logits, scratch = head.buffer(), head.scratch()
         softmaxes = []
         for rows in head.row_tiles():
             softmax = Softmax(ids[rows], head.state_dtype)
             for columns, weight_tile in head.column_tiles():
-                is_held = held.reserve(head)
-                buffer = held.buffer(head) if is_held else scratch
+                is_held = len(tiles) < num_tiles
+                buffer = held.buffer(len(tiles), head) if is_held else scratch
                 tile = softmax.update(columns, head.logits(rows, weight_tile, logits), buffer, keeps=is_held)
                 if is_held:
-                    held.tiles[rows.start, columns.start] = tile
+                    tiles[rows.start, columns.start] = tile
             softmaxes.append(softmax)
         ctx.save_for_backward(hidden, head_weight)
-        ctx.softmaxes, ctx.temperature, ctx.compute_dtype = softmaxes, temperature, compute_dtype
-        ctx.workspace, ctx.held, ctx.forward_id = workspace, held, forward_id
+        ctx.softmaxes, ctx.tiles, ctx.make_head, ctx.workspace = softmaxes, tiles, make_head, workspace
         logprobs, entropy, max_prob = (torch.cat(parts) for parts in zip(*(s.finish() for s in softmaxes), strict=True))
         ctx.mark_non_differentiable(max_prob)
         ctx.set_materialize_grads(False)  # without a gradient of the entropy its part of the backward is skipped
@@ -114,11 +102,10 @@ class _TokenStatistics(torch.autograd.Function):
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, _: None
     ) -> tuple[Any, ...]:
         hidden, head_weight = ctx.saved_tensors
-        head = head_of(hidden, head_weight, ctx.temperature, ctx.compute_dtype, ctx.workspace)
-        grad_weight = weight_gradient(head_weight, head, ctx.workspace, wanted=ctx.needs_input_grad[1])
-        gradient = HeadGradient(head, hidden=ctx.needs_input_grad[0], weight=grad_weight)
-        incoming = [None if grad is None else grad / ctx.temperature for grad in (grad_logprobs, grad_entropy)]
-        tiles, logits = ctx.held.take(ctx.forward_id), None
+        head = ctx.make_head(hidden, head_weight)
+        gradient = HeadGradient(head, ctx.needs_input_grad[:2], ctx.workspace)
+        incoming = [None if grad is None else grad / head.temperature for grad in (grad_logprobs, grad_entropy)]
+        logits = None
         for rows, softmax in zip(head.row_tiles(), ctx.softmaxes, strict=True):
             grads = [None if grad is None else grad[rows] for grad in incoming]
             active = active_tokens(softmax.ids, *grads)
@@ -126,24 +113,17 @@ class _TokenStatistics(torch.autograd.Function):
                 continue
             all_active = len(active) == len(softmax.ids)
             index = rows if all_active else active + rows.start
-            logit_gradient = LogitGradient.of(
-                softmax, active, *(None if grad is None else grad[active] for grad in grads)
-            )
+            logit_gradient = LogitGradient(softmax, active, *(None if grad is None else grad[active] for grad in grads))
             for columns, weight_tile in head.column_tiles():
-                exp_logits, largest = tiles.pop((rows.start, columns.start), (None, None))
+                exp_logits, largest = ctx.tiles.pop((rows.start, columns.start), (None, None))
                 if exp_logits is None or largest is None:
                     logits = head.buffer() if logits is None else logits
-                    exp_logits, largest = softmax.exp_logits_(head.logits(index, weight_tile, logits), active)
+                    largest = softmax.largest[active]
+                    exp_logits = head.logits(index, weight_tile, logits).sub_(largest[:, None]).exp_()
                 elif not all_active:
                     exp_logits, largest = exp_logits[active], largest[active]
-                grad_logits = (
-                    logit_gradient.from_exp_logits_(columns, exp_logits, largest)
-                    if head.overwrites_tiles
-                    else logit_gradient.from_exp_logits(columns, exp_logits, largest, head.compute_dtype)
-                )
-                gradient.add(index, columns, weight_tile, grad_logits)
-        returned = returned_gradient(grad_weight, head_weight, ctx.workspace)
-        return gradient.take_hidden(), returned, None, None, None, None
+                gradient.add(index, columns, weight_tile, logit_gradient.of_tile(head, columns, exp_logits, largest))
+        return *gradient.finish(), None, None, None
 
 
 def active_tokens(

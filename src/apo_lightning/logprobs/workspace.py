@@ -1,78 +1,114 @@
-"""Memory of the head that is kept between forward and backward, and between the chunks of one micro-batch."""
+"""What a forward keeps for its backward, the sums of gradients, and what the chunks of one micro-batch share."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, Head, WeightGradient
+from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, Head, add_product_, matmul
 
 Tiles = dict[tuple[int, int], tuple[Tensor, Tensor]]
 """(first token, first column) → exp(z − m) of a tile, and the m at that time."""
 
 
-@dataclass
 class HeldLogits:
-    """Tiles kept for the backward. Their memory is reused once the tiles are taken or a new forward begins.
+    """Tiles kept for the backward, which overwrites them; their memory is used again by the next forward.
 
-    Attributes:
+    Args:
         capacity: largest number of logits to hold.
-        tiles: those of the latest forward.
     """
 
-    capacity: int
-    tiles: Tiles = field(default_factory=dict)
-    _buffers: list[Tensor] = field(default_factory=list)
-    _num_used: int = 0
-    _forward_id: int = 0
-    _has_backward: bool = False
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._tiles: Tiles = {}
+        self._buffers: list[Tensor] = []
 
-    def begin(self, has_backward: bool) -> int:
-        """Start a forward and return its id; drops the tiles of an earlier forward."""
-        self.tiles = {}
-        self._num_used, self._has_backward = 0, has_backward
-        self._forward_id += 1
-        return self._forward_id
+    def begin(self) -> Tiles:
+        """The tiles of a new forward, none yet. Those of an earlier one are dropped: its backward recomputes them."""
+        self._tiles.clear()
+        self._tiles = {}
+        return self._tiles
 
-    def reserve(self, head: Head) -> bool:
-        """Reserve memory for the next tile; False where no backward follows or the capacity is used up."""
-        tile = head.tile_shape[0] * head.tile_shape[1]
-        if not self._has_backward or (self._num_used + 1) * tile > self.capacity:
-            return False
-        self._num_used += 1
-        return True
-
-    def buffer(self, head: Head) -> Tensor | None:
-        """Memory for the tile reserved last; None where compiled kernels allocate it themselves."""
+    def buffer(self, index: int, head: Head) -> Tensor | None:
+        """Memory for the tile of this number; None where compiled kernels allocate it themselves."""
         if not head.overwrites_tiles:
             return None
-        index = self._num_used - 1
-        if index == len(self._buffers) or self._buffers[index].numel() < head.tile_shape[0] * head.tile_shape[1]:
+        if index == len(self._buffers) or self._buffers[index].numel() < head.tile_size:
             self._buffers[index : index + 1] = [head.buffer()]
         return self._buffers[index]
 
-    def take(self, forward_id: int) -> Tiles:
-        """The tiles of that forward, once, as a backward overwrites them; none after a later forward began."""
-        if forward_id != self._forward_id:
-            return {}
-        tiles, self.tiles = self.tiles, {}
-        return tiles
+
+@dataclass
+class WeightGradient:
+    """∂L/∂W, one part of the vocabulary after another; the first pass writes, so that no memory is cleared first."""
+
+    total: Tensor
+    """In the state dtype; rows from `num_written` on are not initialised."""
+    num_written: int = 0
+
+    def add(self, columns: slice, left: Tensor, right: Tensor) -> None:
+        """Add left · right to these vocabulary columns; a pass goes through the vocabulary in order."""
+        part = self.total[columns]
+        if columns.start < self.num_written:
+            add_product_(part, left, right)
+        else:
+            matmul(left, right, part.dtype, part)
+            self.num_written = columns.stop
+
+    def finish(self) -> Tensor:
+        """The whole gradient; rows that got none are 0."""
+        self.total[self.num_written :] = 0
+        self.num_written = len(self.total)
+        return self.total
 
 
 @dataclass
 class Workspace:
-    """Memory that the chunks of one micro-batch share.
+    """What the chunks of one micro-batch share.
 
     Attributes:
-        weight: the head in its compute dtype, cast once for all chunks.
         gradient: ∂L/∂W so far; None: the head is frozen.
         held: the logits of the current chunk.
     """
 
-    weight: Float[Tensor, "vocab hidden"]
     gradient: WeightGradient | None
     held: HeldLogits
+
+
+class HeadGradient:
+    """∂L/∂h and ∂L/∂W, summed tile by tile in float32, as bfloat16 would lose most of a long sum.
+
+    Args:
+        head: the head.
+        wanted: whether `finish` gives ∂L/∂h and ∂L/∂W.
+        workspace: of the calling `DetachedHead`, which collects ∂L/∂W; None: `finish` gives it.
+    """
+
+    def __init__(self, head: Head, wanted: Sequence[bool], workspace: Workspace | None) -> None:
+        self._head = head
+        self._hidden = torch.zeros_like(head.hidden, dtype=head.state_dtype) if wanted[0] else None
+        self._own = WeightGradient(torch.empty_like(head.weight, dtype=head.state_dtype)) if wanted[1] else None
+        self._weight = self._own if workspace is None else workspace.gradient
+
+    def add(self, rows: slice | Tensor, columns: slice, weight_tile: Tensor, grad_logits: Tensor) -> None:
+        """Add the gradient ∂L/∂(τ·z) of one tile; `rows` is an index where its tokens are not contiguous."""
+        head = self._head
+        grad_logits = grad_logits.to(head.compute_dtype)
+        if self._hidden is not None:
+            if isinstance(rows, slice):
+                add_product_(self._hidden[rows], grad_logits, weight_tile)
+            else:
+                self._hidden.index_add_(0, rows, matmul(grad_logits, weight_tile, head.state_dtype))
+        if self._weight is not None:
+            self._weight.add(columns, grad_logits.T, head.rows_operand[rows])
+
+    def finish(self) -> tuple[Tensor | None, Tensor | None]:
+        """∂L/∂h and ∂L/∂W in the dtypes of h and W, None where not wanted."""
+        # Autograd would copy a gradient that is referred to from here too.
+        hidden, self._hidden = self._hidden, None
+        weight = None if self._own is None else self._own.finish().to(self._head.weight.dtype)
+        return None if hidden is None else hidden.to(self._head.hidden.dtype), weight
 
 
 def num_held(device: torch.device, compute_dtype: torch.dtype) -> int:
@@ -80,34 +116,3 @@ def num_held(device: torch.device, compute_dtype: torch.dtype) -> int:
     if device.type != "cpu":
         return LOGITS_HELD
     return LOGITS_HELD_CPU * (2 if compute_dtype.itemsize < torch.float32.itemsize else 1)
-
-
-def head_of(
-    hidden: Tensor,
-    head_weight: Tensor,
-    temperature: float | int,
-    compute_dtype: torch.dtype,
-    workspace: Workspace | None,
-) -> Head:
-    """The head over some tokens; with a workspace, all of them are in one row of tiles."""
-    if workspace is None:
-        return Head(hidden, head_weight, temperature, compute_dtype)
-    head = Head(hidden, workspace.weight, temperature, compute_dtype)
-    head.tile_shape = (max(1, len(hidden)), head.tile_shape[1])
-    return head
-
-
-def weight_gradient(
-    head_weight: Tensor, head: Head, workspace: Workspace | None, *, wanted: bool
-) -> WeightGradient | None:
-    """The accumulator of ∂L/∂W: the workspace's, or a new one in float32, as bfloat16 would lose most of a long sum."""
-    if workspace is not None:
-        return workspace.gradient
-    return WeightGradient(torch.empty_like(head_weight, dtype=head.state_dtype)) if wanted else None
-
-
-def returned_gradient(
-    gradient: WeightGradient | None, head_weight: Tensor, workspace: Workspace | None
-) -> Float[Tensor, "vocab hidden"] | None:
-    """∂L/∂W as a backward returns it; None where it is not wanted or the workspace collects it."""
-    return None if gradient is None or workspace is not None else gradient.finish().to(head_weight.dtype)

@@ -15,13 +15,7 @@ from torch.autograd.function import once_differentiable
 
 
 def merged_matrix(weight: Tensor, down: Tensor, up: Tensor, scaling: float | int) -> Tensor:
-    """W + s·B·A in the dtype of the three matrices, also under autocast.
-
-    Args:
-        weight: W [m, n].
-        down: A [r, n].
-        up: B [m, r].
-        scaling: s = alpha/r.
+    """W + s·B·A in the dtype of the three matrices, also under autocast: W [m, n], A `down` [r, n], B `up` [m, r].
 
     Example:
         >>> merged_matrix(torch.ones(2, 2), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0], [2.0]]), 0.5)

@@ -33,8 +33,7 @@ from apo_lightning.model.packing import Group
 SHARED_PROMPTS = "shared_prompts"
 MOST_VARIANTS = 64
 """Most compiled graphs of flex attention in a process. Each number of heads, head size and dtype needs 8, torch's
-default limit: for 1, 2–127, 128 and more positions, with a gradient and without. Adapters that leave keys or values of
-the first layer without a gradient add 4, and the jobs of a sweep may have other numbers of heads."""
+default limit; adapters that leave keys or values of the first layer without a gradient add 4."""
 
 # The kernel behind `scaled_dot_product_attention`, which does not return its log-sum-exp. It is private; torch has no
 # public alternative on the CPU: flex attention returns the log-sum-exp, but has no backward there.
@@ -80,13 +79,13 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
 
     Position i attends to j if j ≤ i in the same group, and j is in the prompt or in i's own completion.
     """
-    lengths = [length for group in groups for length in (group.prompt_length, *group.completion_lengths)]
-    segment = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
-    prompts = [0]
+    lengths: list[int] = []
+    prompts: list[int] = []
     for group in groups:
-        prompts.append(prompts[-1] + 1 + len(group.completion_lengths))
-    widths = torch.tensor(prompts).diff()
-    prompt = torch.tensor(prompts[:-1]).repeat_interleave(widths).to(device)[segment]
+        prompts += [len(lengths)] * (1 + len(group.completion_lengths))
+        lengths += [group.prompt_length, *group.completion_lengths]
+    segment = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+    prompt = torch.tensor(prompts).to(device)[segment]
 
     # Uncompiled, building the mask would take a [positions, positions] tensor.
     make = compiled_block_mask() if device.type == "cuda" else create_block_mask
@@ -121,12 +120,7 @@ def attend(
 ) -> Float[Tensor, "positions heads head_size"]:
     """softmax(scale·q·kᵀ)·v over each position's prompt and own past, on the CPU.
 
-    Args:
-        query: of all positions of a micro-batch.
-        key: its number of heads divides that of `query` (grouped queries).
-        value: as `key`.
-        layout: of the micro-batch.
-        scale: of the scores, usually head_size^(−1/2).
+    The number of heads of keys and values divides that of queries (grouped queries).
 
     Example:
         All scores are equal: the mean over the attended values. A prompt of two, and two completions of one position.
@@ -192,11 +186,7 @@ class _SharedPrompts(torch.autograd.Function):
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """The tensor in float32 or wider.
-
-    In bfloat16 the kernels would call the matrix-product library for each block of scores, which takes longer than
-    products in float32, and several times as long without AMX.
-    """
+    """The tensor in float32 or wider: in bfloat16 the kernels would be slower, and several times so without AMX."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -227,8 +217,7 @@ def attend_registered(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: [1, heads, positions, head_size] in, [1, positions, heads, head_size] out.
 
-    Without a layout (any other call of the model) it is transformers' own attention. The CUDA branch has not run on a
-    GPU yet; `benchmarks/emulated/kernels.py` runs its kernels in an interpreter.
+    Without a layout (any other call of the model) it is transformers' own attention.
     """
     if layout is None:
         return sdpa_attention_forward(
@@ -239,32 +228,19 @@ def attend_registered(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(layout, BlockMask):
+        # Short micro-batches would use a decoding kernel: another graph, which refuses some numbers of heads.
+        options = {"FORCE_USE_FLEX_ATTENTION": True}
         output = compiled_flex()(
-            query,
-            key,
-            value,
-            block_mask=layout,
-            scale=scaling,
-            # transformers' own call repeats keys and values where the number of heads is not a power of two.
-            enable_gqa=True,
-            # Short micro-batches would use a decoding kernel: another graph, which refuses some numbers of heads.
-            kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
+            query, key, value, block_mask=layout, scale=scaling, enable_gqa=True, kernel_options=options
         )
         return output.transpose(1, 2).contiguous(), None
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend(query, key, value, layout, scale=scaling)[None], None
 
 
-@cache
-def compiled_flex() -> Callable[..., Tensor]:
-    """Compiled flex attention; uncompiled it would hold the scores of all pairs of positions."""
-    return compile_or_fail(flex_attention)
-
-
-@cache
-def compiled_block_mask() -> Callable[..., BlockMask]:
-    """Compiled `create_block_mask`."""
-    return compile_or_fail(create_block_mask)
+compiled_flex = cache(lambda: compile_or_fail(flex_attention))
+"""Uncompiled, flex attention would hold the scores of all pairs of positions."""
+compiled_block_mask = cache(lambda: compile_or_fail(create_block_mask))
 
 
 def compile_or_fail(function: Callable[..., Any]) -> Callable[..., Any]:

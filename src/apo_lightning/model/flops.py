@@ -30,15 +30,11 @@ PEAK_FLOPS_PER_SECOND = {
 
 
 def peak_flops_per_second(device_name: str) -> float | None:
-    """Peak of dense bfloat16 matrix products on one device [FLOP/s]; None: a device that the table does not know.
-
-    Args:
-        device_name: as `torch.cuda.get_device_name` gives it.
+    """Peak of dense bfloat16 products on one device [FLOP/s], by the name that torch gives it; None: not in the table.
 
     Example:
-        >>> peak_flops_per_second("NVIDIA A800-SXM4-80GB"), peak_flops_per_second("NVIDIA H100 PCIe")
-        (312000000000000.0, 756000000000000.0)
-        >>> peak_flops_per_second("Graphics")
+        >>> peak_flops_per_second("NVIDIA H100 PCIe"), peak_flops_per_second("Graphics")
+        (756000000000000.0, None)
     """
     words = set(re.split(r"[\s-]+", device_name))
     return next((peak for name, peak in PEAK_FLOPS_PER_SECOND.items() if words >= set(name.split())), None)
@@ -46,7 +42,7 @@ def peak_flops_per_second(device_name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The amount of computation in some forwards, counted in tokens and attention pairs."""
+    """The amount of computation in some forwards."""
 
     num_tokens: int = 0
     """Positions that went through the backbone, prompts included."""
@@ -56,7 +52,6 @@ class Work:
     """Positions that went through the head: response tokens."""
 
     def __add__(self, other: "Work") -> "Work":
-        """The work of both together."""
         return Work(
             num_tokens=self.num_tokens + other.num_tokens,
             num_pairs=self.num_pairs + other.num_pairs,
@@ -68,8 +63,7 @@ def work_of(microbatches: Iterable[Microbatch]) -> Work:
     """The work of these micro-batches; a prompt counts once for the completions that share it.
 
     Example:
-        A prompt of 2 tokens with completions of 2 and 1 tokens, whose last ones predict nothing. Pairs: 1 + 2 in the
-        prompt, 3 at the position after it.
+        A prompt of 2 tokens, completions of 2 and 1: 1 + 2 pairs in the prompt, 3 at the position after it.
 
         >>> import torch
         >>> from apo_lightning.model.packing import PackedSequences

@@ -67,9 +67,7 @@ class LoRA:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         head = model.get_output_embeddings()
-        layers = [
-            name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
-        ]
+        layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
         for target in () if isinstance(self.target_modules, str) else self.target_modules:
             if not any(f".{name}".endswith(f".{target}") for name in layers):
                 known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
@@ -79,11 +77,9 @@ class LoRA:
                 )
 
     def attach(self, model: PreTrainedModel, seed: int) -> None:
-        """Inject adapters and freeze all other weights. B is 0: the model's outputs do not change yet.
+        """Inject adapters into the model and freeze all other weights. B is 0: outputs do not change yet.
 
-        Args:
-            model: changed in place.
-            seed: of A's weights; the global RNG is left as it was.
+        The seed is that of A's weights; the global RNG is left as it was.
         """
         config = LoraConfig(
             r=self.rank,
@@ -107,18 +103,6 @@ def has_adapters(model: nn.Module) -> bool:
     return any(isinstance(module, LoraLayer) for module in model.modules())
 
 
-def describe_adapters(model: nn.Module) -> str:
-    """A line for the log, e.g. `LoRA rank 16: 4.9M of 139.4M parameters trained`; empty without adapters."""
-    rank = next((module.r[ADAPTER] for module in model.modules() if isinstance(module, LoraLayer)), None)
-    if rank is None:
-        return ""
-    trained, all_of_them = (
-        sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad or counts_frozen) / 1e6
-        for counts_frozen in (False, True)
-    )
-    return f"LoRA rank {rank}: {trained:.1f}M of {all_of_them:.1f}M parameters trained"
-
-
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Context in which the model runs without its adapters.
@@ -137,12 +121,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def merged_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of the equivalent model without adapters, one at a time, detached.
+    """Parameters of the equivalent model without adapters, one at a time, detached; all ranks must read them together.
 
     Nothing is changed in place: adding to W and subtracting again would leave rounding errors, sync after sync.
 
     Args:
-        model: with or without adapters; sharded parameters stay sharded, and all ranks must read them together.
+        model: with or without adapters; sharded parameters stay sharded.
         remove_duplicate: yield a tied parameter once, by its first name.
 
     Example:
@@ -182,26 +166,17 @@ def whole(weight: Tensor) -> Tensor:
     return on_accelerator.full_tensor()
 
 
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """`merged_parameters` as full tensors on the CPU of the first rank; all ranks must call it."""
-    return _on_first_rank(merged_parameters(model))
-
-
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, on the first rank; all must call it."""
     named = ((name, parameter.detach()) for name, parameter in model.named_parameters() if _is_of_adapter(name))
-    weights = _on_first_rank((f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", part) for name, part in named)
+    weights = on_first_rank((f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", part) for name, part in named)
     if weights:
         save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
         config: Any = model.peft_config[ADAPTER]  # pyright: ignore[reportIndexIssue]
         config.save_pretrained(folder)
 
 
-def _on_first_rank(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    is_first = process_rank() == 0
-    weights = {}
-    for name, part in named:
-        gathered = whole(part)
-        if is_first:
-            weights[name] = gathered.cpu().contiguous()
-    return weights
+def on_first_rank(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """These parameters as full tensors on the CPU of the first rank, nothing on others; all ranks must call it."""
+    gathered = ((name, whole(part)) for name, part in named)
+    return {name: part.cpu().contiguous() for name, part in gathered if process_rank() == 0}

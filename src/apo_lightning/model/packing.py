@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import torch
 from jaxtyping import Int
@@ -20,13 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt and the completions that attend to it, contiguous among a micro-batch's positions.
-
-    Example:
-        >>> group = Group(start=4, prompt_length=3, completion_lengths=(2, 0, 1))
-        >>> group.prompt, group.completions
-        (slice(4, 7, None), slice(7, 10, None))
-    """
+    """A prompt and the completions that attend to it, contiguous among a micro-batch's positions."""
 
     start: int
     """Position of the prompt's first token."""
@@ -70,11 +65,10 @@ class Microbatch:
 
 
 def pack_evenly(costs: Sequence[int], capacity: int | float, at_least: int = 1) -> list[list[int]]:
-    """Distribute items to few bins of nearly equal cost, none above the capacity.
+    """Distribute items to few bins of nearly equal cost, none above the capacity but of one item alone.
 
-    An item above the capacity gets its own bin: it cannot be split, and dropping it would change the algorithm. Items
-    go to the lightest bin in descending order of cost (Graham's LPT rule). The number of bins is at most 2 % above the
-    smallest one for which that fits.
+    Items go to the lightest bin in descending order of cost (Graham's LPT rule). The number of bins is at most 2 %
+    above the smallest one for which that fits.
 
     Args:
         costs: of the items, each ≥ 0.
@@ -88,8 +82,6 @@ def pack_evenly(costs: Sequence[int], capacity: int | float, at_least: int = 1) 
         10 and 5 + 4: with a capacity of 10, two bins hold all three.
 
         >>> pack_evenly([4, 10, 5], capacity=10)
-        [[0, 2], [1]]
-        >>> pack_evenly([1, 1, 1], capacity=10, at_least=2)
         [[0, 2], [1]]
     """
     if not costs:
@@ -123,23 +115,17 @@ def _fits(bins: Sequence[Sequence[int]], costs: Sequence[int], capacity: int | f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSequences:
-    """The step's prompts and completions as token ids; response tokens of all completions are packed to [T]."""
+    """The step's prompts [P] and completions [B] as token ids; response tokens of all completions are packed to [T]."""
 
     prompts: Sequence[tuple[int, ...]]
-    """[P]"""
     completions: Sequence[tuple[int, ...]]
-    """[B]"""
     owners: Sequence[int]
     """[B] Index of each completion's prompt."""
 
     @property
     def starts(self) -> list[int]:
         """Index of each completion's first token in the packed [T]."""
-        starts, position = [], 0
-        for completion in self.completions:
-            starts.append(position)
-            position += len(completion)
-        return starts
+        return list(accumulate(map(len, self.completions), initial=0))[:-1]
 
     def microbatches(
         self, sequences: Sequence[int], tokens_per_microbatch: int, device: torch.device, *, at_least: int = 1
@@ -174,16 +160,10 @@ class PackedSequences:
         parts: list[list[int]] = []
         for owner, members in by_owner.items():
             parts += self._divide(members, max(1, tokens_per_microbatch - len(self.prompts[owner])))
-        divisible = [(-self._cost(part), part) for part in parts if len(part) > 1]
-        heapq.heapify(divisible)
-        while len(parts) < at_least and divisible:
-            _, largest = heapq.heappop(divisible)
-            halves = self._divide(largest, math.inf, at_least=2)
+        while len(parts) < at_least and (divisible := [part for part in parts if len(part) > 1]):
+            largest = min(divisible, key=lambda part: (-self._cost(part), part))
             parts.remove(largest)
-            parts += halves
-            for half in halves:
-                if len(half) > 1:
-                    heapq.heappush(divisible, (-self._cost(half), half))
+            parts += self._divide(largest, math.inf, at_least=2)
         bins = pack_evenly([self._cost(part) for part in parts], max(1, tokens_per_microbatch), at_least)
         return sorted(sorted(sequence for i in items for sequence in parts[i]) for items in bins)
 
@@ -201,17 +181,17 @@ class PackedSequences:
         rows: list[int] = []
         groups: list[Group] = []
         by_owner = sorted(members, key=lambda b: (self.owners[b], b))
-        for i, b in enumerate(by_owner):
-            prompt, completion = self.prompts[self.owners[b]], self.completions[b]
-            if i == 0 or self.owners[by_owner[i - 1]] != self.owners[b]:
-                groups.append(Group(start=len(input_ids), prompt_length=len(prompt), completion_lengths=()))
-                input_ids += prompt
-                position_ids += range(len(prompt))
-            group = groups[-1]
-            rows += [group.prompt.stop - 1, *range(len(input_ids), len(input_ids) + len(completion) - 1)]
-            input_ids += completion[:-1]
-            position_ids += range(len(prompt), len(prompt) + len(completion) - 1)
-            groups[-1] = replace(group, completion_lengths=(*group.completion_lengths, len(completion) - 1))
+        for owner, sequences in groupby(by_owner, key=lambda b: self.owners[b]):
+            prompt, completions = self.prompts[owner], [self.completions[b] for b in sequences]
+            lengths = tuple(len(completion) - 1 for completion in completions)
+            groups.append(Group(start=len(input_ids), prompt_length=len(prompt), completion_lengths=lengths))
+            input_ids += prompt
+            position_ids += range(len(prompt))
+            last_of_prompt = len(input_ids) - 1
+            for completion, length in zip(completions, lengths, strict=True):
+                rows += [last_of_prompt, *range(len(input_ids), len(input_ids) + length)]
+                input_ids += completion[:-1]
+                position_ids += range(len(prompt), len(prompt) + length)
         return Microbatch(
             input_ids=torch.tensor(input_ids).to(device),
             position_ids=torch.tensor(position_ids).to(device),

@@ -4,24 +4,21 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.common.files import write_once
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.process_group import has_process_group, process_rank
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
-from apo_lightning.model.attention import attention_arguments, use_shared_prompts
-from apo_lightning.model.lora import has_adapters, merged_weights, save_adapter
+from apo_lightning.model.attention import SHARED_PROMPTS, attend_registered, attention_arguments, use_shared_prompts
+from apo_lightning.model.lora import has_adapters, merged_parameters, on_first_rank
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_id
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
@@ -84,9 +81,9 @@ class Policy(nn.Module):
     def round_matrices(self) -> None:
         """Cast the layers' matrices to `compute_dtype` for a frozen policy: half the memory in bfloat16.
 
-        Log-probs are the same to the bit, as autocast would cast the matrices in every pass. Embedding and norms stay
-        in float32, and with the embedding the residual stream: with all weights in bfloat16 log-probs change by 0.007
-        nats a token for `model=tiny` and 0.07 for SmolLM2-135M on random tokens, as much as autocast's own rounding.
+        Log-probs are the same to the bit, as autocast would cast the matrices in every pass. Embedding and norms, and
+        so the residual stream, stay in float32: with all weights in bfloat16 log-probs change by 0.007 nats a token for
+        `model=tiny` and 0.07 for SmolLM2-135M on random tokens.
         """
         for module in self.model.base_model.modules():
             if isinstance(module, nn.Linear):
@@ -105,15 +102,31 @@ class Policy(nn.Module):
         finally:
             hook.remove()
 
+    def compile_layers(self) -> None:
+        """Compile the decoder layers, each at its first run, if the policy `compiles_layers`.
+
+        Norms, rotation, activation, sums and casts are fused. Attention keeps its kernels and splits a layer into two
+        graphs, which all layers share and which hold for any number of positions. Call it after sharding and adapters,
+        whose hooks and matrices it keeps; a second call changes nothing, and a copy of a policy is not compiled.
+
+        Departure: a compiled kernel does not round intermediate values to the compute dtype, and a forward with a
+        gradient keeps other values than one without. In bfloat16 their log-probs differ by rounding; eager ones are
+        equal to the bit.
+        """
+        if self.compiles_layers:
+            # Traced, its loops over prompts and completions would make a graph for each layout.
+            AttentionInterface.register(SHARED_PROMPTS, torch.compiler.disable(attend_registered))
+            for layer in cast(nn.ModuleList, self.model.base_model.layers):
+                layer.compile(dynamic=True)
+
     def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """Last hidden states at the positions that predict the response tokens."""
+        """Last hidden states at the positions that predict the response tokens, by one forward of the backbone."""
         return self.run_backbone(microbatch)
 
     def run_backbone(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
-        """One forward of the backbone, in which every prompt and every completion occurs once.
+        """`hidden_states`, for methods around which sharded weights are gathered.
 
-        Call it only inside methods around which sharded weights are gathered. `hidden_states` is one itself; called
-        from another one it would reshard the head before it is read.
+        `hidden_states` is such a method; called from another one it would reshard the head before it is read.
         """
         with self.autocast():
             output = self.model.base_model(
@@ -160,15 +173,14 @@ class Policy(nn.Module):
         """Log-probs of the response tokens and the own top K of a frozen policy."""
         with self.autocast():
             hidden = self.run_backbone(microbatch)
-            return reference_statistics(
-                hidden, self.head_weight, microbatch.targets, anchor_size, temperature=temperature
-            )
+            weight = self.head_weight
+            return reference_statistics(hidden, weight, microbatch.targets, anchor_size, temperature=temperature)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a Hugging Face folder with adapters merged, on the first rank; all ranks must call it."""
         weights = None
         if has_adapters(self.model):
-            weights = merged_weights(self.model)
+            weights = on_first_rank(merged_parameters(self.model))
         elif has_process_group():
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)
@@ -176,16 +188,11 @@ class Policy(nn.Module):
             self.model.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapters alone in PEFT's format, on the first rank; all ranks must call it."""
-        save_adapter(self.model, folder)
-
     def architecture_folder(self) -> Path:
         """A folder with the model's config and no weights, from which an engine starts before its first sync.
 
-        Its path is `$XDG_CACHE_HOME/apo-lightning/architectures/<hash of the config>`, by default below `~/.cache`:
-        the same for all ranks and runs of an architecture. vLLM's compile cache is keyed by the path, so another path
-        would compile again. An architecture takes a few kilobytes, and nothing is deleted.
+        Its path is `$XDG_CACHE_HOME/apo-lightning/architectures/<hash of the config>`, by default below `~/.cache`, for
+        all ranks and runs of an architecture: with another path vLLM would compile again, as it keys its cache by it.
 
         Raises:
             ConfigError: the folder cannot be written.

@@ -21,7 +21,7 @@ from transformers import (
 
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.attention import refuse_unsupported_attention
-from apo_lightning.model.lora import describe_adapters
+from apo_lightning.model.lora import ADAPTER, has_adapters
 from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id
 
 PACKAGE_PREFIX = "package://"
@@ -43,7 +43,7 @@ class PolicySpec:
         compute_dtype: "float32", "bfloat16" or "auto" (bfloat16 where the hardware multiplies it faster). Weights
             and optimizer state are always float32: at learning rates of 1e-6 bfloat16 weights would lose most updates.
         gradient_checkpointing: recompute activations in the backward: less memory, about a third more time.
-        compile_layers: compile the decoder layers; see `model.compiling`.
+        compile_layers: compile the decoder layers; see `Policy.compile_layers`.
     """
 
     name: str
@@ -74,22 +74,14 @@ class PolicySpec:
         return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
     def load_config(self) -> PretrainedConfig:
-        """The architecture, without weights.
-
-        Raises:
-            ConfigError: the model is neither on this machine nor available from the hub.
-        """
+        """The architecture, without weights. Raises `ConfigError` where the model is not available."""
         if self.config is not None:
             fields = {key: value for key, value in self.config.items() if key != "model_type"}
             return AutoConfig.for_model(self.config["model_type"], vocab_size=len(character_tokenizer()), **fields)
         return self._from_pretrained(AutoConfig)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer.
-
-        Raises:
-            ConfigError: it is not available, or has no such stop token.
-        """
+        """The model's tokenizer. Raises `ConfigError` where it is not available, or lacks a stop token."""
         tokenizer = character_tokenizer() if self.path is None else self._from_pretrained(AutoTokenizer)
         for token in self.stop_tokens:
             stop_token_id(tokenizer, token)
@@ -102,8 +94,8 @@ class PolicySpec:
             seed: of the random weights where `config` is given; the global RNG is left as it was.
 
         Raises:
-            ConfigError: the model is not available, or this trainer does not support its attention (checked before
-                weights are loaded) or its head.
+            ConfigError: the model is not available, or its attention (checked before weights are loaded) or head is
+                not supported.
         """
         config = self.load_config()
         refuse_unsupported_attention(config)
@@ -145,9 +137,8 @@ class PolicySpec:
         try:
             return loader.from_pretrained(folder, **kwargs)
         except (OSError, ValueError) as error:
-            reason = in_brief(error)
             raise ConfigError(
-                f"model.path={self.path}: not on this machine and not available from the hub ({reason}); "
+                f"model.path={self.path}: not on this machine and not available from the hub ({in_brief(error)}); "
                 "give a local folder with model.path=/path/to/model"
             ) from error
 
@@ -165,9 +156,7 @@ class PolicySpec:
 def inside_package(path: str, what: str) -> str:
     """The local path of `package://<python package>/<inner path>`; any other path unchanged.
 
-    Args:
-        path: as configured; nothing is imported, and the inner path need not exist.
-        what: name of the setting, for the message.
+    Nothing is imported, and the inner path need not exist. `what` names the setting in the message.
 
     Raises:
         ConfigError: the package is not installed.
@@ -196,18 +185,10 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
-    """True with AMX or AVX512-bf16, but not on an Intel CPU whose virtual machine hides AMX.
+    """True with AMX or AVX512-bf16, given `torch.cpu.get_capabilities()`.
 
-    Intel's CPUs with AVX512-fp16 have AMX, and an AVX512-bf16 at half the rate of float32.
-
-    Args:
-        capabilities: of a CPU, from `torch.cpu.get_capabilities`.
-
-    Example:
-        >>> cpu_multiplies_bfloat16({"cpu_name": "AMD EPYC", "avx512_bf16": True})
-        True
-        >>> cpu_multiplies_bfloat16({"cpu_name": "Intel Xeon", "avx512_bf16": True, "avx512_fp16": True})
-        False
+    Not on an Intel CPU whose virtual machine hides AMX: those with AVX512-fp16 have AMX, and an AVX512-bf16 at half the
+    rate of float32.
     """
     if capabilities.get("amx_bf16"):
         return True
@@ -217,14 +198,10 @@ def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
 
 def _forget_quantization(model: Any) -> None:
     """Remove the marks of a GGUF file, dequantised on load, that make `save_pretrained` refuse the model."""
-    for owner, attribute in (
-        (model, "hf_quantizer"),
-        (model, "quantization_method"),
-        (model, "is_quantized"),
-        (model.config, "quantization_config"),
-        (model.config, "_is_quantized"),
-    ):
-        vars(owner).pop(attribute, None)
+    for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
+        vars(model).pop(attribute, None)
+    for attribute in ("quantization_config", "_is_quantized"):
+        vars(model.config).pop(attribute, None)
 
 
 def refuse_unsupported_head(model: PreTrainedModel) -> None:
@@ -247,11 +224,15 @@ def refuse_unsupported_head(model: PreTrainedModel) -> None:
 def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: bool) -> str:
     """One line for the log.
 
-    Example: `LlamaForCausalLM, 134.5M parameters in float32, computing in bfloat16 (native here)`; with adapters also
-    `describe_adapters`.
+    Example: `LlamaForCausalLM, 139.4M parameters in float32, computing in bfloat16 (native here), LoRA rank 16: 4.9M of
+    139.4M parameters trained`; the last part with adapters alone.
     """
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     dtype = str(compute_dtype).removeprefix("torch.")
     why = f" ({'native here' if compute_dtype == torch.bfloat16 else 'no faster bfloat16 here'})" if automatic else ""
-    parts = [f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}{why}"]
-    return ", ".join([*parts, *filter(None, [describe_adapters(model)])])
+    line = f"{type(model).__name__}, {millions:.1f}M parameters in float32, computing in {dtype}{why}"
+    if not has_adapters(model):
+        return line
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) / 1e6
+    rank = model.peft_config[ADAPTER].r  # pyright: ignore[reportIndexIssue, reportAttributeAccessIssue]
+    return f"{line}, LoRA rank {rank}: {trained:.1f}M of {millions:.1f}M parameters trained"

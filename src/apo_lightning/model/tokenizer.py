@@ -14,13 +14,8 @@ START_OF_TURN = "<|turn|>"
 UNKNOWN = "<|unknown|>"
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    + START_OF_TURN
-    + "{{ message['role'] }}\n{{ message['content'] }}"
-    + END_OF_TURN
-    + "{% endfor %}{% if add_generation_prompt %}"
-    + START_OF_TURN
-    + "assistant\n{% endif %}"
+    "{% for message in messages %}<|turn|>{{ message['role'] }}\n{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 
 
@@ -34,13 +29,9 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         >>> len(tokenizer.encode("13 + 5 =", add_special_tokens=False))
         8
     """
-    characters = [
-        UNKNOWN,
-        START_OF_TURN,
-        END_OF_TURN,
-        *sorted(string.digits + string.ascii_letters + string.punctuation + " \n"),
-    ]
-    tokenizer = Tokenizer(models.WordLevel({character: i for i, character in enumerate(characters)}, unk_token=UNKNOWN))
+    characters = sorted(string.digits + string.ascii_letters + string.punctuation + " \n")
+    ids = {token: i for i, token in enumerate([UNKNOWN, START_OF_TURN, END_OF_TURN, *characters])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -55,11 +46,10 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> str:
-    """The text of a completion for rewards, rollout files and evaluations.
+    """The text of a completion, without the stop token at its end, for rewards, rollout files and evaluations.
 
-    A stop token at the end is left out. Every other token is kept, also special ones: an answer with a special token
-    in it is another answer. An id unknown to the tokenizer adds nothing. Engines stop at the first of
-    `stop_token_ids`, so none is inside.
+    Every other token is kept, also special ones: an answer with a special token in it is another answer. An id unknown
+    to the tokenizer adds nothing.
 
     Example:
         >>> tokenizer = character_tokenizer()
@@ -76,8 +66,7 @@ def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]
 def stop_token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     """The id of a named stop token.
 
-    Needed as `convert_tokens_to_ids` returns the unknown token or None for an unknown name: completions would end at
-    unreadable characters, or never.
+    For an unknown name `convert_tokens_to_ids` returns the unknown token or None: completions would not end as meant.
 
     Raises:
         ConfigError: the vocabulary has no such token.

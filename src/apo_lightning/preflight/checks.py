@@ -20,11 +20,7 @@ def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.devic
 
 
 def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
-    """The kind of device of every rank, and the number of ranks.
-
-    Raises:
-        ConfigError: the trainer asks for more GPUs than the machine has.
-    """
+    """The kind of device of every rank, and the number of ranks; raises `ConfigError` if GPUs are missing."""
     device, wanted = requested_devices(accelerator, devices)
     available = torch.cuda.device_count()
     if device.type == "cuda" and available < wanted:
@@ -36,14 +32,7 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
 
 
 def check_launch(world_size: int) -> None:
-    """Check that the processes of this run can find each other, given a launcher that sets `LOCAL_RANK`.
-
-    Args:
-        world_size: devices × nodes.
-
-    Raises:
-        ConfigError: `LOCAL_RANK` is set without `MASTER_PORT`; this process would wait half an hour for the others.
-    """
+    """Raise `ConfigError` for `LOCAL_RANK` without `MASTER_PORT`: the process would wait half an hour for others."""
     has_port = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # Lightning derives the port from the job id
     if world_size > 1 and "LOCAL_RANK" in os.environ and not has_port:
         raise ConfigError(
@@ -62,19 +51,8 @@ def check_share(settings: StepSettings, world_size: int) -> None:
         )
 
 
-def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Needs, settings: StepSettings) -> None:
-    """Check that the model supports the longest sequence and the anchors.
-
-    Args:
-        name: of the model, for the message.
-        config: its architecture.
-        vocab_size: rows of its head.
-        needs: of the loss and the callbacks together.
-        settings: sizes of a step.
-
-    Raises:
-        ConfigError: the longest sequence exceeds the model's positions, or the anchors its vocabulary.
-    """
+def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: StepSettings) -> None:
+    """Raise `ConfigError` if the longest sequence, or the anchors of loss and callbacks, do not fit the model."""
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_model_len > longest:
         raise ConfigError(
@@ -82,9 +60,9 @@ def check_model(name: str, config: PretrainedConfig, vocab_size: int, needs: Nee
             f"{settings.max_completion_tokens} = {settings.max_model_len} does not fit {name}, which reads {longest} "
             f"tokens: lower data.max_completion_tokens or data.max_prompt_tokens"
         )
-    if needs.anchor_size >= vocab_size:
+    if needs.anchor_size >= config.vocab_size:
         raise ConfigError(
-            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {vocab_size} tokens: give an "
+            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {config.vocab_size} tokens: give an "
             "anchor_size below that"
         )
 

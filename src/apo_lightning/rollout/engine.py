@@ -80,7 +80,6 @@ class RolloutEngine(ABC):
         self._has_synced = False
         self._shapes: dict[str, torch.Size] = {}
         self._vocab_size = 0
-        self._dtype = torch.float32
         self.num_preempted = 0
         """How often the last `generate` evicted a sequence's keys and values for lack of memory and recomputed them.
 
@@ -90,7 +89,7 @@ class RolloutEngine(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which the engine takes weights; known after `setup`."""
-        return self._dtype
+        return self.context.dtype
 
     @abstractmethod
     def check(self, device: torch.device) -> None:
@@ -111,7 +110,6 @@ class RolloutEngine(ABC):
         self._shapes = parameter_shapes(context.model_dir)
         self._vocab_size = config.get_text_config().vocab_size
         self.context = context
-        self._dtype = context.dtype
         self._start(context)
         self._state = _State.UNSYNCED
 
@@ -141,8 +139,8 @@ class RolloutEngine(ABC):
         shown = list(self._held(samples))
         unseen = samples.keys() - {part.name for part in shown}
         if unseen and not self._has_synced:
-            counts = self.name, len(unseen), len(samples)
-            _logger.warning("the %s engine does not show %d of %d parameters (%s)", *counts, first(sorted(unseen)))
+            names = first(sorted(unseen))
+            _logger.warning("the %s engine does not show %d parameters (%s)", self.name, len(unseen), names)
         if stale := not_as_sent(samples, shown):
             raise StaleWeightsError(
                 f"stale weights in the engine: after the sync to policy version {version}, {len(stale)} of "

@@ -4,7 +4,6 @@ The engine uses these formulas with the memory that it measures as free, the mem
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig
@@ -31,8 +30,6 @@ def left_for_kv_cache(*, free: int, total: int, engine: int, trainer: int) -> in
         Negative if even the rest does not fit.
 
     Example:
-        72 of 80 may be used; 10 are in use, and 14 + 6 will be.
-
         >>> left_for_kv_cache(free=70, total=80, engine=14, trainer=6)
         42
     """
@@ -72,72 +69,51 @@ def workspace_bytes(
     return forward + num_sequences * vocab_size * (dtype_bytes + 2 * FLOAT32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMemory:
-    """Memory of an engine, or of one tensor-parallel slice of it, in one process [bytes]."""
+def kv_cache_bytes(
+    config: PretrainedConfig,
+    shapes: Mapping[str, torch.Size],
+    dtype: torch.dtype,
+    *,
+    free: int,
+    total: int,
+    trainer: int,
+    max_model_len: int,
+    num_forward_tokens: int,
+    num_sequences: int,
+    num_slices: int,
+) -> int:
+    """Size of the key-value cache of an engine, or of one tensor-parallel slice of it, on this GPU.
 
-    weights: int
-    workspace: int
-    one_token: int
-    """Keys and values of one token."""
+    `shapes` are those of the parameters by name; a tied head appears under both names and is counted once. `free`,
+    `total` and `trainer` are those of `left_for_kv_cache`.
 
-    @classmethod
-    def of(
-        cls,
-        config: PretrainedConfig,
-        shapes: Mapping[str, torch.Size],
-        dtype: torch.dtype,
-        *,
-        num_forward_tokens: int,
-        num_sequences: int,
-        num_slices: int,
-    ) -> "EngineMemory":
-        """Compute the sizes from the model's configuration.
-
-        Args:
-            config: of the model.
-            shapes: of its parameters by name; a tied head appears under both names and is counted once.
-            dtype: of weights and activations.
-            num_forward_tokens: maximal number of tokens in one forward.
-            num_sequences: maximal number of completions decoded at once.
-            num_slices: tensor-parallel size.
-        """
-        text, size = config.get_text_config(), dtype.itemsize
-        num_heads = text.num_attention_heads
-        tied = "lm_head.weight" if config.tie_word_embeddings else None
-        num_parameters = sum(shape.numel() for name, shape in shapes.items() if name != tied)
-        return cls(
-            weights=size * num_parameters // num_slices,
-            workspace=workspace_bytes(
-                hidden_size=text.hidden_size,
-                intermediate_size=text.intermediate_size,
-                vocab_size=text.vocab_size,
-                dtype_bytes=size,
-                num_forward_tokens=num_forward_tokens,
-                num_sequences=num_sequences,
-            ),
-            one_token=kv_token_bytes(
-                num_layers=text.num_hidden_layers,
-                num_kv_heads=-(-(getattr(text, "num_key_value_heads", None) or num_heads) // num_slices),
-                head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
-                dtype_bytes=size,
-            ),
-        )
-
-    def kv_cache_bytes(self, *, free: int, total: int, trainer: int, max_model_len: int) -> int:
-        """Size of the key-value cache on this GPU; see `left_for_kv_cache`.
-
-        Raises:
-            ConfigError: not even one sequence of `max_model_len` tokens would fit.
-        """
-        left = left_for_kv_cache(free=free, total=total, engine=self.weights + self.workspace, trainer=trainer)
-        needed = max_model_len * self.one_token
-        if left >= needed:
-            return left
-        raise ConfigError(
-            f"not enough GPU memory for keys and values: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; the "
-            f"engine's weights ({self.weights / GIB:.1f}) and workspace ({self.workspace / GIB:.1f}), the trainer "
-            f"({trainer / GIB:.1f}) and a margin of {1 - FILLED:.0%} leave {max(0, left) / GIB:.1f}, but one sequence "
-            f"of {max_model_len} tokens takes {needed / GIB:.2f}: lower tokens_per_microbatch or engine max_num_seqs, "
-            "or use more GPUs"
-        )
+    Raises:
+        ConfigError: not even one sequence of `max_model_len` tokens would fit.
+    """
+    text, size = config.get_text_config(), dtype.itemsize
+    num_heads = text.num_attention_heads
+    tied = "lm_head.weight" if config.tie_word_embeddings else None
+    weights = size * sum(shape.numel() for name, shape in shapes.items() if name != tied) // num_slices
+    workspace = workspace_bytes(
+        hidden_size=text.hidden_size,
+        intermediate_size=text.intermediate_size,
+        vocab_size=text.vocab_size,
+        dtype_bytes=size,
+        num_forward_tokens=num_forward_tokens,
+        num_sequences=num_sequences,
+    )
+    needed = max_model_len * kv_token_bytes(
+        num_layers=text.num_hidden_layers,
+        num_kv_heads=-(-(getattr(text, "num_key_value_heads", None) or num_heads) // num_slices),
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        dtype_bytes=size,
+    )
+    left = left_for_kv_cache(free=free, total=total, engine=weights + workspace, trainer=trainer)
+    if left >= needed:
+        return left
+    raise ConfigError(
+        f"not enough GPU memory for keys and values: {free / GIB:.1f} of {total / GIB:.1f} GiB are free; the engine's "
+        f"weights ({weights / GIB:.1f}) and workspace ({workspace / GIB:.1f}), the trainer ({trainer / GIB:.1f}) and a "
+        f"margin of {1 - FILLED:.0%} leave {max(0, left) / GIB:.1f}, but one sequence of {max_model_len} tokens takes "
+        f"{needed / GIB:.2f}: lower tokens_per_microbatch or engine max_num_seqs, or use more GPUs"
+    )

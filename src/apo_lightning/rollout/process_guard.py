@@ -8,12 +8,34 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy
 import torch
 import torch.distributed
+
+
+def random_states() -> dict[str, Any]:
+    """The state of every random generator of this process, as plain data."""
+    algorithm, keys, position, has_gauss, gauss = numpy.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (algorithm, torch.from_numpy(numpy.asarray(keys).copy()), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        **({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {}),
+    }
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Restore every generator's state from `random_states`."""
+    random.setstate(states["python"])
+    algorithm, keys, position, has_gauss, gauss = states["numpy"]
+    numpy.random.set_state((algorithm, keys.numpy(), position, has_gauss, gauss))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 @contextmanager
@@ -23,22 +45,20 @@ def process_unchanged() -> Iterator[None]:
     Otherwise a run with vLLM gets other dropout masks and data orders than one without and trains in another matmul
     precision, and a leaked LOCAL_RANK makes the next Lightning Trainer wait for ranks that nobody starts.
     """
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    torch_state = torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    environment = dict(os.environ)
+    states, environment = random_states(), dict(os.environ)
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # vLLM seeds every GPU
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     precision, default_dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     grad_enabled, record_factory = torch.is_grad_enabled(), logging.getLogRecordFactory()
     try:
         yield
     finally:
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-        if cuda_states is not None:
+        restore_random_states(states)
+        if cuda_states:
             torch.cuda.set_rng_state_all(cuda_states)
-        _restore_environment(environment)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
         torch.set_num_threads = set_num_threads
         if torch.get_num_threads() != num_threads:
             torch.set_num_threads(num_threads)
@@ -47,17 +67,6 @@ def process_unchanged() -> Iterator[None]:
         torch.set_grad_enabled(grad_enabled)
         logging.setLogRecordFactory(record_factory)
         gc.unfreeze()
-
-
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the duration of the block."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        _restore_environment(before)
 
 
 _stderr = 2
@@ -114,11 +123,3 @@ def default_process_group_kept() -> Iterator[None]:
         yield
     finally:
         torch.distributed.destroy_process_group = destroy
-
-
-def _restore_environment(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    for name, value in before.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value

@@ -7,14 +7,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM silently raises smaller val
 
 
 def check_request(request: GenerationRequest, max_model_len: int, vocab_size: int) -> None:
-    """Raise `ConfigError` for a request that no engine can serve; it would end the whole call halfway.
-
-    Example:
-        >>> check_request(GenerationRequest(prompt_token_ids=(1, 2), seed=0, max_new_tokens=7), 8, 100)
-        Traceback (most recent call last):
-        apo_lightning.errors.ConfigError: prompt of 2 + max_new_tokens of 7 = 9 tokens, but max_model_len is 8: \
-shorten one or raise the other
-    """
+    """Raise `ConfigError` for a request that no engine can serve; it would end the whole call halfway."""
     prompt_tokens, new_tokens = len(request.prompt_token_ids), request.max_new_tokens
     if prompt_tokens == 0:
         raise ConfigError("a prompt has no tokens: give it at least a beginning-of-sequence token")

@@ -71,11 +71,7 @@ def _sample(
 def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"]) -> Float[Tensor, "rows vocab"]:
     """Restrict each distribution to the smallest set of most likely tokens with mass ≥ `top_p`, and renormalise.
 
-    Source: Holtzman et al. 2020, Eq. 2–3. Among equally likely tokens the lower ids stay.
-
-    Args:
-        logprobs: log π [nats], normalised.
-        top_p: in (0, 1]; 1 leaves a row as it is.
+    Source: Holtzman et al. 2020, Eq. 2–3. Among equally likely tokens the lower ids stay; 1 leaves a row as it is.
 
     Example:
         >>> nucleus(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([0.6])).exp()
@@ -92,9 +88,5 @@ def uniforms(seed: int, count: int) -> Float[Tensor, "count"]:
     """The uniform numbers of one sample, one per token, in [0, 1), float64. They depend on the seed alone.
 
     torch's CPU generator would ignore the upper half of the seed.
-
-    Example:
-        >>> torch.equal(uniforms(7, 3)[:2], uniforms(7, 2)), bool((uniforms(7 + 2**40, 2) == uniforms(7, 2)).any())
-        (True, False)
     """
     return torch.from_numpy(numpy.random.default_rng(seed).random(count))

@@ -20,17 +20,8 @@ def start_engine(
 ) -> None:
     """Call `engine.setup` with the policy's architecture and dtype; `weight_sync.publish` brings the weights.
 
-    Args:
-        engine: not yet started.
-        policy: gives architecture and dtype.
-        max_model_len: the longest prompt + completion [tokens].
-        device: of this process.
-        seed: of the run.
-        process: gives the ranks; None: a single process.
-        trainer_bytes: memory of the device that the trainer allocates later, while the engine is awake [bytes].
-
-    Raises:
-        ConfigError: see `Policy.architecture_folder` and `RolloutEngine.check`.
+    `process` gives the ranks, None means a single process; the others are fields of `EngineContext`. Raises
+    `ConfigError` as `Policy.architecture_folder` and `RolloutEngine.check` do.
     """
     engine.setup(
         EngineContext(

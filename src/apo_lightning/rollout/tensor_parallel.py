@@ -51,25 +51,18 @@ class SharedRequests:
         An exception on one rank is raised on all ranks, at the same completion: a rank that left alone would block the
         others in their next forward.
         """
-        tell = on_finished or (lambda index, completion: None)
-        own: dict[int, list[int]] = {}
-        for index, shared in enumerate(self.mine):
-            own.setdefault(shared, []).append(index)
 
         def listen(shared: int, completion: Completion) -> None:
             raised = None
             try:
-                for index in own.get(shared, ()):
-                    tell(index, completion)
+                for index, own in enumerate(self.mine):
+                    if own == shared and on_finished is not None:
+                        on_finished(index, completion)
             except Exception as error:
                 raised = error
             raise_together(raised, group)
 
         return listen
-
-    def take(self, completions: Sequence[Completion]) -> list[Completion]:
-        """The completions of this rank, in the order of its requests."""
-        return [completions[index] for index in self.mine]
 
 
 def raise_together(error: Exception | None, group: Any) -> None:
@@ -91,14 +84,7 @@ def _sendable(error: Exception | None) -> Exception | None:
 
 
 def check_tensor_parallel(tensor_parallel_size: int, world_size: int) -> None:
-    """Raise `ConfigError` unless the run's processes divide into groups of this size.
-
-    Example:
-        >>> check_tensor_parallel(3, world_size=8)
-        Traceback (most recent call last):
-        apo_lightning.errors.ConfigError: engine tensor_parallel_size is 3, which does not divide the 8 processes of \
-the run: give a divisor, or 1 for an engine in each process
-    """
+    """Raise `ConfigError` unless the run's processes divide into groups of this size."""
     if tensor_parallel_size < 1 or world_size % tensor_parallel_size:
         processes = f"the {world_size} processes of the run" if world_size > 1 else "the run's one process"
         raise ConfigError(

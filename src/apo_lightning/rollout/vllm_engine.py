@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,13 +17,8 @@ from transformers import AutoConfig, PretrainedConfig
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
-from apo_lightning.rollout.kv_cache import EngineMemory
-from apo_lightning.rollout.process_guard import (
-    default_process_group_kept,
-    environment,
-    process_unchanged,
-    stderr_to_log,
-)
+from apo_lightning.rollout.kv_cache import kv_cache_bytes
+from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
 from apo_lightning.rollout.tensor_parallel import SharedRequests, check_tensor_parallel
 from apo_lightning.rollout.vllm_private import (
     gloo_between_slices,
@@ -138,11 +134,11 @@ class VLLMEngine(RolloutEngine):
         completions = super().generate(shared.everyone, shared.listener(on_finished, self._group))
         if torch.distributed.get_rank(self._group) > 0:
             self.num_preempted = 0  # all ranks of an engine preempt together: only the first counts
-        return shared.take(completions)
+        return [completions[index] for index in shared.mine]
 
     def _start(self, context: EngineContext) -> None:
-        is_distributed = torch.distributed.is_initialized()
-        if context.world_size > 1 and not is_distributed:
+        self._shares_process_group = torch.distributed.is_initialized()
+        if context.world_size > 1 and not self._shares_process_group:
             raise RuntimeError(f"world_size is {context.world_size}: initialise torch.distributed before the engine")
         if _open:
             # They share vLLM's process groups, which belong to the process: closing one would break the other.
@@ -152,11 +148,10 @@ class VLLMEngine(RolloutEngine):
             raise ConfigError(
                 f"vLLM would start on cuda:0, not {context.device}: select the GPU by CUDA_VISIBLE_DEVICES"
             )
-        self._shares_process_group = is_distributed
         ranks = {"RANK": context.global_rank, "LOCAL_RANK": context.local_rank, "WORLD_SIZE": context.world_size}
         with ExitStack() as stack:
             stack.enter_context(process_unchanged())
-            stack.enter_context(environment(**ENVIRONMENT, **{name: str(rank) for name, rank in ranks.items()}))
+            os.environ.update(ENVIRONMENT | {name: str(rank) for name, rank in ranks.items()})
             stack.enter_context(stderr_to_log(LOGGER))
             if not LOGGER.handlers:  # otherwise its records reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
@@ -219,16 +214,17 @@ class VLLMEngine(RolloutEngine):
         gc.collect()
         torch.cuda.empty_cache()  # memory cached by the trainer's allocator would count as used
         free, total = torch.cuda.mem_get_info(context.device)
-        memory = EngineMemory.of(
+        return kv_cache_bytes(
             AutoConfig.from_pretrained(context.model_dir),
             self._shapes,
             context.dtype,
+            free=free,
+            total=total,
+            trainer=context.trainer_bytes,
+            max_model_len=context.max_model_len,
             num_forward_tokens=max(self.max_num_batched_tokens, context.max_model_len),
             num_sequences=self.max_num_seqs,
             num_slices=self.tensor_parallel_size,
-        )
-        return memory.kv_cache_bytes(
-            free=free, total=total, trainer=context.trainer_bytes, max_model_len=context.max_model_len
         )
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:

@@ -18,9 +18,7 @@ def held_parts(worker: Any, samples: Mapping[str, WeightSample]) -> Iterator[Hel
     On the CPU a linear layer multiplies with a packed copy of its weight that cannot be read. Multiplying rows of the
     identity returns its columns, exactly, since all other products are 0.
 
-    Args:
-        worker: vLLM's worker, as `collective_rpc` passes it.
-        samples: of the weights that were sent, by Hugging Face name.
+    `worker` is vLLM's, as `collective_rpc` passes it; `samples` are those of the weights that were sent, by name.
     """
     model = worker.get_model()
     layers = dict(model.named_modules())

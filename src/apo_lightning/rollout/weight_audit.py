@@ -10,8 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.rollout.weight_sample import WeightSample
 
-MAX_NAMES_SHOWN = 5
-
 
 def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
     """The shape of every parameter by Hugging Face name, a tied head under both names. Allocates nothing."""
@@ -21,13 +19,8 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
 
 
 def first(names: Sequence[str]) -> str:
-    """The first five names, as text.
-
-    Example:
-        >>> first(["a", "b", "c", "d", "e", "f"])
-        'a, b, c, d, e, …'
-    """
-    return ", ".join(names[:MAX_NAMES_SHOWN]) + ", …" * (len(names) > MAX_NAMES_SHOWN)
+    """The first five names, as text."""
+    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
 
 
 class WeightAudit:
@@ -40,14 +33,6 @@ class WeightAudit:
     Args:
         expected: shape of every parameter.
         version: of the policy; decides which columns `samples` keeps.
-
-    Example:
-        >>> audit = WeightAudit({"a": torch.Size([2]), "b": torch.Size([1])})
-        >>> [name for name, _ in audit.watch(iter([("a", torch.zeros(2)), ("c", torch.zeros(1))]))]
-        ['a']
-        >>> audit.verify()
-        Traceback (most recent call last):
-        apo_lightning.errors.StaleWeightsError: incomplete weight sync: 1 missing (b); 1 unknown (c)
     """
 
     def __init__(self, expected: Mapping[str, torch.Size], version: int = 0):
@@ -69,8 +54,7 @@ class WeightAudit:
             except Exception as error:
                 self._source_error = error
                 return
-            problem = self._problem(name, weight)
-            if problem:
+            if problem := self._problem(name, weight):
                 self._problems[problem].append(name)
             else:
                 self._seen.add(name)

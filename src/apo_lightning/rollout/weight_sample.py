@@ -37,8 +37,6 @@ class WeightSample:
         Example:
             >>> WeightSample.of(torch.zeros(5, 70), version=3).columns
             range(3, 70, 4)
-            >>> WeightSample.of(torch.zeros(5), version=3).values.shape
-            torch.Size([5, 1])
         """
         matrix = weight.detach().reshape(len(weight), -1)
         num_rows, num_columns = matrix.shape
@@ -48,13 +46,7 @@ class WeightSample:
         return cls(num_rows=num_rows, num_columns=num_columns, columns=columns, values=picked)
 
     def within(self, first: int, count: int) -> slice:
-        """The slice of `columns` that lies in [`first`, `first` + `count`).
-
-        Example:
-            >>> sample = WeightSample.of(torch.zeros(5, 128), version=1)
-            >>> list(sample.columns[sample.within(64, 16)])
-            [65, 73]
-        """
+        """The slice of `columns` that lies in [`first`, `first` + `count`)."""
         inside = [i for i, column in enumerate(self.columns) if first <= column < first + count]
         return slice(inside[0], inside[-1] + 1) if inside else slice(0)
 
@@ -88,11 +80,7 @@ class HeldPart:
 
 
 def not_as_sent(samples: Mapping[str, WeightSample], held: Iterable[HeldPart]) -> list[str]:
-    """Names of the parameters that differ in the engine from what was sent.
-
-    Args:
-        samples: of the weights that were sent.
-        held: the parts that the engine shows; parameters that it does not show are not checked.
+    """Names of the parameters that differ in the engine from what was sent; those it does not show are not checked.
 
     Example:
         >>> samples = {"norm": WeightSample.of(torch.ones(2), version=1)}

@@ -58,14 +58,9 @@ def publish(model: nn.Module, engine: RolloutEngine, version: int) -> None:
 
 
 def logprob_gap(rollout_logprobs: Float[Tensor, "tokens"], logprobs: Float[Tensor, "tokens"]) -> float:
-    """Mean |log π_rollout − log π| over sampled tokens: the distance of the engine's policy from the trainer's [nats].
+    """Mean |log π_rollout − log π| over sampled tokens [nats], ≥ 0; NaN without tokens.
 
-    Args:
-        rollout_logprobs: as reported by the engine.
-        logprobs: the trainer's, for the same tokens, weights and temperature.
-
-    Returns:
-        A value ≥ 0; NaN without tokens.
+    It is the distance of the engine's policy from the trainer's, for the same tokens, weights and temperature.
 
     Example:
         >>> logprob_gap(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0]))
@@ -92,22 +87,9 @@ def gap_tolerance(noise: float, num_tokens: int) -> float:
 
 
 def check_logprob_gap(gap: float, tolerance: float, version: int) -> None:
-    """Stop a run whose completions were sampled from another policy than the trainer's.
+    """Raise `StaleWeightsError` if `gap` [nats] is above the tolerance [nats] or not finite.
 
-    Args:
-        gap: from `logprob_gap` [nats].
-        tolerance: from `gap_tolerance` [nats].
-        version: the policy version of the completions.
-
-    Raises:
-        StaleWeightsError: the gap is above the tolerance, or not finite.
-
-    Example:
-        >>> check_logprob_gap(0.2, 0.001, version=3)
-        Traceback (most recent call last):
-        apo_lightning.errors.StaleWeightsError: stale weights in the engine? At policy version 3 its log-probs are \
-0.2 nats a token away from the trainer's, and rounding explains 0.001: look at the last weight sync (every parameter, \
-the tied head too), the prefix cache, the temperature and the tokenisation
+    The completions, of policy version `version`, were then sampled from another policy than the trainer's.
     """
     if math.isfinite(gap) and gap <= tolerance:
         return
@@ -119,14 +101,9 @@ the tied head too), the prefix cache, the temperature and the tokenisation
 
 
 def check_policy_version(completions: Sequence[Completion], version: int) -> None:
-    """Stop a run whose engine has missed a sync, even if the policy has hardly changed since.
+    """Raise `StaleWeightsError` if a completion was sampled at another version than the policy's.
 
-    Args:
-        completions: from the engine.
-        version: of the policy.
-
-    Raises:
-        StaleWeightsError: a completion was sampled at another version.
+    It detects an engine that has missed a sync even if the policy has hardly changed since.
     """
     others = sorted({completion.policy_version for completion in completions} - {version})
     if others:

@@ -1,18 +1,18 @@
-"""The options of config groups: their names, globs over them, and the nearest name of one that does not exist."""
+"""The options of config groups: their names, and globs over them."""
 
-import difflib
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import create_config_search_path
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
-from hydra.errors import MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from apo_lightning.errors import ConfigError
@@ -26,26 +26,29 @@ BASE = "base"
 def config_folders() -> tuple[Path, ...]:
     """Folders of configurations in Hydra's search order: the user's, the framework's, other packages'."""
     elements = create_config_search_path(str(CONFIG_DIR)).get_path()
-    paths = [str(element.path) for element in elements if element.provider not in ("hydra", "schema")]
-    return tuple(
-        Path(str(files(path.removeprefix("pkg://"))))
-        if path.startswith("pkg://")
-        else Path(path.removeprefix("file://"))
-        for path in paths
-    )
+    urls = [str(element.path).partition("://") for element in elements if element.provider not in ("hydra", "schema")]
+    return tuple(Path(str(files(path))) if scheme == "pkg" else Path(path or scheme) for scheme, _, path in urls)
+
+
+@contextmanager
+def _hydra() -> Iterator[GlobalHydra]:
+    """Hydra with our folders: that of the running command, or one of its own outside of commands."""
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        yield GlobalHydra.instance()
 
 
 def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = False) -> DictConfig:
-    """Compose a configuration as the command line does, inside a command or outside of one.
-
-    Args:
-        name: of the primary configuration, such as `train`.
-        overrides: as typed.
-        with_hydra: whether Hydra's own node is part of it.
-    """
-    is_running = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    """Compose the primary configuration `name` as the command line does, inside a command or outside of one."""
+    with _hydra():
         return compose(name, overrides=[*overrides], return_hydra_config=with_hydra)
+
+
+def default_options(name: str) -> list[ResultDefault]:
+    """The files that a primary configuration is composed of by default; later ones override earlier ones."""
+    with _hydra() as hydra:
+        defaults = hydra.config_loader().compute_defaults_list(name, [], RunMode.RUN).defaults
+    return [option for option in defaults if not str(option.config_path).startswith("hydra/")]
 
 
 def typed_overrides() -> list[str]:
@@ -54,35 +57,16 @@ def typed_overrides() -> list[str]:
 
 
 def options_of(group: str) -> list[str]:
-    """Names of a group's options, including those of subgroups; empty if there is no such group.
-
-    Example:
-        >>> options_of("policy")
-        ['full', 'lora']
-        >>> options_of("experiment")[0]
-        'lab/countdown'
-    """
-    folders = [folder / group for folder in config_folders()]
-    return sorted(
-        {
-            path.relative_to(folder).with_suffix("").as_posix()
-            for folder in folders
-            for path in folder.rglob("*.yaml")
-            if path.stem != BASE
-        }
-    )
+    """Names of a group's options, including those of subgroups; empty if there is no such group."""
+    found = ((folder / group, path) for folder in config_folders() for path in (folder / group).rglob("*.yaml"))
+    return sorted({path.relative_to(of).with_suffix("").as_posix() for of, path in found if path.stem != BASE})
 
 
 def expand_glob(argument: str) -> str:
     """Replace `experiment=glob(paper/*)` by the list of matching options; any other argument is returned unchanged.
 
-    Hydra's own glob matches within one folder, and a sweep over no option ends silently.
-
-    Args:
-        argument: one of the command line's.
-
-    Raises:
-        ConfigError: nothing matches, or the key is no config group.
+    Hydra's own glob matches within one folder, and a sweep over no option ends silently. Raises `ConfigError` if
+    nothing matches.
 
     Example:
         >>> expand_glob("algo=glob([psr,n*])")
@@ -106,10 +90,7 @@ def expand_glob(argument: str) -> str:
 
 
 def refuse_null(argument: str) -> None:
-    """Refuse `group=null`, which Hydra answers with a traceback.
-
-    Raises:
-        ConfigError: the key is a config group.
+    """Raise `ConfigError` for `group=null`, which Hydra answers with a traceback.
 
     Example:
         >>> refuse_null("resume=null")
@@ -118,21 +99,5 @@ def refuse_null(argument: str) -> None:
         apo_lightning.errors.ConfigError: experiment=null: leave it out, or choose one of configs/experiment
     """
     group, _, value = argument.partition("=")
-    if value == "null" and any((folder / group).is_dir() for folder in config_folders()):
+    if value == "null" and options_of(group):
         raise ConfigError(f"{argument}: leave it out, or choose one of configs/{group}")
-
-
-def missing_choice(error: MissingConfigException) -> str | None:
-    """Message for an option that does not exist, with the nearest names or all; None: it is of no config group.
-
-    Example:
-        >>> missing_choice(MissingConfigException("", missing_cfg_file="policy/fulll"))
-        'there is no configs/policy/fulll.yaml; near it: policy=full'
-    """
-    group, _, name = (error.missing_cfg_file or "").partition("/")
-    options = options_of(group) if group else []
-    if not options:
-        return None
-    near = difflib.get_close_matches(name, options)
-    names = ", ".join(f"{group}={option}" for option in near) if near else ", ".join(options)
-    return f"there is no configs/{group}/{name}.yaml; {'near it' if near else 'there are'}: {names}"

@@ -3,6 +3,7 @@
 The module that does the work is imported last: `--help` and wrong overrides must not wait for torch.
 """
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,33 +16,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.run.choices import CONFIG_DIR, expand_glob, missing_choice, refuse_null
+from apo_lightning.run.choices import CONFIG_DIR, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_launch_time, use_expandable_segments
 from apo_lightning.run.user_message import user_message
-
-MOVED = {
-    "evaluate": {
-        "mode=exact": "it is a command of its own, apo exact run=…",
-        "mode=coverage": "it is a command of its own, apo coverage model=…",
-        "mode=samples": "leave it out, apo evaluate does nothing else",
-        "coverage=": "it belongs to apo coverage",
-        "coverage.": "it belongs to apo coverage",
-    },
-}
-"""Command → how an argument begins that it no longer takes, and what to type instead."""
 
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_launch_time()
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run one command.
-
-    Args:
-        words: the command and its overrides; None: those of the command line.
-    """
+    """Run one command; `words` are the command and its overrides, or None for those of the command line."""
     words = sys.argv[1:] if words is None else words
     # As `python -m` does: a user's rewards, losses and callbacks are found in the working directory.
     if not sys.flags.safe_path and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
@@ -95,7 +81,6 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
     for argument in arguments:
-        refuse_moved(command.name, argument)
         refuse_null(argument)
     sys.argv = [prefix[0], *map(expand_glob, arguments)]
     try:
@@ -104,23 +89,13 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
         sys.argv = typed
 
 
-def refuse_moved(command: str, argument: str) -> None:
-    """Raise `ConfigError` for an argument that earlier versions took.
-
-    Example:
-        >>> refuse_moved("evaluate", "mode=exact")
-        Traceback (most recent call last):
-        apo_lightning.errors.ConfigError: mode=exact: it is a command of its own, apo exact run=…
-    """
-    for start, remedy in MOVED.get(command, {}).items():
-        if argument.lstrip("+").startswith(start):
-            raise ConfigError(f"{argument}: {remedy}")
-
-
 def one_line(error: BaseException) -> str:
     """Hydra's message on a wrong override, in one line without the search path."""
-    if isinstance(error, MissingConfigException) and (line := missing_choice(error)) is not None:
-        return line
+    if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
+        group, _, option = name.partition("/")
+        if options := options_of(group):
+            near = difflib.get_close_matches(option, options) or options
+            return f"there is no configs/{name}.yaml: choose {group}={f' or {group}='.join(near)}"
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])

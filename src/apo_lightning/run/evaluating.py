@@ -1,11 +1,11 @@
 """Configuration → results of one policy on benchmarks."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
 from omegaconf import DictConfig
 
 from apo_lightning.checkpoints import load_snapshot
@@ -14,7 +14,6 @@ from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.evaluation.card import result_table, write_card
 from apo_lightning.evaluation.engine_check import check_engine
 from apo_lightning.evaluation.loading import read_result
-from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
@@ -34,7 +33,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     Args:
         cfg: composed from `configs/evaluate.yaml`.
         overrides: as typed.
-        is_swept: one job of a sweep, whose settings name a folder.
+        is_swept: whether the settings of this job of a sweep name a folder.
 
     Returns:
         The results, which are also in the output folder; empty on all ranks but the first.
@@ -48,9 +47,15 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
     tasks = prepare_tasks(cfg, evaluated, engine.name)
+    fabric = Fabric(
+        accelerator=cfg.trainer.accelerator,
+        devices=cfg.trainer.devices,
+        num_nodes=cfg.trainer.num_nodes,
+        strategy="ddp" if evaluated.world_size > 1 else "auto",  # one process a device, each with the whole model
+    )
     try:
         at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]
-        fabric = _launch(cfg, evaluated)
+        fabric.launch()
         # Decided by the first rank: it may finish a stage while another rank reads the folder.
         [is_left, *_] = from_all_ranks([_is_left(stage, own) for stage, own in at_stages])
         left = [at_stage for at_stage, is_one in zip(at_stages, is_left, strict=True) if is_one]
@@ -126,19 +131,6 @@ def _measure_stages(
             _measure(task, replace(sampler, policy_version=version), card)
 
 
-def _launch(cfg: DictConfig, evaluated: EvaluatedPolicy) -> Fabric:
-    """Launch one process a device, each with the whole model."""
-    backend = "nccl" if evaluated.device.type == "cuda" else "gloo"
-    fabric = Fabric(
-        accelerator=cfg.trainer.accelerator,
-        devices=cfg.trainer.devices,
-        num_nodes=cfg.trainer.num_nodes,
-        strategy=DDPStrategy(process_group_backend=backend) if evaluated.world_size > 1 else "auto",
-    )
-    fabric.launch()
-    return fabric
-
-
 def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
     """Fill the benchmark's samples file; the first rank writes the results."""
     task.folder.mkdir(parents=True, exist_ok=True)
@@ -149,15 +141,13 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         plan_samples(task.prompts, settings.num_samples, settings.seed, name),
         settings.samples_per_batch,
     )
-    try:
+    with contextlib.closing(file):
         sampler.fill(
             file,
             task.benchmark.reward,
+            benchmark=name,
             max_completion_tokens=settings.max_completion_tokens,
-            progress=Progress(name, is_shown=sampler.rank == 0),
         )
-    finally:
-        file.close()
     if sampler.rank > 0:
         return
     result = summarise(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
 from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
@@ -16,40 +16,29 @@ from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, 
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.policy import Policy
+from apo_lightning.run.trained import trained_run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
-    """Load the checkpoint into the run's model and write the model.
-
-    Args:
-        cfg: composed from `configs/export.yaml`.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ConfigError: no training run, no such checkpoint, or a damaged one; an unknown dtype.
-    """
+    """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`."""
     if cfg.dtype not in DTYPES:
         raise ConfigError(f"dtype is {cfg.dtype}: choose {' or '.join(DTYPES)}")
-    checkpoint = _checkpoint(cfg)
-    to = Path(cfg.to) if cfg.to is not None else Path(cfg.run) / "exported" / checkpoint.folder.name
+    run = trained_run(Path(str(cfg.run)), ())
+    checkpoint = _checkpoint(run.folder, cfg.checkpoint)
+    to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
     if to.exists():
         raise ConfigError(f"to={to} exists: remove it, or name another folder")
     if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
-        raise ConfigError(
-            f"checkpoint {checkpoint.folder} is damaged: {damaged} is not what was written; export another"
-        )
-    quiet_libraries(Path(cfg.run) / "export.log")
-    config = OmegaConf.load(Path(cfg.run) / ".hydra" / "config.yaml")
-    spec = instantiate(config.model, _convert_="all")
+        raise ConfigError(f"checkpoint {checkpoint.folder} is damaged: {damaged} has changed; export another")
+    quiet_libraries(run.folder / "export.log")
+    spec = instantiate(run.reference, _convert_="all")
     with progress_bars_hidden():
-        model = spec.load_model(config.seed)
-    lora = instantiate(config.policy.lora, _convert_="all")
+        model = spec.load_model(run.seed)
+    lora = instantiate(run.lora, _convert_="all")
     if lora is not None:
-        lora.attach(model, config.seed)
+        lora.attach(model, run.seed)
     policy = Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
     load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
     partial = to.with_name(f".{to.name}.partial")
@@ -65,19 +54,15 @@ def export(cfg: DictConfig) -> Path:
 
 def _round(folder: Path, dtype: torch.dtype) -> None:
     """Weights and `config.json` of an exported model in another dtype; adapters are merged already."""
-    rounded = folder.with_name(f"{folder.name}.rounded")
-    shutil.rmtree(rounded, ignore_errors=True)
-    shutil.copytree(folder, rounded, ignore=shutil.ignore_patterns("*.safetensors*"))
     with progress_bars_hidden():
-        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(rounded)
-    shutil.rmtree(folder)
-    rounded.rename(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()  # the mapping of a loaded file stays valid; there may be fewer shards
+        model.save_pretrained(folder)
 
 
-def _checkpoint(cfg: DictConfig) -> Checkpoint:
-    if cfg.run is None or not (Path(cfg.run) / ".hydra" / "config.yaml").is_file():
-        raise ConfigError(f"run={cfg.run} is no training run (it has no .hydra/config.yaml): give the folder of one")
-    checkpoints, refused = complete_checkpoints(Path(cfg.run) / "checkpoints")
+def _checkpoint(run: Path, name: str) -> Checkpoint:
+    checkpoints, refused = complete_checkpoints(run / "checkpoints")
     for line in refused:
         say(f"skipped: {line}")
     choices = {checkpoint.folder.name: checkpoint for checkpoint in checkpoints}
@@ -86,8 +71,7 @@ def _checkpoint(cfg: DictConfig) -> Checkpoint:
         choices["newest"] = checkpoints[-1]
     if best is not None:
         choices["best"] = best
-    if cfg.checkpoint not in choices:
-        raise ConfigError(
-            f"checkpoint={cfg.checkpoint}: {cfg.run} has {', '.join(choices) or 'no checkpoint, but perhaps final/'}"
-        )
-    return choices[cfg.checkpoint]
+    if name not in choices:
+        has = ", ".join(choices) or "no checkpoint, but perhaps final/"
+        raise ConfigError(f"checkpoint={name}: {run} has {has}")
+    return choices[name]

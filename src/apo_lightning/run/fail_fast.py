@@ -1,8 +1,7 @@
 """If one rank fails, all ranks end at once, and one line on the terminal names that rank and the reason.
 
-Measured on two CPU ranks, the surviving one blocked as in an NCCL collective: all processes end after 0.1 to 8 s.
-Without this, torchrun takes 37 to 49 s, and Lightning's launcher 4 to 7 s if rank 1 fails; if rank 0 fails, it leaves
-rank 1 running, and it prints no reason if a rank is killed.
+Measured on two CPU ranks, the surviving one blocked in a collective: all processes end after 0.1 to 8 s. Without this,
+torchrun takes 37 to 49 s, and Lightning's launcher leaves rank 1 running if rank 0 fails.
 """
 
 import logging
@@ -41,7 +40,7 @@ class FailFast(pl.Callback):
         self._rank = 0
         self._watchdog: RankWatchdog | None = None
         self._launched: list[subprocess.Popen[bytes]] = []
-        """Lightning's own list of the processes that its launcher started; it forwards signals to them."""
+        """Lightning's own list of the processes that its launcher started."""
         self._children: list[subprocess.Popen[bytes]] = []
         """The processes of `_launched`, once the run ends."""
         self._is_failing = False

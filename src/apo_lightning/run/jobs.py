@@ -6,6 +6,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from apo_lightning.run.choices import typed_overrides
+
 
 def train_or_preflight(cfg: DictConfig) -> None:
     """Train; with `preflight=true` print the plan instead."""
@@ -30,4 +32,4 @@ def evaluate_policy(cfg: DictConfig) -> None:
     from apo_lightning.run.evaluating import evaluate
     from apo_lightning.run.sweeping import is_swept
 
-    evaluate(cfg, list(HydraConfig.get().overrides.task), is_swept=is_swept())
+    evaluate(cfg, typed_overrides(), is_swept=is_swept())

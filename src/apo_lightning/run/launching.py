@@ -47,19 +47,15 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 
 
 def use_expandable_segments() -> None:
-    """Let torch's allocator on a GPU grow its segments, unless the user has settings for it; on a CPU without effect.
+    """Let torch's allocator on a GPU grow its segments, unless the user has settings for it; before torch is imported.
 
-    Micro-batches differ in length and moments come after the first backward: blocks of fixed segments would leave
-    holes that no later tensor fits into. To be called before torch is imported. Launched ranks inherit it. vLLM's
-    sleeping memory is no part of it: vLLM switches it off while it allocates that.
+    Micro-batches differ in length and moments come after the first backward: blocks of fixed segments would leave holes
+    that no later tensor fits into. vLLM switches it off for its sleeping memory.
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
 
 
 def register_launch_time() -> None:
-    """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted.
-
-    The value is cached and sent with a sweep to jobs that run in other processes, on other machines, hours later.
-    """
+    """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted, and cached for all jobs of a sweep."""
     OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True, use_cache=True)

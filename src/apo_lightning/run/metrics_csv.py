@@ -22,7 +22,7 @@ class MetricsCSV(Logger):
 
     Args:
         folder: of the run.
-        rows: of the resumed part of the run.
+        rows: those of the part before it was resumed.
     """
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -30,16 +30,15 @@ class MetricsCSV(Logger):
         self.path = folder / NAME
         self.rows = rows
         self._columns: list[str] = []
-        """The columns of the file, as this process has written it."""
 
     @property
     def name(self) -> str:
-        """Lightning's name of the logger; empty, since the file stands in the run's folder itself."""
+        """Empty: Lightning's folder of the logger is the run's folder itself."""
         return ""
 
     @property
     def version(self) -> str:
-        """Lightning's version of the logger; empty, since a run's folder holds one."""
+        """Empty, as the name."""
         return ""
 
     @rank_zero_only
@@ -71,8 +70,7 @@ def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict
     Args:
         folder: of the run.
         step: rollouts that were finished at the checkpoint.
-        validated_step: the last step, at the checkpoint, after which a validation pass was made: it may be an earlier
-            one, and the pass that followed may be there already.
+        validated_step: the last validated step at the checkpoint; the file may have a later validation already.
     """
     path = folder / NAME
     if not path.is_file():
@@ -81,9 +79,5 @@ def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(lines)]
     validated_until = -1 if validated_step is None else validated_step
-    return [row for row in rows if int(row["step"]) <= (validated_until if _is_validation(row) else step)]
-
-
-def _is_validation(row: Mapping[str, Any]) -> bool:
-    """What a pass found, or what a diagnostic made of it."""
-    return "train/reward" not in row
+    # Rows without a reward are of validation passes and of diagnostics that follow them.
+    return [row for row in rows if int(row["step"]) <= (step if "train/reward" in row else validated_until)]

@@ -15,7 +15,7 @@ from apo_lightning.preflight import environment
 from apo_lightning.preflight.checks import check_devices, check_launch, check_share
 from apo_lightning.preflight.environment import Finding, this_machine
 from apo_lightning.preflight.memory_shapes import FLOAT32
-from apo_lightning.preflight.tables import cost_table, findings_text, plan_table, run_table
+from apo_lightning.run.plan_tables import cost_table, findings_text, plan_table, run_table
 from apo_lightning.run.sizes import Plan, RankLayout, plan_run, plan_time, rank_layout, step_settings
 from apo_lightning.run.training import prepare
 
@@ -25,44 +25,31 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
 
     A run stops at its first error; here all are listed, and the plan is made in spite of them.
 
-    Args:
-        cfg: composed from `configs/train.yaml`.
-        output_dir: the folder that the run would write to.
-
     Returns:
         The exit status: 1 if there is an error, else 0.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
     findings: list[Finding] = []
-    ranks = rank_layout(cfg)
     parts: list[RenderableType] = []
     with _errors_to(findings):
         plan = plan_run(cfg)
-        parts.append(plan_table(plan.name, f"{ranks.strategy}, {ranks.describe()}", plan.model, plan.run, plan.memory))
-        findings += room_findings(cfg, plan, ranks, output_dir)
+        parts.append(plan_table(plan))
+        findings += _room_findings(cfg, plan, output_dir)
         with _errors_to(findings):
-            settings, cost = step_settings(cfg, instantiate(cfg.data)), plan_time(cfg, plan, ranks)
-            parts.append(cost_table(cost, settings, ranks.world_size, cfg.trainer.max_steps))
+            parts.append(cost_table(plan_time(cfg, plan), plan, cfg.trainer.max_steps))
+    ranks = rank_layout(cfg)
     with _errors_to(findings):
-        parts.append(
-            run_table(
-                step_settings(cfg, instantiate(cfg.data)),
-                ranks.world_size,
-                max_steps=cfg.trainer.max_steps,
-                val_check_interval=cfg.trainer.val_check_interval,
-                has_held_out=cfg.data.num_validation > 0 or bool(cfg.data.get("validation")),
-            )
-        )
+        parts.append(run_table(cfg, step_settings(cfg, instantiate(cfg.data)), ranks.world_size))
     findings += _environment_findings(cfg, ranks)
     if not any(finding.level == "error" for finding in findings):
         with _errors_to(findings):
-            parts_of_run = prepare(cfg)  # checks of tokenizer, data and answers
-            parts_of_run.reward.close()
-            if parts_of_run.loss.notice is not None:
-                findings.append(Finding("warning", parts_of_run.loss.notice))
+            run = prepare(cfg)  # checks of tokenizer, data and answers
+            run.reward.close()
+            if run.loss.notice is not None:
+                findings.append(Finding("warning", run.loss.notice))
     show(Group(*parts))
-    show(findings_text(list(dict.fromkeys(findings))), soft_wrap=True)
+    show(findings_text(findings), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))
 
 
@@ -75,20 +62,17 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
         findings.append(Finding("error", str(error)))
 
 
-def room_findings(cfg: DictConfig, plan: Plan, ranks: RankLayout, output_dir: Path) -> list[Finding]:
+def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Finding]:
     """Findings on memory and disk that are too small for the plan."""
-    memory, others = plan.memory, ranks.num_local - 1
-    loading = (memory.loading, *[memory.loading_others] * others)
-    running = (memory.peak, *[memory.peak_others] * others)
-    remedy = "a smaller tokens_per_microbatch"
-    if plan.run.is_cuda:
-        running, remedy = (memory.host,) * ranks.num_local, "a larger machine"
+    memory, num_local = plan.memory, plan.ranks.num_local
+    loading = (memory.loading, *[memory.loading_others] * (num_local - 1))
+    running = (memory.host if plan.run.is_cuda else memory.peak,) * num_local
     what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
-    findings = environment.memory_findings(
-        this_machine(), sizes, what=what, remedy=remedy if what == "the run" else "a larger machine"
-    )
+    is_update = what == "the run" and not plan.run.is_cuda
+    remedy = "a smaller tokens_per_microbatch" if is_update else "a larger machine"
+    findings = environment.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
     if plan.run.is_cuda and torch.cuda.is_available():
-        findings += environment.device_findings(torch.cuda.get_device_properties(0).total_memory, memory.peak)
+        findings += environment.device_findings(plan.run.gpu_bytes, memory.peak)
     # A checkpoint holds the trained weights and their two moments; a new one is written before an old one is removed.
     # At the end all weights are exported.
     model = plan.model
@@ -110,6 +94,4 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
         engine = instantiate(cfg.engine)
         engine.check(ranks.device)
         engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), ranks.device)
-    findings += environment.version_findings(environment.installed_versions(), environment.accepted_versions())
-    findings += environment.torchvision_findings()
     return findings + environment.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)

@@ -29,11 +29,7 @@ from apo_lightning.update.settings import StepSettings
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
-    """Sizes of a step; those of prompts and completions are the data's.
-
-    Raises:
-        ConfigError: a size that cannot work, or a key that would cut the distribution sampled from.
-    """
+    """Sizes of a step, those of prompts and completions from the data; raises `ConfigError` if they cannot work."""
     for name in ("top_p", "top_k", "min_p"):
         # With truncated sampling, π_old/π_rollout and the loss's ratio would mix two distributions.
         if name in cfg:
@@ -96,15 +92,6 @@ class RankLayout:
     strategy: str
     """Name of the strategy: `single`, `ddp` or `fsdp`."""
 
-    def describe(self) -> str:
-        """The number of processes, and where they run.
-
-        Example:
-            >>> RankLayout(device=torch.device("cpu"), world_size=2, num_local=2, strategy="ddp").describe()
-            '2 processes on cpu'
-        """
-        return f"{self.world_size} process{'es' * (self.world_size > 1)} on {self.device.type}"
-
 
 def rank_layout(cfg: DictConfig) -> RankLayout:
     """The processes that `cfg.trainer` asks for."""
@@ -112,12 +99,11 @@ def rank_layout(cfg: DictConfig) -> RankLayout:
     device, num_local = requested_devices(trainer.accelerator, trainer.devices)
     world_size = num_local * trainer.num_nodes
     strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=trainer.strategy))
-    is_sharded = strategy.endswith("ShardedStrategy")
     return RankLayout(
         device=device,
         world_size=world_size,
         num_local=num_local,
-        strategy="fsdp" if is_sharded else "ddp" if world_size > 1 else "single",
+        strategy="fsdp" if strategy.endswith("ShardedStrategy") else "ddp" if world_size > 1 else "single",
     )
 
 
@@ -127,36 +113,24 @@ class Plan:
 
     name: str
     """The model's name."""
+    settings: StepSettings
+    ranks: RankLayout
     model: ModelShape
     run: RunShape
     memory: MemoryPlan
 
 
 def plan_run(cfg: DictConfig) -> Plan:
-    """The memory plan of one process.
-
-    Args:
-        cfg: composed from `configs/train.yaml`.
-
-    Raises:
-        ConfigError: sizes that contradict each other, or a model whose config cannot be loaded.
-    """
+    """The memory plan of one process of `apo train`; raises `ConfigError` for sizes or a model that cannot work."""
     settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
     model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
     run = run_shape(cfg, settings, ranks, spec)
-    return Plan(name=spec.name, model=model, run=run, memory=plan_memory(model, run))
+    return Plan(name=spec.name, settings=settings, ranks=ranks, model=model, run=run, memory=plan_memory(model, run))
 
 
 def bytes_beside_engine(cfg: DictConfig) -> int:
-    """GPU memory that training will claim after its engine has started; 0 if nothing depends on it.
-
-    Args:
-        cfg: composed from `configs/train.yaml`.
-
-    Raises:
-        ConfigError: as `plan_run`.
-    """
+    """GPU memory that training will claim after its engine has started; 0 if nothing depends on it."""
     engine = instantiate(cfg.engine)
     if rank_layout(cfg).device.type == "cpu" or not isinstance(engine, VLLMEngine) or engine.kv_cache_gib is not None:
         return 0
@@ -164,31 +138,21 @@ def bytes_beside_engine(cfg: DictConfig) -> int:
     return trainer_bytes(plan.model, plan.run)
 
 
-def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
-    """The time of a step, by phase.
-
-    Args:
-        cfg: composed from `configs/train.yaml`.
-        plan: of its memory, with the sizes that both depend on.
-        ranks: that the trainer asks for.
-
-    Raises:
-        ConfigError: rates are to be measured on a GPU that is not there, or a value outside its range.
-    """
-    settings = step_settings(cfg, instantiate(cfg.data))
+def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
+    """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
     expected, critic = instantiate(cfg.expected), instantiate(cfg.algo.get("critic"))
-    work = expected_workload(settings, loss, advantage, expected, ranks.world_size, critic)
+    work = expected_workload(plan.settings, loss, advantage, expected, plan.ranks.world_size, critic)
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
-        if ranks.device.type == "cuda" and not torch.cuda.is_available():
+        if plan.run.is_cuda and not torch.cuda.is_available():
             raise ConfigError(
                 "no GPU is here whose rates could be measured, so the time of a step is left out: choose rates=a800 "
                 "or rates=h100, or give rates of your own"
             )
         length = round(work.prompt_tokens + work.completion_tokens)
         rates = rates(
-            ranks.device,
+            plan.ranks.device,
             torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16,
             attended=(plan.model.num_heads, length, plan.model.head_dim),
         )
@@ -197,30 +161,24 @@ def plan_time(cfg: DictConfig, plan: Plan, ranks: RankLayout) -> CostPlan:
 
 def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
     """The settings of a configuration that determine the memory of a run."""
+    is_cuda, has_gpu = ranks.device.type == "cuda", torch.cuda.is_available()
+    # An absent GPU cannot be asked; all GPUs in question multiply bfloat16.
+    is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
     loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
     return RunShape(
         world_size=ranks.world_size,
         strategy=ranks.strategy,
-        is_cuda=ranks.device.type == "cuda",
-        compute_bytes=_compute_bytes(spec, ranks.device),
+        is_cuda=is_cuda,
+        compute_bytes=2 if is_assumed or spec.dtype(ranks.device) != torch.float32 else FLOAT32,
         has_reference=all_needs(loss, callbacks_for(cfg, loss)).reference,
         gradient_checkpointing=spec.gradient_checkpointing,
         compiles_layers=spec.compile_layers,
         # One sequence runs whole, whatever the budget.
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,
-        engine=engine_size(instantiate(cfg.engine), settings, is_cuda=ranks.device.type == "cuda"),
-        gpu_bytes=torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else GPU_BYTES,
-        keeps_layers_gathered=not OmegaConf.select(cfg, "trainer.strategy.reshard_after_forward", default=True),
+        engine=engine_size(instantiate(cfg.engine), settings, is_cuda=is_cuda),
+        gpu_bytes=torch.cuda.get_device_properties(0).total_memory if has_gpu else GPU_BYTES,
         num_trained_models=2 if critic is not None and critic.kind == "separate" else 1,
-        offloads=bool(OmegaConf.select(cfg, "trainer.strategy.offload_to_cpu", default=False)),
     )
-
-
-def _compute_bytes(spec: PolicySpec, device: torch.device) -> int:
-    # An absent GPU cannot be asked; all GPUs in question multiply bfloat16.
-    if device.type == "cuda" and not torch.cuda.is_available() and spec.compute_dtype == "auto":
-        return 2
-    return FLOAT32 if spec.dtype(device) == torch.float32 else 2

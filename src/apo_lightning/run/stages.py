@@ -22,12 +22,7 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """The folder of its results, relative to that of the evaluation.
-
-        Example:
-            >>> Stage(step=0).folder, Stage().folder
-            ('step_000000', '')
-        """
+        """The folder of its results, relative to that of the evaluation."""
         return "" if self.step is None else Position(step=self.step).name
 
     @property
@@ -39,15 +34,7 @@ class Stage:
 
 
 def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
-    """The stages that `checkpoint` selects.
-
-    Args:
-        run: the training run's folder; None: the model was named directly.
-        checkpoint: `final`; `base`: the model before training; `all`: base and every snapshot; or a snapshot's name.
-
-    Raises:
-        ConfigError: the run has no such snapshot, or none.
-    """
+    """The stages of a run that `checkpoint` (final, base, all or a snapshot's name) selects; raises `ConfigError`."""
     if checkpoint == FINAL or run is None:
         return (Stage(),)
     snapshots, refused = snapshots_of(run)

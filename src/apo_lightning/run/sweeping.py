@@ -30,9 +30,7 @@ def each_job_a_run(prefix_length: int = 1) -> Iterator[None]:
 
     The launcher starts ranks with the command line. With that of a sweep each rank would run the whole sweep in
     separate folders, and the second job would start no ranks, since the environment of the first says that they exist.
-
-    Args:
-        prefix_length: number of words before the overrides: the program and, if it has several, the command.
+    `prefix_length` is the number of words before the overrides.
     """
     if HydraConfig.get().mode is not RunMode.MULTIRUN or _ranks_are_there():
         yield
@@ -61,12 +59,7 @@ def _ranks_are_there() -> bool:
 
 
 def single(arguments: Sequence[str], task: Sequence[str], hydra: Sequence[str]) -> list[str]:
-    """The command line's arguments for one job of a sweep.
-
-    Args:
-        arguments: of the sweep.
-        task: the job's overrides of our settings.
-        hydra: the job's overrides of Hydra's settings.
+    """A sweep's arguments for one job, with its overrides of our settings (`task`) and of Hydra's.
 
     Example:
         >>> single(["-m", "-cd", "mine", "seed=1,2", "algo=apo"], ["seed=2", "algo=apo"], ["hydra.mode=MULTIRUN"])

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation import Benchmark
+from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.evaluation.encoder import sentence_encoder
 from apo_lightning.evaluation.records import DataCard, SamplingSettings
 from apo_lightning.evaluation.samples_file import require_same_identity
@@ -41,11 +41,7 @@ class Task:
     """Settings that decide the samples, as far as they are known before the weights are."""
 
     def at(self, stage: Stage) -> "Task":
-        """The same samples, seed by seed, of the policy at a stage of its training.
-
-        Raises:
-            ConfigError: its folder holds another evaluation.
-        """
+        """The same samples at a stage of training; raises `ConfigError` if its folder holds another evaluation."""
         folder = self.folder.parent / stage.folder / self.folder.name
         task = replace(self, folder=folder, identity={**self.identity, **stage.identity})
         require_same_identity(task.folder, task.identity)
@@ -58,16 +54,7 @@ class Task:
 
 
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
-    """All benchmarks, cheapest checks first.
-
-    Args:
-        cfg: composed from `configs/evaluate.yaml`.
-        evaluated: the policy under evaluation.
-        engine: the engine's name.
-
-    Raises:
-        ConfigError: the first thing found that cannot work.
-    """
+    """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     samples_per_batch = cfg.samples_per_batch
     if samples_per_batch is None:
         samples_per_batch = SAMPLES_PER_BATCH[evaluated.device.type]
@@ -89,7 +76,7 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
 
 
 def describe_reward(node: DictConfig) -> str:
-    """The class of a reward and what it is given: two rewards of one class may judge otherwise.
+    """The class of a reward and its arguments.
 
     Example:
         >>> describe_reward(DictConfig({"_target_": "apo_lightning.rewards.NumericReward", "take": "first"}))
@@ -110,7 +97,7 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
 
 
 def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
-    longest = evaluated.max_position_embeddings
+    longest = getattr(evaluated.spec.load_config(), "max_position_embeddings", None)
     if longest is not None and benchmark.max_model_len > longest:
         raise ConfigError(
             f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "

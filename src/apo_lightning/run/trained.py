@@ -28,11 +28,7 @@ class TrainedRun:
 
     @property
     def final_model(self) -> DictConfig:
-        """The run's `model` node, with the path of the final checkpoint.
-
-        Raises:
-            ConfigError: the run has none.
-        """
+        """The run's `model` node, with the path of the final checkpoint; raises `ConfigError` if the run has none."""
         checkpoint = self.folder / "checkpoints" / "final"
         if not (checkpoint / "config.json").is_file():
             raise ConfigError(
@@ -45,15 +41,7 @@ class TrainedRun:
 
 
 def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
-    """Read a training run's folder.
-
-    Args:
-        folder: it must hold `.hydra/`.
-        overrides: of the evaluation.
-
-    Raises:
-        ConfigError: it is no training run, or the model is named twice.
-    """
+    """Read a training run's folder, given an evaluation's overrides; raises `ConfigError` if it is none."""
     config = folder / ".hydra" / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"run={folder} is no training run (it has no .hydra/config.yaml): give the folder of one")

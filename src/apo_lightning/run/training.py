@@ -26,7 +26,7 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference, reference_of
+from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
@@ -44,12 +44,7 @@ from apo_lightning.update.settings import StepSettings
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     """Train one policy: validate on the held-out problems, if any, train, validate again.
 
-    Args:
-        cfg: composed from `configs/train.yaml`.
-        output_dir: the run's folder.
-
-    Raises:
-        ConfigError: something cannot work; raised before any weights are loaded.
+    Raises `ConfigError`, before any weights are loaded, if something cannot work.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
@@ -67,7 +62,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     fail_fast = FailFast()
     trainer = instantiate(
         cfg.trainer,
-        logger=_loggers(cfg, output_dir, _earlier_rows(resumed)),
+        logger=_loggers(cfg, output_dir, resumed),
         callbacks=[fail_fast, *parts.callbacks],
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
@@ -122,7 +117,7 @@ class Parts:
     """The parts of a run that need no weights, instantiated and checked."""
 
     config: dict[str, Any]
-    """The whole configuration, as nested plain data."""
+    """The settings that checkpoints are compared by, as plain data."""
     world_size: int
     settings: StepSettings
     checkpoint: CheckpointSettings
@@ -132,7 +127,6 @@ class Parts:
     """None: the advantage needs no values."""
     model: PolicySpec
     lora: LoRA | None
-    """The adapters to train; None: all weights are trained."""
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
     engine: RolloutEngine
@@ -140,17 +134,13 @@ class Parts:
     data: PromptDataModule
     callbacks: list[pl.Callback]
     needs: Needs
-    """The inputs that the loss or any callback needs."""
+    """Of the loss and the callbacks."""
     trainer_bytes: int
     """GPU memory claimed after the engine has started and while it is awake; 0 if nothing depends on it."""
 
 
 def prepare(cfg: DictConfig) -> Parts:
-    """Instantiate and check, cheapest first.
-
-    Raises:
-        ConfigError: the first thing found that cannot work.
-    """
+    """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
     loss, advantage, critic = (instantiate(cfg.algo.get(part)) for part in ("loss", "advantage", "critic"))
@@ -166,7 +156,7 @@ def prepare(cfg: DictConfig) -> Parts:
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_launch(world_size)
     check_share(settings, world_size)
-    check_strategy(cfg.trainer.strategy, device, world_size)
+    check_strategy(cfg.trainer.strategy, world_size)
     compute_dtype = model.dtype(device)
     check_dtype(device, compute_dtype)
     engine = instantiate(cfg.engine)
@@ -177,7 +167,7 @@ def prepare(cfg: DictConfig) -> Parts:
     tokenizer = model.load_tokenizer()
     _check_reference(cfg, model, tokenizer, lora=lora is not None)
     config = model.load_config()
-    check_model(model.name, config, config.vocab_size, needs, settings)
+    check_model(model.name, config, needs, settings)
     engine.check_model(config, device)
     check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
@@ -191,10 +181,11 @@ def prepare(cfg: DictConfig) -> Parts:
     )
     data.prepare()
     reward.check_answers(data.answers)
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)
     checkpoint.check(data.validation_names, settings.validation_samples)
     return Parts(
-        config=_own_settings(cfg),
+        config=cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True)),
         world_size=world_size,
         settings=settings,
         checkpoint=checkpoint,
@@ -217,7 +208,7 @@ def prepare(cfg: DictConfig) -> Parts:
 def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:
     """The model before training, or the one at `reference_path`, which has the same tokens."""
     if cfg.reference_path is None:
-        return reference_of(policy)
+        return Reference(policy)
     with progress_bars_hidden():
         model = replace(parts.model, path=cfg.reference_path, config=None).load_model(cfg.seed)
     return Reference(_policy(parts, model))
@@ -263,21 +254,11 @@ def _check_critic(
         )
 
 
-def _own_settings(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration that checkpoints are compared by, as plain data, without settings that may differ."""
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
-    return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
-
-
-def _earlier_rows(resumed: Checkpoint | None) -> list[dict[str, Any]]:
-    """The rows of `metrics.csv` up to the checkpoint."""
-    if resumed is None:
-        return []
-    return rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
-
-
-def _loggers(cfg: DictConfig, output_dir: Path, rows: list[dict[str, Any]]) -> list[Logger]:
-    """The loggers: `metrics.csv` always, others by `logger=…`."""
+def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
+    """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
+    rows = []
+    if resumed is not None:
+        rows = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
     others = [instantiate(node) for node in (cfg.logger or {}).values()]
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))

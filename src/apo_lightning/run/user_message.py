@@ -21,14 +21,11 @@ def user_message(error: BaseException) -> str | None:
         if isinstance(cause, InstantiationException) and (line := _misnamed(cause)) is not None:
             return line
         if isinstance(cause, InterpolationKeyError):
-            return _unresolved(cause)
+            # One chosen option reads a key that no other has: `reward=puzzle` reads `data.puzzle`.
+            what = str(cause).splitlines()[0]
+            return f"{what}: a chosen option reads it, so choose another, or one that has this key"
         cause = cause.__cause__
     return None
-
-
-def _unresolved(error: InterpolationKeyError) -> str:
-    """A message for a key that one chosen option reads and no other has: `reward=puzzle` reads `data.puzzle`."""
-    return f"{str(error).splitlines()[0]}: a chosen option reads it, so choose another, or one that has this key"
 
 
 def _misnamed(error: InstantiationException) -> str | None:

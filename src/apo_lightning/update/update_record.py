@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import Work, work_of
@@ -105,7 +106,8 @@ class UpdateRecord:
     def close(self, table: StepTable, ranks: Ranks) -> None:
         """Make `updated` and `loss_metrics` of the tokens that this rank sampled; collective."""
         # A rank that ran nothing has no names of its own, but a reduction is a collective: all must make the same ones.
-        names = ranks.union(frozenset(self.metric_defaults).union(*(metrics for _, metrics in self.parts)))
+        own = frozenset(self.metric_defaults).union(*(metrics for _, metrics in self.parts))
+        names = frozenset(items_of_all_ranks(list(own)))
         send_back = table.assignment.tokens.send_back
         updated = torch.zeros(self.num_tokens, dtype=torch.bool, device=table.device)
         for index, _ in self.parts:

@@ -116,14 +116,6 @@ def test_stopped_again_and_again_within_one_step(uninterrupted, tmp_path, monkey
     assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
 
 
-def test_written_by_another_thread_a_checkpoint_is_the_same(uninterrupted, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        Stopper(patch, TransformersEngine, "generate", 4)
-        with pytest.raises(Preempted):
-            run(tmp_path, "checkpoint.asynchronous=true")
-    assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
-
-
 def test_a_finished_run_that_is_started_again_stays_as_it_is(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted[1], folder)
@@ -220,11 +212,3 @@ def test_a_folder_that_is_missing_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_plain", into_nothing)
     with pytest.raises(ConfigError, match=r"checkpoint step_000001 could not be written .*No such file.*removed"):
         run(tmp_path)
-
-
-@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3]), (60, [3])])
-def test_the_clock_asks_for_a_checkpoint_where_the_number_of_rollouts_does_not(minutes, steps, tmp_path):
-    run(tmp_path, "checkpoint.save_every=null", f"checkpoint.save_after_minutes={minutes}", "checkpoint.keep=5")
-    checkpoints, refused = complete_checkpoints(tmp_path / "checkpoints")
-    assert [checkpoint.header.position.step for checkpoint in checkpoints] == steps
-    assert not refused

@@ -1,22 +1,17 @@
-"""Checkpoints of two processes: stopped and gone on from by both, read by one, written beside the training."""
+"""Checkpoints of two processes: stopped and gone on from by both, read by one."""
 
 import os
 import shutil
 import signal
-import threading
-import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints.folder import complete_checkpoints, require_seen_by_all
-from apo_lightning.checkpoints.tensors import background_group, load_tensors, save_tensors_later
-from apo_lightning.checkpoints.writing import Written
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import export
 from composing import composed
@@ -82,38 +77,11 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
         export(composed(f"run={whole}", "dtype=float8", config_name="export"))
 
 
-def made_tensors():
-    return {"policy.a": torch.arange(15.0).reshape(3, 5), "optimizer.a": torch.ones(3, 5)}
-
-
 def between_ranks(rank, folder):
     torch.set_num_threads(1)
-    # A group of NCCL alone carries nothing for the CPU; this one neither.
-    begin_group("cuda:gloo", folder / "no_cpu", rank)
-    save_tensors_later(made_tensors(), folder / "first", Written(folder), background_group()).result()
-    dist.destroy_process_group()
-
-    begin_group("gloo", folder / "cpu", rank)
-    group, plan = background_group(), HuggingFaceStorageWriter.prepare_local_plan
-    is_planned, may_plan = threading.Event(), threading.Event()
-
-    def planned(self, local_plan):
-        if rank == 1:
-            may_plan.wait()
-        is_planned.set()
-        return plan(self, local_plan)
-
-    HuggingFaceStorageWriter.prepare_local_plan = planned
-    future = save_tensors_later(made_tensors(), folder / "second", Written(folder), group)
-    if rank == 0:  # its writer speaks before its training does; of the other rank, after
-        is_planned.wait()
-        time.sleep(0.2)
-    total = torch.tensor([rank + 1.0])
-    dist.all_reduce(total)
-    may_plan.set()
-    assert total.item() == 3.0
-    future.result()
-
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
+    )
     require_seen_by_all(folder / "checkpoints", rank)
     dist.barrier()  # the first rank takes its mark away last
     assert not list((folder / "checkpoints").iterdir())
@@ -123,15 +91,5 @@ def between_ranks(rank, folder):
     dist.destroy_process_group()
 
 
-def begin_group(backend, store, rank):
-    dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
-    )
-
-
-def test_ranks_write_in_the_background_without_disturbing_the_training_and_into_one_folder_alone(tmp_path):
+def test_ranks_that_do_not_share_the_folder_of_checkpoints_are_refused(tmp_path):
     on_two_ranks(between_ranks, tmp_path)
-    for name in ("first", "second"):
-        read = {name: torch.zeros_like(value) for name, value in made_tensors().items()}
-        load_tensors(read, tmp_path / name)
-        assert all(torch.equal(value, read[key]) for key, value in made_tensors().items())

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.ranks import zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
-from apo_lightning.rollout.process_guard import environment
+from apo_lightning.rollout.process_guard import process_unchanged
 from composing import composed
 
 
@@ -74,7 +74,7 @@ def test_ddp_reduces_the_gradient_of_a_mini_batch_once():
     options = {"devices": 1, "logger": False, "max_epochs": 1, "enable_checkpointing": False}
     trainer = instantiate({**composed("trainer=ddp_cpu2").trainer, **options})
     module = Accumulating()
-    with environment():  # Lightning's launcher leaves LOCAL_RANK there
+    with process_unchanged():  # Lightning's launcher leaves LOCAL_RANK there
         trainer.fit(module, torch.utils.data.DataLoader([0]))
         torch.distributed.destroy_process_group()
     assert module.num_reduced == 1

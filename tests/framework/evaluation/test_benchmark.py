@@ -4,7 +4,7 @@ import pytest
 
 from apo_lightning.data import ArithmeticSource
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation import Benchmark
+from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.rewards import NumericReward
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
-from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile, first_difference, read_samples
+from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile, read_samples, require_same_identity
 from apo_lightning.types import Prompt
 
 IDENTITY = {"benchmark": "sums", "settings": {"temperature": 1.0, "seed": 1}}
@@ -125,7 +125,10 @@ def test_two_processes_cannot_write_one_file(tmp_path):
     file.close()
 
 
-def test_differences_are_found_however_deep():
-    assert first_difference({"a": [1]}, {"a": [1]}) is None
-    assert first_difference({"a": {}}, {"a": {"b": None}}) is None
-    assert first_difference({"a": {"b": {"c": "x"}}}, {"a": {"b": {"c": "y"}}}) == 'a.b.c is "x" there and "y" here'
+def test_differences_are_found_however_deep(tmp_path):
+    (tmp_path / "evaluation.json").write_text('{"a": {"b": {"c": "x"}, "d": [1]}}')
+    require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [1], "new": None}})
+    with pytest.raises(ConfigError, match=r"a\.b\.c is x there and y here"):
+        require_same_identity(tmp_path, {"a": {"b": {"c": "y"}, "d": [1]}})
+    with pytest.raises(ConfigError, match=r"a\.d is \[1\] there and \[2\] here"):
+        require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [2]}})

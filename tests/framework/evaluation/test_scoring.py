@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.scoring import microbatches, pack, score_completions
+from apo_lightning.evaluation.scoring import completion_means, microbatches, pack
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Prompt
 from composing import composed
@@ -39,19 +39,18 @@ def naive(policy, prompt, completion, temperature):
     model = copy.deepcopy(policy.model).double()
     logits = model(torch.tensor([[*prompt.token_ids, *completion]])).logits[0]
     log_probs = (logits[len(prompt.token_ids) - 1 : -1] / temperature).log_softmax(-1)
-    chosen = sum(log_probs[t, token].item() for t, token in enumerate(completion))
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean().item()
-    return chosen, entropy, log_probs.exp().amax(-1).mean().item()
+    return entropy, log_probs.exp().amax(-1).mean().item()
 
 
 def as_tuples(found):
-    return [(one.logprob_sum, one.mean_entropy, one.mean_max_prob) for one in found]
+    return [(one["entropy"], one["max_prob"]) for one in found]
 
 
 @pytest.mark.parametrize("tokens_per_microbatch", [1, 12, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_statistics_are_those_of_a_plain_forward_of_each_completion(policy, temperature, tokens_per_microbatch):
-    found = score_completions(
+    found = completion_means(
         policy, PROMPTS, COMPLETIONS, temperature=temperature, tokens_per_microbatch=tokens_per_microbatch
     )
     expected = [naive(policy, p, c, temperature) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
@@ -60,9 +59,9 @@ def test_statistics_are_those_of_a_plain_forward_of_each_completion(policy, temp
 
 
 def test_what_else_is_scored_changes_nothing_but_noise(policy):
-    together = score_completions(policy, PROMPTS, COMPLETIONS, temperature=1.0, tokens_per_microbatch=64)
+    together = completion_means(policy, PROMPTS, COMPLETIONS, temperature=1.0, tokens_per_microbatch=64)
     order = random.Random(0).sample(range(6), 6)
-    shuffled = score_completions(
+    shuffled = completion_means(
         policy,
         [PROMPTS[i] for i in order],
         [COMPLETIONS[i] for i in order],
@@ -70,7 +69,7 @@ def test_what_else_is_scored_changes_nothing_but_noise(policy):
         tokens_per_microbatch=20,
     )
     for place, i in enumerate(order):
-        alone = score_completions(policy, [PROMPTS[i]], [COMPLETIONS[i]], temperature=1.0, tokens_per_microbatch=64)
+        alone = completion_means(policy, [PROMPTS[i]], [COMPLETIONS[i]], temperature=1.0, tokens_per_microbatch=64)
         assert as_tuples(alone)[0] == pytest.approx(as_tuples(together)[i], abs=1e-5)
         assert as_tuples(shuffled)[place] == pytest.approx(as_tuples(together)[i], abs=1e-5)
 
@@ -87,28 +86,27 @@ def test_dropout_is_off_and_no_gradient_is_kept():
         layer.self_attn.attention_dropout = 0.9
     policy.train()
     first, second = (
-        score_completions(policy, PROMPTS, COMPLETIONS, temperature=1.0, tokens_per_microbatch=64) for _ in range(2)
+        completion_means(policy, PROMPTS, COMPLETIONS, temperature=1.0, tokens_per_microbatch=64) for _ in range(2)
     )
     assert first == second
 
 
 def test_nothing_to_score_is_an_empty_list(policy):
-    assert score_completions(policy, [], [], temperature=1.0, tokens_per_microbatch=64) == []
+    assert completion_means(policy, [], [], temperature=1.0, tokens_per_microbatch=64) == []
 
 
 @pytest.mark.parametrize(
     ("prompts", "completions", "message"),
     [
-        ([A], [], "1 prompts for 0 completions"),
         ([prompt(1, identifier="q7")], [[]], "problem 'q7' has a completion without tokens"),
         ([prompt(identifier="q8")], [[1]], "problem 'q8' has a prompt without tokens"),
     ],
 )
 def test_what_cannot_be_scored_is_named(policy, prompts, completions, message):
     with pytest.raises(ConfigError, match=message):
-        score_completions(policy, prompts, completions, temperature=1.0, tokens_per_microbatch=64)
+        completion_means(policy, prompts, completions, temperature=1.0, tokens_per_microbatch=64)
 
 
 def test_a_greedy_temperature_has_no_distribution(policy):
     with pytest.raises(ConfigError, match="temperature is 0"):
-        score_completions(policy, [A], [[1]], temperature=0.0, tokens_per_microbatch=64)
+        completion_means(policy, [A], [[1]], temperature=0.0, tokens_per_microbatch=64)

@@ -142,6 +142,16 @@ def test_what_made_the_hidden_states_is_gone_back_through_once():
     assert len(calls) == 2
 
 
+def test_the_gradient_of_the_head_is_handed_on_without_a_copy():
+    hidden, weight, token_ids, anchor_ids = problem()
+    head = DetachedHead(hidden, weight)
+    statistics = head.statistics(slice(0, 37), token_ids, anchor_ids)  # its graph is alive in the backward below
+    head.add(statistics.logprobs.sum())
+    summed_in = head._workspace.gradient.total.data_ptr()
+    head.total_loss().backward()
+    assert weight.grad.data_ptr() == summed_in
+
+
 def test_a_loss_that_comes_after_the_next_statistics_is_still_exact():
     hidden, weight, token_ids, anchor_ids = problem()
     head = DetachedHead(hidden, weight)

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs import head, reference_statistics, token_statistics
-from apo_lightning.logprobs.reference import top_ids
 from factories import head_problem as problem
 
 
@@ -21,14 +20,6 @@ def test_the_reference_returns_its_largest_probabilities_in_descending_order():
     torch.testing.assert_close(statistics.anchor_logprobs, values)
     torch.testing.assert_close(statistics.logprobs, logprobs.gather(1, token_ids[:, None])[:, 0])
     assert not statistics.logprobs.requires_grad
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 9])
-def test_ties_go_to_the_lower_id_inside_and_at_the_boundary(k):
-    """Whole numbers from a small range tie in every row."""
-    scores = torch.randint(4, (200, 9), generator=torch.Generator().manual_seed(0)).float()
-    expected = [sorted(range(9), key=lambda v, row=row: (-row[v], v))[:k] for row in scores.tolist()]
-    assert top_ids(scores, k).tolist() == expected
 
 
 def test_the_reference_breaks_ties_of_the_head_itself():

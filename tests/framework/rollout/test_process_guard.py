@@ -8,12 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from apo_lightning.rollout.process_guard import (
-    default_process_group_kept,
-    environment,
-    process_unchanged,
-    stderr_to_log,
-)
+from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
 from engine_contract import changes, process_state
 
 
@@ -43,15 +38,6 @@ def test_everything_disturbed_comes_back(fails):
         pass
     assert changes(before, process_state()) == []
     assert random.getstate() == noise
-
-
-def test_environment_variables_last_for_the_block(monkeypatch):
-    monkeypatch.setenv("RANK", "7")
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with environment(RANK="0", LOCAL_RANK="1"):
-        assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == ("0", "1")
-    assert os.environ["RANK"] == "7"
-    assert "LOCAL_RANK" not in os.environ
 
 
 def test_stderr_goes_to_the_log_and_out_only_with_an_error(capfd, caplog):

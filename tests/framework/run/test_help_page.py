@@ -10,7 +10,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.run import commands as records
 from apo_lightning.run.choices import config_folders
 from apo_lightning.run.commands import BUILT_IN, commands, find_command
-from apo_lightning.run.help_page import command_page, find_setting, index_page
+from apo_lightning.run.help_page import command_page, find_settings, index_page
 from composing import composed, names
 
 CONFIGURED = [command for command in commands().values() if command.config is not None]
@@ -62,16 +62,16 @@ def test_a_page_names_groups_that_the_command_reads_and_all_their_options(comman
 @configured
 def test_defaults_on_a_page_are_those_that_are_composed(command):
     cfg = composed(config_name=command.config)
-    for key in command.settings:
-        default = yaml.safe_load(find_setting(command.config, key).default)
+    for key, setting in find_settings(command.config, command.settings).items():
+        default = yaml.safe_load(setting.default)
         value = OmegaConf.select(cfg, key, throw_on_missing=True)
         assert default == (OmegaConf.to_container(value) if OmegaConf.is_config(value) else value), key
 
 
 @configured
 def test_every_setting_of_a_page_has_a_comment(command):
-    without = [key for key in command.settings if not find_setting(command.config, key).comment]
-    assert set(without) <= {"seed", "title"}  # which need none
+    settings = find_settings(command.config, command.settings)
+    assert {key for key, setting in settings.items() if not setting.comment} <= {"seed", "title"}  # which need none
 
 
 def test_a_comment_goes_on_in_its_column_and_ends_there(tmp_path, monkeypatch):
@@ -79,14 +79,14 @@ def test_a_comment_goes_on_in_its_column_and_ends_there(tmp_path, monkeypatch):
     text = "defaults: []\na: 1  # one,\n      # two\n# of b\nb: {c: '#'}\nd:  [1, 2]  # three\n"
     (tmp_path / "configs" / "own.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    found = [find_setting("own", key) for key in ("a", "b.c", "d")]
-    assert [(setting.default, setting.comment) for setting in found] == [
-        ("1", "one, two"),
-        ("'#'", ""),
-        ("[1,2]", "three"),
-    ]
+    found = find_settings("own", ["a", "b.c", "d"])
+    assert {key: (setting.default, setting.comment) for key, setting in found.items()} == {
+        "a": ("1", "one, two"),
+        "b.c": ("'#'", ""),
+        "d": ("[1,2]", "three"),
+    }
     with pytest.raises(KeyError, match="no nowhere"):
-        find_setting("own", "nowhere")
+        find_settings("own", ["nowhere"])
 
 
 def test_another_packages_command_of_a_name_that_is_taken_is_refused(monkeypatch):

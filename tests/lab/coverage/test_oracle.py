@@ -11,7 +11,7 @@ import torch
 from hydra.utils import get_class, instantiate
 from tokenizers.processors import TemplateProcessing
 
-from apo_lab.coverage.oracle import INSIDE_LENGTHS, OracleCoverage, count_hits, solved_problems
+from apo_lab.coverage.oracle import INSIDE_LENGTHS, OracleCoverage, solved_problems, token_hits
 from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
@@ -40,6 +40,7 @@ def row(number, solution, problem=None) -> Row:
 
 
 ROWS = [row(i, solution) for i, solution in enumerate(SOLUTIONS)]
+CARD = ModelCard(name="tiny", path=None, weights_sha256="0", dtype="float32")
 
 
 @torch.no_grad()
@@ -62,9 +63,13 @@ def naive_ranks(policy, row, instruction="{problem}"):
 def test_recall_is_the_share_of_solution_tokens_with_a_rank_below_k(policy, tokens_per_microbatch):
     instruction = "Solve: {problem}"
     coverage = OracleCoverage(
-        name="x", anchor_sizes=[16, 1, 4], tokens_per_microbatch=tokens_per_microbatch, instruction=instruction
+        name="x",
+        path="x.jsonl",
+        anchor_sizes=[16, 1, 4],
+        tokens_per_microbatch=tokens_per_microbatch,
+        instruction=instruction,
     )
-    found = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None)
+    found = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None, CARD)
     ranks = [rank for one in ROWS for rank in naive_ranks(policy, one, instruction)]
     assert found.num_tokens == len(ranks) == sum(map(len, SOLUTIONS))
     assert list(found.recall) == [1, 4, 16]
@@ -74,7 +79,7 @@ def test_recall_is_the_share_of_solution_tokens_with_a_rank_below_k(policy, toke
     assert 0 < found.recall[16].value < 1
 
 
-def test_hits_are_counted_per_problem_in_the_order_given(policy):
+def test_hits_are_those_of_each_problem_in_the_order_given(policy):
     tokenizer = policy.tokenizer
     prompts = []
     for one in ROWS:
@@ -83,16 +88,15 @@ def test_hits_are_counted_per_problem_in_the_order_given(policy):
         ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         prompts.append(Prompt(id=one.id, problem=one.problem, answer="", text=text, token_ids=ids))
     solutions = [tokenizer.encode(solution, add_special_tokens=False) for solution in SOLUTIONS]
-    hits = count_hits(policy, pack(prompts, solutions), [8, 32], 4096)
-    expected = [[sum(rank < k for rank in naive_ranks(policy, one)) for k in (8, 32)] for one in ROWS]
-    assert hits.counts.tolist() == expected
+    hits = token_hits(policy, pack(prompts, solutions), [8, 32], 4096)
+    assert hits.tolist() == [[rank < 8, rank < 32] for one in ROWS for rank in naive_ranks(policy, one)]
 
 
 def test_whole_solutions_are_those_without_a_token_beyond_k(policy):
-    found = OracleCoverage(name="x", anchor_sizes=[8, 64, 97], tokens_per_microbatch=70).measure(
-        policy, solved_problems(ROWS, None, where="x"), None
-    )
-    ranks = [naive_ranks(policy, one) for one in found.rows]
+    problems = solved_problems(ROWS, None, where="x")
+    coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[8, 64, 97], tokens_per_microbatch=70)
+    found = coverage.measure(policy, problems, None, CARD)
+    ranks = [naive_ranks(policy, one) for one in problems.rows]
     for k in (8, 64, 97):
         expected = [[rank < k for rank in of_one] for of_one in ranks]
         assert found.reachable[k].value == sum(all(one) for one in expected) / len(expected)
@@ -106,7 +110,9 @@ def test_whole_solutions_are_those_without_a_token_beyond_k(policy):
 
 def test_two_solutions_of_one_problem_are_one_problem_in_the_interval(policy):
     rows = [*ROWS, row(9, "3 + 4 = 7, again", problem=ROWS[0].problem)]
-    found = OracleCoverage(name="x", anchor_sizes=[97]).measure(policy, solved_problems(rows, None, where="x"), None)
+    found = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[97]).measure(
+        policy, solved_problems(rows, None, where="x"), None, CARD
+    )
     assert found.reachable[97].value == 1
     assert found.reachable[97].low != pytest.approx(0.025**0.2)
 
@@ -117,20 +123,21 @@ def test_ties_go_to_the_lower_id():
         policy.head_weight.zero_()
     # All logits are 0, so a token's rank is its id: of 3, 4, 5 and 6, two are below 5 and three below 6.
     one = Prompt(id="a", problem="", answer="", text="", token_ids=(9, 9))
-    assert count_hits(policy, pack([one], [[3, 4, 5, 6]]), [3, 5, 6], 4096).counts.tolist() == [[0, 2, 3]]
+    assert token_hits(policy, pack([one], [[3, 4, 5, 6]]), [3, 5, 6], 4096).sum(0).tolist() == [0, 2, 3]
 
 
 def test_the_whole_vocabulary_holds_every_token(policy):
-    coverage = OracleCoverage(name="x", anchor_sizes=[len(policy.head_weight)])
-    (estimate,) = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None).recall.values()
+    coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[len(policy.head_weight)])
+    found = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None, CARD)
+    (estimate,) = found.recall.values()
     assert estimate.value == 1.0
 
 
 def test_a_base_model_reads_its_own_template(policy):
-    coverage = OracleCoverage(name="x", anchor_sizes=[8])
-    chat = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None)
-    base = coverage.measure(policy, solved_problems(ROWS, None, where="x"), "Q: {problem}\nA: ")
-    assert (chat.num_tokens, len(chat.rows)) == (base.num_tokens, len(base.rows))
+    coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[8])
+    chat = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None, CARD)
+    base = coverage.measure(policy, solved_problems(ROWS, None, where="x"), "Q: {problem}\nA: ", CARD)
+    assert (chat.num_tokens, chat.data) == (base.num_tokens, base.data)
     assert chat.recall != base.recall
 
 
@@ -140,28 +147,27 @@ def test_a_tokenizer_that_opens_every_text_does_not_open_the_solution():
         single=f"{START_OF_TURN} $A", special_tokens=[(START_OF_TURN, 1)]
     )
     assert policy.tokenizer.encode("x")[0] == 1
-    found = OracleCoverage(name="x").measure(policy, solved_problems([ROWS[0]], None, where="x"), "{problem}")
+    found = OracleCoverage(name="x", path="x.jsonl").measure(
+        policy, solved_problems([ROWS[0]], None, where="x"), "{problem}", CARD
+    )
     assert found.num_tokens == len(SOLUTIONS[0])
 
 
 def test_progress_ends_with_all_solution_tokens(policy):
     seen = []
-    coverage = OracleCoverage(name="x", tokens_per_microbatch=1)
+    coverage = OracleCoverage(name="x", path="x.jsonl", tokens_per_microbatch=1)
     total = coverage.measure(
-        policy, solved_problems(ROWS, None, where="x"), None, lambda *both: seen.append(both)
+        policy, solved_problems(ROWS, None, where="x"), None, CARD, lambda *both: seen.append(both)
     ).num_tokens
     assert len(seen) == len(ROWS)
     assert seen == sorted(seen)
     assert seen[-1] == (total, total)
 
 
-CARD = ModelCard(name="tiny", path=None, weights_sha256="0", dtype="float32")
-
-
 def test_what_is_left_out_is_counted(policy):
     rows = [*ROWS, row(10, None), row(11, " \n"), row(12, "7" * 500)]
     coverage = OracleCoverage(name="x", path="folder/worked.jsonl", max_tokens=300)
-    found = coverage.result(policy, solved_problems(rows, None, where="x"), None, CARD)
+    found = coverage.measure(policy, solved_problems(rows, None, where="x"), None, CARD)
     assert (found.data.num_available, found.num_without_solution, found.num_too_long) == (7, 2, 1)
     assert (found.data.num_problems, found.num_tokens) == (4, sum(map(len, SOLUTIONS)))
     assert (found.preset, found.data.source, found.model) == ("x", "worked.jsonl", CARD)
@@ -170,14 +176,13 @@ def test_what_is_left_out_is_counted(policy):
 def test_the_result_states_prompt_and_data(policy):
     coverage = OracleCoverage(name="x", path="worked.jsonl", instruction="Solve: {problem}")
     found, other = (
-        coverage.result(policy, solved_problems(rows, None, where="x"), "Q: {problem}\nA: ", CARD)
+        coverage.measure(policy, solved_problems(rows, None, where="x"), "Q: {problem}\nA: ", CARD)
         for rows in (ROWS, [*ROWS[:-1], row(3, "y")])
     )
     assert found.prompt == "Q: Solve: {problem}\nA: "
     assert found.data.sha256 != other.data.sha256
-    assert found.recall == coverage.measure(policy, solved_problems(ROWS, None, where="x"), "Q: {problem}\nA: ").recall
     renamed = [replace(one, id=f"line {i}") for i, one in enumerate(reversed(ROWS))]
-    again = coverage.result(policy, solved_problems(renamed, None, where="x"), "Q: {problem}\nA: ", CARD)
+    again = coverage.measure(policy, solved_problems(renamed, None, where="x"), "Q: {problem}\nA: ", CARD)
     assert again == found
 
 
@@ -187,9 +192,12 @@ def test_a_solution_that_just_fits_is_measured(policy):
     text = policy.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     length = len(policy.tokenizer.encode(text, add_special_tokens=False)) + len(SOLUTIONS[0])
     problems = solved_problems([ROWS[0]], None, where="x")
-    assert OracleCoverage(name="x", max_tokens=length).measure(policy, problems, None).num_too_long == 0
+    assert (
+        OracleCoverage(name="x", path="x.jsonl", max_tokens=length).measure(policy, problems, None, CARD).num_too_long
+        == 0
+    )
     with pytest.raises(ConfigError, match=f"max_tokens is {length - 1} and none of 1 problems"):
-        OracleCoverage(name="x", max_tokens=length - 1).measure(policy, problems, None)
+        OracleCoverage(name="x", path="x.jsonl", max_tokens=length - 1).measure(policy, problems, None, CARD)
 
 
 def test_the_choice_does_not_depend_on_the_order_of_the_file():
@@ -221,11 +229,11 @@ def test_problems_without_any_solution_are_refused(tmp_path):
 )
 def test_a_setting_that_cannot_work_is_named(settings, message):
     with pytest.raises(ConfigError, match=message):
-        OracleCoverage(name="x", **settings)
+        OracleCoverage(name="x", path="x.jsonl", **settings)
 
 
 def test_a_model_that_cannot_be_measured_is_named_before_it_is_loaded():
-    coverage = OracleCoverage(name="x", anchor_sizes=[1, 200], max_tokens=4096)
+    coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[1, 200], max_tokens=4096)
     with pytest.raises(ConfigError, match="anchor_sizes has 200 and the vocabulary of tiny has 100"):
         coverage.check_model("tiny", 100, 4096)
     with pytest.raises(ConfigError, match="max_tokens is 4096 and tiny reads 1024"):
@@ -259,5 +267,5 @@ def test_a_local_file_takes_the_place_of_the_hub(name, tmp_path, policy):
     assert coverage.name == name
     coverage.check()
     problems = coverage.load()
-    found = coverage.measure(policy, problems, None)
-    assert (problems.num_available, len(found.rows), list(found.recall)) == (9, 3, [1, 4, 8, 16])
+    found = coverage.measure(policy, problems, None, CARD)
+    assert (found.data.num_available, found.data.num_problems, list(found.recall)) == (9, 3, [1, 4, 8, 16])

@@ -63,12 +63,12 @@ def test_the_terms_sum_to_the_gradient_of_the_loss_in_head_and_parameters(tmp_pa
         step=keeper.step, loss=module.loss, settings=module.settings, anchor_size=8, exclude_sampled=True
     )
     table, everything = measured.table, range(16)
-    weights = measured.weights(everything, table, over_ranks=False)
+    weights = measured.weights(everything)
     wanted = module.loss.reference_mask(table.advantages, table.is_correct)
     for space in ("head", "params"):
         leaves = [module.policy.head_weight] if space == "head" else list(module.policy.parameters())
         whole = [torch.zeros_like(leaf) for leaf in leaves]
-        for part, said, own in _statistics(measured, module, table, everything, leaves, space):
+        for part, said, own in _statistics(measured, module, everything, leaves, space):
             inputs = table.loss_inputs(
                 part, said, old_logprobs=None, needs=module.loss.needs, reference_mask=wanted, importance_cap=None
             )
@@ -76,8 +76,7 @@ def test_the_terms_sum_to_the_gradient_of_the_loss_in_head_and_parameters(tmp_pa
             for total, found in zip(whole, torch.autograd.grad(loss, own), strict=True):
                 total -= found
         terms = [
-            _gradient(measured, module, table, weights, everything, name, space, 2**12)
-            for name in term_names(module.loss)
+            _gradient(measured, module, weights, everything, name, space, 2**12) for name in term_names(module.loss)
         ]
         expected = whole[0].flatten().double()
         if space == "params":

@@ -22,7 +22,6 @@ B = counts(never=0, new=2, hard=0, easy=4)
 def test_the_comparison_follows_the_problem_and_not_its_place():
     result = compare_methods([A], [B], k=1)
     assert (result.num_problems, result.k) == (4, 1)
-    assert (result.pass_at_k_a, result.pass_at_k_b) == pytest.approx((5 / 16, 6 / 16))
     # By place every problem would have changed; by name two have, by −1/4 and 1/2.
     assert result.difference.mean == pytest.approx(1 / 16)
     assert -1 <= result.difference.low < 1 / 16 < result.difference.high <= 1
@@ -44,7 +43,7 @@ def test_the_order_of_the_problems_does_not_matter():
 def test_k_is_that_of_pass_at_k():
     # pass@4 of 4 samples: solved at least once.
     result = compare_methods([A], [B], k=4)
-    assert (result.pass_at_k_a, result.num_lost, result.num_gained) == (2 / 4, 1, 1)
+    assert (result.difference.mean, result.num_lost, result.num_gained) == (0, 1, 1)
     with pytest.raises(ConfigError, match="pass@5 of 4 samples"):
         compare_methods([A], [B], k=5)
 
@@ -54,27 +53,9 @@ def test_policies_may_have_drawn_different_numbers_of_samples():
     assert result.difference.mean == pytest.approx(0.0)
 
 
-def test_other_problems_are_named():
-    with pytest.raises(ConfigError, match=r"hard only the first, x, y only the second"):
-        compare_methods([counts(easy=1, hard=1)], [counts(x=1, easy=1, y=1)], k=1)
-    many = counts(**{f"p{number}": 1 for number in range(9)})
-    with pytest.raises(ConfigError, match=r"p0, p1, p2, p3, p4 and 4 more only the first, none only the second"):
-        compare_methods([[*A, *many]], [A], k=1)
-
-
-def test_a_problem_that_occurs_twice_is_refused():
-    with pytest.raises(ConfigError, match=r"easy occur more than once"):
-        compare_methods([A], [[*B, *counts(easy=1)]], k=1)
-
-
 def test_no_problems_are_refused():
     with pytest.raises(ConfigError, match="0 problems"):
         compare_methods([[]], [[]], k=1)
-
-
-def test_without_a_seed_there_is_nothing_to_compare():
-    with pytest.raises(ConfigError, match="at least one seed"):
-        compare_methods([], [A], k=1)
 
 
 def test_what_seeds_differ_by_is_in_the_interval_and_more_seeds_do_not_lose_fewer_problems():

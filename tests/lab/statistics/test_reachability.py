@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lab.statistics.reachability import NEVER, clopper_pearson, first_exits, is_outside_support, survival
-from apo_lightning.errors import ConfigError
 
 DEPTH, VOCAB = 3, 3
 
@@ -61,9 +60,3 @@ def test_the_ends_of_an_exact_interval_leave_a_fortieth_on_either_side(c, n):
     assert above == pytest.approx(0.025 if c > 0 else 1.0, abs=1e-9)
     assert below == pytest.approx(0.025 if c < n else 1.0, abs=1e-9)
     assert interval.mean == c / n
-
-
-def test_an_impossible_count_is_refused_and_no_trial_is_no_number():
-    with pytest.raises(ConfigError, match="5 successes in 4"):
-        clopper_pearson(5, 4)
-    assert math.isnan(clopper_pearson(0, 0).low)

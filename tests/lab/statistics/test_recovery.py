@@ -2,15 +2,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from apo_lab.statistics.recovery import (
     NEVER,
     BarrierEvents,
     rank_selectivity,
     ratio_interval,
-    survival_curve,
     verdict_selectivity,
 )
 
@@ -29,16 +26,6 @@ def test_below_one_draw_is_lost_once_two_draws_are_a_recovery_and_what_began_bel
 def test_a_value_that_is_not_a_number_brings_no_event():
     events = BarrierEvents.before_training(torch.tensor([1.0])).updated(torch.tensor([math.nan]), 1)
     assert (events.lost_at.item(), events.recovered_at.item()) == (NEVER, NEVER)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 6), st.floats(0.1, 10.0)), min_size=1, max_size=20))
-def test_without_censoring_survival_is_one_minus_the_distribution_function(events):
-    lost_at = torch.tensor([step for step, _ in events])
-    weights = torch.tensor([weight for _, weight in events], dtype=torch.float64)
-    for step, share in zip(*survival_curve(lost_at, weights), strict=True):
-        gone = weights[(lost_at != NEVER) & (lost_at <= step)].sum() / weights.sum()
-        assert share == pytest.approx(1 - float(gone), abs=1e-12)
 
 
 def test_selectivity_by_verdict_is_the_mean_over_matched_pairs():

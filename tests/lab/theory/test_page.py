@@ -5,7 +5,7 @@ import re
 import pytest
 
 from apo_lab.theory.__main__ import main
-from apo_lab.theory.page import BEGIN, END, fill, telling
+from apo_lab.theory.page import BEGIN, END, fill, section, summary
 from apo_lab.theory.statements import STATEMENTS, Finding, Reading
 from composing import ROOT
 
@@ -22,20 +22,19 @@ def test_the_page_has_every_statement_with_its_claim_formula_and_finding():
 
 @pytest.mark.parametrize("key", ["F2", "E4", "C2", "C14", "C18", "C19", "C20", "P1"])
 def test_the_page_has_the_numbers_that_are_measured(key):
-    from apo_lab.theory.page import section
-
     (statement,) = [s for s in STATEMENTS if s.key == key]
-    assert section(statement, statement.check()) in PAGE.read_text()
+    assert section(statement, list(statement.check())) in PAGE.read_text()
 
 
 def test_a_page_is_made_between_its_marks_alone():
     assert fill(f"before {BEGIN}old{END} after", "new") == f"before {BEGIN}\n\nnew\n{END} after"
 
 
-def test_the_command_prints_a_row_a_statement_and_succeeds(capsys):
+def test_the_command_prints_the_readings_of_a_statement_and_succeeds(capsys):
     assert main(["--only", "C20", "C2"]) == 0
     out = capsys.readouterr().out
-    assert "Released mass" in out
+    assert "### C2. Released mass: false" in out
+    assert "| counter-example: π'_1 | 0.0208 | = 0.021 |" in out
     assert "2 statements hold" in out
 
 
@@ -45,16 +44,16 @@ def test_the_command_names_an_unknown_statement(capsys):
     assert "there is no statement C99" in capsys.readouterr().err
 
 
-def test_a_reading_that_does_not_hold_is_the_one_that_is_shown():
-    good = Reading(what="good", measured=1.0, predicted=1.0)
-    bad = Reading(what="bad", measured=1.0, predicted=2.0)
-    assert telling([good, bad, good]).what == "bad"
+def test_a_reading_that_does_not_hold_has_a_line_of_its_own():
+    first, *others = summary(STATEMENTS[0], [Reading("good", 1.0, 1.0), Reading("bad", 1.0, 2.0)]).splitlines()
+    assert first.split() == ["F1", "Forces", "of", "one", "token", "exact", "1/2", "readings", "hold"]
+    assert others == ["    bad: 1, not = 2"]
 
 
 @pytest.mark.parametrize(("relation", "holds"), [("=", False), ("<", True), (">", False)])
 def test_a_bound_is_one_sided_and_nan_never_holds(relation, holds):
-    assert Reading(what="x", measured=1.0, predicted=2.0, relation=relation).holds is holds
-    assert not Reading(what="x", measured=float("nan"), predicted=2.0, relation=relation).holds
+    assert Reading("x", 1.0, 2.0, relation=relation).holds is holds
+    assert not Reading("x", float("nan"), 2.0, relation=relation).holds
 
 
 def test_every_finding_has_a_meaning_on_the_page():
@@ -75,6 +74,6 @@ def test_every_figure_that_a_statement_names_is_drawn_and_on_the_page():
 def test_a_figure_names_its_axes_and_its_lines():
     from apo_lab.theory.figures import FIGURES
 
-    figure = FIGURES["growth"]()
-    assert [axes.get_xlabel() for axes in figure.axes] == ["probability of the branch"] * 2
-    assert {"APO", "GRPO", "NSR", "k3"} <= {text.get_text() for text in figure.axes[0].texts}
+    figure = FIGURES["trust_region"]()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["ratio to the old policy"] * 2
+    assert {"no penalty", "KL × 1"} <= {text.get_text() for text in figure.axes[0].texts}

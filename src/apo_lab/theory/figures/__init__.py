@@ -4,21 +4,13 @@ from collections.abc import Callable, Mapping
 
 from matplotlib.figure import Figure
 
-from apo_lab.theory.figures.anchors import anchors_figure
 from apo_lab.theory.figures.extinction import extinction_figure
-from apo_lab.theory.figures.growth import growth_figure
-from apo_lab.theory.figures.phases import phases_figure
 from apo_lab.theory.figures.recovery import recovery_figure
 from apo_lab.theory.figures.trust_region import trust_region_figure
 
 FIGURES: Mapping[str, Callable[[], Figure]] = {
     "recovery": recovery_figure,
-    "phases": phases_figure,
-    "anchors": anchors_figure,
     "trust_region": trust_region_figure,
-    "growth": growth_figure,
     "extinction": extinction_figure,
 }
 """File stem → the function that draws the figure; the slowest is last."""
-
-__all__ = ["FIGURES"]

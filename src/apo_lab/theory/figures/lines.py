@@ -1,24 +1,28 @@
 """Styles and curves shared by the figures: the methods' colours are those of the reports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from matplotlib.axes import Axes
 
-from apo_lab.reporting.figures.canvas import EndLabel
+from apo_lab.reporting.figures.canvas import EndLabel, label_ends
 from apo_lab.reporting.names import METHODS
-from apo_lab.reporting.style import KNOWN, Style
+from apo_lab.reporting.style import KNOWN
 
 GRPO, NSR, KL, APO, NAIVE = (KNOWN[METHODS[algo]] for algo in ("grpo", "nsr", "grpo_kl", "apo", "apo_naive"))
 """Styles of the methods that the figures compare."""
+Curve = tuple[str, Mapping[str, Any], torch.Tensor]
+"""A name, keywords of `Axes.plot`, and the values over x."""
 
 
-def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, label: str) -> EndLabel:
-    """Draw a curve in a method's colour and dash; returns the label for its end."""
-    axes.plot(x, y, color=style.color, linestyle=style.linestyle, zorder=3 + style.rank)
-    return EndLabel(text=label, x=x[-1], y=y[-1], color=style.color)
-
-
-def points(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, label: str) -> EndLabel:
-    """Draw a curve with a marker at every measured point; returns the label for its end."""
-    axes.plot(x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, zorder=3)
-    return EndLabel(text=label, x=x[-1], y=y[-1], color=style.color)
+def curves(
+    axes: Axes, title: str, xlabel: str, ylabel: str, x: Sequence[float], shown: Iterable[Curve], **settings: Any
+) -> None:
+    """Draw curves over one x, each named at its end, with further `settings` of `Axes.set`; call it last."""
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
+    labels = []
+    for name, look, values in shown:
+        (drawn,) = axes.plot(x, values, zorder=3, **look)
+        labels.append(EndLabel(text=name, x=x[-1], y=float(values[-1]), color=str(drawn.get_color())))
+    label_ends(axes, labels)

@@ -1,5 +1,6 @@
 """Statements C7 to C11, C19 and C20: where a force leads; contraction, divergence penalties and the trust region."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from apo_lab.theory import closed_forms as form
 from apo_lab.theory.expectations import expected_force
-from apo_lab.theory.forces import log_growth, loss_inputs, token_force, token_forces
+from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, seeded
 from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, same, statement
 from apo_lab.theory.trajectories import flow, inner_steps
@@ -59,24 +60,18 @@ def recursive_contraction() -> Iterator[Reading]:
         yield equal(f"rises of H(π|valid) in 40, {name}", count, 0)
     yield equal("f_i − f_j = B(π_i − π_j): relative difference of B", max(spreads), tolerance=1e-8)
     yield above("rises of total H in 40, GRPO", total_rises, 0)
-    wrong, rare = _exponents()
-    yield equal("exponent of π_wrong in t, PG flow to 10⁶", wrong, -1.0, 0.01)
-    yield equal("exponent of π_k in t", rare, -0.5, 0.01)
-
-
-def _exponents() -> tuple[float, float]:
-    """d log π/d log t between t = 10⁵ and 10⁶, for a wrong token and for the rarer of two valid ones."""
     start = dist(0.5, 0.2, 0.3)
     problem = bandit(start, dist(1, 1, 0))
 
-    def force(z: Tensor) -> Tensor:
+    def gradient(z: Tensor) -> Tensor:
         return expected_force(problem, z, GRPO(), POLICY_GRADIENT) / 2
 
-    early = flow(start.log()[None], force, 1e5, stride=0.05, growth=0.04)
+    early = flow(start.log()[None], gradient, 1e5, stride=0.05, growth=0.04)
     # `flow` counts time from 0 again, so only the logits' movement bounds its steps here.
-    late = flow(early, force, 9e5, stride=0.01)
-    slopes = (late.log_softmax(1) - early.log_softmax(1))[0] / torch.tensor(10.0).log()
-    return slopes[2].item(), slopes[1].item()
+    late = flow(early, gradient, 9e5)
+    _, rare, wrong = (late.log_softmax(1) - early.log_softmax(1))[0] / math.log(10)
+    yield equal("exponent of π_wrong in t, PG flow to 10⁶", wrong, -1.0, 0.01)
+    yield equal("exponent of π_k in t", rare, -0.5, 0.01)
 
 
 @statement("C8", "Recall and elimination", Finding.FALSE, where="table 1")
@@ -90,7 +85,6 @@ def recall_says_nothing() -> Iterator[Reading]:
     yield equal("top-1 recall .8384, all valid: largest force", moved.abs().max())
     force = expected_force(bandit(ref, dist(0, 1, 1, 1, 1, 1, 1, 1)), ref.log()[None], GRPO(), GROUP, 8)[0]
     yield above("the same, leader wrong: growth of the 16 %", log_growth(ref, force)[1], 0)
-    yield equal("200 tokens at top-8 recall .9747, if independent", 0.9747**200, 0.006, 5e-4)
 
 
 @statement("C9", "Divergence against reward", Finding.CONDITIONAL, where="section 3.3, Fig. 4")
@@ -110,7 +104,7 @@ def penalty_against_reward() -> Iterator[Reading]:
             return expected_force(problem, z, GRPO(), POLICY_GRADIENT)
 
         def product(z: Tensor, force=force, ref: Tensor = ref) -> float:
-            kl = token_forces(penalty, z, ref[None], torch.tensor([0]), constant(0.0, 1))
+            kl = token_forces(penalty, z, ref, 0, 0.0)
             return (kl * force(z)).sum().item()
 
         opposed += [product(flow(start, force, end, stride=0.1)) < 0 for end in (0.2, 2.0)]
@@ -123,7 +117,7 @@ def _ratio_after(
     loss: PolicyLoss, old: Float[Tensor, "vocab"], ref: Float[Tensor, "vocab"], *, eta: float, count: int
 ) -> Tensor:
     """π/π_old of each token after inner steps on the error 0."""
-    path = inner_steps(old.log(), lambda z: token_force(loss, z.softmax(0), ref, 0, old=old), eta, count)
+    path = inner_steps(old.log(), lambda z: token_forces(loss, z, ref, 0, old_logits=old.log()), eta, count)
     return path.softmax(1)[-1] / old
 
 
@@ -138,7 +132,7 @@ def penalty_leaves_trust_region() -> Iterator[Reading]:
     old, ref = dist(0.30, 0.50, 0.20), dist(0.05, 0.55, 0.40)
     generator, penalty = seeded(23), GRPOKL(kl_coef=1.0, kl_estimator="full")
     probs, other = random_probs(1, 6, generator, 1.0)[0], random_probs(1, 6, generator, 1.0)[0]
-    force = token_force(penalty, probs, other, 0, advantage=0.0)
+    force = token_forces(penalty, probs.log(), other, 0, 0.0)
     gap = other.log() - probs.log()
     kl = -(probs * gap).sum()
     predicted = probs[0] * (gap[0] + kl) - (probs.square() * (gap + kl)).sum()
@@ -162,36 +156,31 @@ def adherence() -> Iterator[Reading]:
     old, ref = dist(0.5, 0.3, 0.2), dist(0.6, 0.2, 0.2)
     low = _ratio_after(APO(anchor_size=1), old, ref, eta=0.01, count=100)[0]
     yield equal("r where the gate shuts, empty S", low, (1 - 0.2) / 1.05, 2.5e-3)
-    yield below("that r against 1 − ε", low, 0.8)
     wide = dist(0.90, 0.05, 0.03, 0.02)
     inside = _ratio_after(APO(anchor_size=4), wide, dist(0.4, 0.2, 0.2, 0.2), eta=0.04, count=150)
     stop = (1 - 0.2 + 0.1 * (wide * inside)[1:].sum().item() / 0.6) / 1.05
     yield equal("r where the gate shuts, S of 3", inside[0], stop, 2.5e-3)
     yield above("largest ratio of an anchor then", inside[1:].max(), 1.2)
-    far = token_force(APO(anchor_size=2), dist(0.9, 0.05, 0.05), ref, 0, old=old * dist(0.6, 1.75, 0.875))
+    risen, loss = dist(0.9, 0.05, 0.05).log(), APO(anchor_size=2)
+    far = token_forces(loss, risen, ref, 0, old_logits=dist(0.3, 0.525, 0.175).log())
     yield above("largest |f| at r = 3", far.abs().max(), 0.1)
-    capped = APO(anchor_size=2, dual_clip=3.0)
-    beyond = token_force(capped, dist(0.9, 0.05, 0.05), ref, 0, old=dist(0.1, 0.45, 0.45))
+    capped = replace(loss, dual_clip=3.0)
+    beyond = token_forces(capped, risen, ref, 0, old_logits=dist(0.1, 0.45, 0.45).log())
     yield equal("largest |f| at r = 9, dual clip 3", beyond.abs().max())
-    big = (old.log() + 3.0 * token_force(APO(anchor_size=3), old, ref, 0)).softmax(0) / old
+    big = (old.log() + 3.0 * token_forces(APO(anchor_size=3), old.log(), ref, 0)).softmax(0) / old
     yield below("one step of η = 3: r", big[0], 0.8)
     yield above("one step of η = 3: largest ratio of an anchor", big[1:].max(), 1.2)
-    yield from _shared_prefix()
-
-
-def _shared_prefix() -> Iterator[Reading]:
-    """A right and a wrong completion share a token, so it is trained with A = +1 and A = −1."""
+    # A right and a wrong completion share a token, so it is trained with A = +1 and A = −1.
     old, ref = dist(0.05, 0.07, 0.01, 0.87), dist(0.3, 0.5, 0.15, 0.05)
-    tokens, advantages = torch.tensor([0, 0]), dist(1, -1)
 
-    def after(loss: PolicyLoss, count: int) -> Tensor:
+    def after(loss: PolicyLoss) -> Tensor:
         def force(z: Tensor) -> Tensor:
-            both, refs, olds = (row.expand(2, -1) for row in (z, ref, old.log()))
-            return token_forces(loss, both, refs, tokens, advantages, old_logits=olds).mean(0)
+            return token_forces(loss, z.expand(2, -1), ref, 0, dist(1, -1), old_logits=old.log()).mean(0)
 
-        return inner_steps(old.log(), force, 2.0, count).softmax(1)[-1]
+        # With steps of 2 the gate's swings would amplify rounding, and readings would depend on the machine.
+        return inner_steps(old.log(), force, 0.5, 500).softmax(1)[-1]
 
-    grpo, apo = after(GRPO(), 20), after(APO(anchor_size=3), 250)
+    grpo, apo = after(GRPO()), after(APO(anchor_size=3))
     yield equal("A = ±1 on one token, GRPO: largest move", (grpo - old).abs().max())
     yield above("the same, APO: r_a at the end (.12 at the start)", (apo[1] + apo[2]) / 0.65, 0.5)
     likeliest = apo[1] / old[1]
@@ -199,7 +188,7 @@ def _shared_prefix() -> Iterator[Reading]:
     yield below("the same, APO: rarest anchor's ratio over that", apo[2] / old[2] / likeliest, 0.8)
 
 
-@statement("C19", "Sufficiently penalised", Finding.FALSE, where="appendix B.4, clipped region", figure="phases")
+@statement("C19", "Sufficiently penalised", Finding.FALSE, where="appendix B.4, clipped region")
 def saturation() -> Iterator[Reading]:
     """A zero gradient below 1 − ε confirms that the policy has been penalised enough.
 
@@ -208,18 +197,14 @@ def saturation() -> Iterator[Reading]:
     loss = APO(anchor_size=2)
     kappa = (loss.push_coef - (1 - loss.clip_eps)) / loss.pull_coef
 
-    def metric(name: str, probs: Tensor, ref: Tensor) -> Tensor:
-        inputs = loss_inputs(loss, probs.log()[None], ref[None], torch.tensor([0]), dist(-1), torch.tensor([False]))
-        return loss(inputs).metrics[name]
-
     for share in (0.99, 1.01):
         z_ref = 0.2 / (kappa * share)
-        is_shut = metric("clip_fraction", dist(0.79, 0.2, 0.01), dist(1 - z_ref - 1e-3, z_ref, 1e-3))
+        ref = dist(1 - z_ref - 1e-3, z_ref, 1e-3)
+        is_shut = not token_forces(loss, dist(0.79, 0.2, 0.01).log(), ref, 0).any()
         yield equal(f"gate shut at r_a = {share:.2f}·κ", is_shut, float(share > 1))
     yield equal("κ of the loss that trains", loss.saturated_above, kappa)
     probs, sure = dist(0.9, 0.09, 0.01), dist(0.99, 0.009, 0.001)
-    yield equal("r_a where the reference is sure of the error", metric("apo/anchor_ratio", probs, sure), 10.0, 1e-9)
-    apo, grpo = (token_force(x, probs, sure, 0).abs().max() for x in (loss, GRPO()))
+    apo, grpo = (token_forces(x, probs.log(), sure, 0).abs().max() for x in (loss, GRPO()))
     yield equal("largest force on that error, π_y = .9", apo)
     yield equal("the same under GRPO", grpo, 0.1)
 

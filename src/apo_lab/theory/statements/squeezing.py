@@ -1,14 +1,13 @@
 """Statements C1 to C6: what an error, or a success, does to the tokens that were not sampled."""
 
-import math
 from collections.abc import Iterator
 
 import torch
 
 from apo_lab.theory.expectations import sampled_force
-from apo_lab.theory.forces import log_growth, token_force, token_forces
+from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, random_tokens, seeded
-from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, same, statement
+from apo_lab.theory.statements.statement import Finding, Reading, above, equal, same, statement
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO
 
@@ -24,7 +23,7 @@ def squeezing_gradient() -> Iterator[Reading]:
     probs = random_probs(200, 8, seeded(11))
     logits = probs.log().requires_grad_()
     (of_probability,) = torch.autograd.grad(logits.softmax(1)[:, 0].sum(), logits)
-    of_log = token_forces(PUSH, probs.log(), probs, torch.zeros(200, dtype=torch.long))
+    of_log = token_forces(PUSH, probs.log(), probs, 0)
     others, first = probs[:, 1:], probs[:, :1]
     yield same("−∂π_y/∂z_k against π_y·π_k", -of_probability[:, 1:], first * others)
     yield same("−∂log π_y/∂z_k against π_k", of_log[:, 1:], others)
@@ -51,12 +50,11 @@ def released_mass() -> Iterator[Reading]:
     lowest = torch.where(others, growth, torch.inf)[probs.argmax(1) == y].min()
     yield above("y the leader: smallest ℓ of another", lowest, 0.0)
     example = dist(0.90, 0.05, 0.04, 0.01)
-    moved = (example.log() + 0.5 * token_force(PUSH, example, example, 1)).softmax(0)
+    moved = (example.log() + 0.5 * token_forces(PUSH, example.log(), example, 1)).softmax(0)
     for token, value in enumerate((0.945, 0.021, 0.027, 0.0067)):
         yield equal(f"counter-example: π'_{token}", moved[token], value, 5e-4)
     share = (moved[0] - example[0]) / (example[1] - moved[1])
     yield equal("leader's share of what y lost", share, 1.55, 5e-3)
-    yield above("that share against proportional sharing's", share, 0.90 / 0.95)
 
 
 @statement("C3", "Passive suppression", Finding.CONDITIONAL, where="appendix B.2, first proposition")
@@ -69,17 +67,16 @@ def passive_suppression() -> Iterator[Reading]:
     probs = random_probs(4000, 5, generator)
     y = random_tokens(probs, generator)
     size = torch.rand(4000, 1, generator=generator, dtype=torch.float64) * 5
-    force = token_forces(PUSH, probs.log(), probs, y, constant(1.0, 4000))
+    force = token_forces(PUSH, probs.log(), probs, y, 1.0)
     others = torch.arange(5) != y[:, None]
     rise = others & ((probs.log() + size * force).softmax(1) > probs * (1 + 1e-12))
     condition = probs + probs.gather(1, y[:, None]) >= probs.square().sum(1, keepdim=True)
     example = dist(0.90, 0.05, 0.05)
-    moved = (example.log() + 0.1 * token_force(PUSH, example, example, 1, advantage=1.0)).softmax(0)
+    moved = (example.log() + 0.1 * token_forces(PUSH, example.log(), example, 1, 1.0)).softmax(0)
     yield equal("Δz_k against −ηAπ_k: largest difference", (force + probs)[others].abs().max())
     yield equal("rises where π_k + π_y ≥ ‖π‖²", float((rise & condition).sum()))
     yield above("rises elsewhere", float((rise & ~condition).sum()), 0)
     yield equal("counter-example: π_2 after the step", moved[2], 0.0537, 5e-5)
-    yield above("counter-example: π_2 against .05", moved[2], 0.05)
 
 
 @statement("C4", "Vanishing recovery", Finding.CONDITIONAL, where="appendix B.2, second proposition")
@@ -91,7 +88,7 @@ def vanishing_recovery() -> Iterator[Reading]:
     tail = 1e-9
     probs = torch.cat([dist(0.6, 0.3, 0.1) * (1 - 3 * tail), dist(tail, 2 * tail)])
     for error, seen in enumerate((0.140, -0.160, -0.360)):
-        force = token_force(PUSH, probs, probs, error)
+        force = token_forces(PUSH, probs.log(), probs, error)
         growth = log_growth(probs, force)
         name = f"error = token {error}"
         yield equal(f"{name}: f_k/π_k", force[3] / probs[3], 1.0)
@@ -118,28 +115,6 @@ def in_a_group() -> Iterator[Reading]:
     yield equal("|f_k|/π_k of unsampled k, GRPO", unsampled(PUSH, GroupNormalized()))
     yield equal("the same, NSR", unsampled(PUSH, SignedReward()), 1.0)
     yield above("the same, APO", unsampled(APO(), GroupNormalized()), 0.01)
-    yield equal("depth-1 nodes visited by a group of 8 with ΣA ≠ 0", _share_of_uneven_nodes(), 0.96, 0.04)
-
-
-def _share_of_uneven_nodes() -> float:
-    """The share of the root's visited children, V = 6, whose advantages do not sum to 0."""
-    generator = seeded(16)
-    # A seventh token that is never sampled feels only ΣA: its force is −π·ΣA/16.
-    ref = torch.cat([random_probs(8, 6, generator, 1.0), constant(1e-12, 8)[:, None]], dim=1)
-    success = (torch.rand(49, generator=generator) < 0.3).double()
-    tree = Tree(ref=ref / ref.sum(1, keepdim=True), success=success)
-    # The same completions, all rewarded: the sum is above 0 at every visited node.
-    always = Tree(ref=tree.ref, success=torch.ones_like(success))
-    logits = tree.ref.log().expand(1000, -1, -1)
-
-    def is_uneven(problem: Tree, advantage: GroupNormalized | SignedReward) -> torch.Tensor:
-        force = sampled_force(problem, logits, PUSH, advantage, 8, seeded(17))
-        return (force / tree.ref)[..., 6].abs() > 1e-9
-
-    uneven = is_uneven(tree, GroupNormalized())
-    visited = is_uneven(always, SignedReward(positive_weight=1.0, negative_weight=1.0))
-    informative = uneven[:, 1:].any(1, keepdim=True)
-    return (uneven & visited)[:, 1:7].sum().item() / (visited & informative)[:, 1:7].sum().item()
 
 
 @statement("C6", "Absorbing state", Finding.FALSE, where="appendix B.2, sampling barrier")
@@ -154,7 +129,6 @@ def absorbing_state() -> Iterator[Reading]:
     # The force is the mean of e_y − π, which is −π_k at a token k that was not sampled.
     missed = ((force[:, 0, 0] + 1 / 8).abs() < 1e-12).double().mean()
     yield equal("no draw of k in 8 at π_k = 1/8", missed, (1 - 1 / 8) ** 8, 6e-3)
-    yield below("the same, against 1/e", missed, math.exp(-1))
     tree = Tree(ref=random_probs(7, 6, generator), success=(torch.rand(36, generator=generator) < 0.5).double())
     pairs = sampled_force(tree, tree.ref.log().expand(200, -1, -1), PUSH, SignedReward(), 2, generator)
     moved = pairs.abs().amax(2) > 0

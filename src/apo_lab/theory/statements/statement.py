@@ -1,9 +1,10 @@
 """What a statement is, and the readings that its check returns."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from torch import Tensor
 
@@ -21,19 +22,17 @@ class Finding(StrEnum):
     """There is a counter-example; the formula gives what is true instead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """A measured number and what the formula predicts for it."""
+    """A measured number and what the formula predicts for it: a number, or a bound."""
 
     what: str
     """The quantity, with its unit where it has one."""
     measured: float | int
     predicted: float | int
-    """The formula's number, or a bound."""
     tolerance: float | int = 1e-12
     """The largest difference allowed; for a bound, by how much it may be exceeded."""
-    relation: str = "="
-    """`=`, `<` or `>` between the measured and the predicted number."""
+    relation: Literal["=", "<", ">"] = "="
 
     @property
     def holds(self) -> bool:
@@ -46,17 +45,17 @@ class Reading:
 
 def equal(what: str, measured: Number, predicted: Number = 0.0, tolerance: float = 1e-12) -> Reading:
     """A number that the formula predicts; tensors have one entry."""
-    return Reading(what=what, measured=_number(measured), predicted=_number(predicted), tolerance=tolerance)
+    return Reading(what, float(measured), float(predicted), tolerance)
 
 
 def below(what: str, measured: Number, bound: float | int) -> Reading:
     """A number with an upper bound."""
-    return Reading(what=what, measured=_number(measured), predicted=bound, relation="<")
+    return Reading(what, float(measured), bound, relation="<")
 
 
 def above(what: str, measured: Number, bound: float | int = 0.0, tolerance: float = 1e-12) -> Reading:
     """A number with a lower bound."""
-    return Reading(what=what, measured=_number(measured), predicted=bound, relation=">", tolerance=tolerance)
+    return Reading(what, float(measured), bound, tolerance, ">")
 
 
 def same(what: str, measured: Tensor, predicted: Tensor) -> Reading:
@@ -64,27 +63,21 @@ def same(what: str, measured: Tensor, predicted: Tensor) -> Reading:
     return equal(f"{what}: largest difference", (measured - predicted).abs().max())
 
 
-def _number(value: Number) -> float | int:
-    return value.item() if isinstance(value, Tensor) else value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Statement:
     """A claim, what is true about it, and the measurement that shows it."""
 
     key: str
-    """Short name in tables, such as `C2`."""
     title: str
     claim: str
     """What the paper says, paraphrased."""
     where: str
     """Where the paper says it; `this project` if it does not."""
     formula: str
-    """What is asserted, with its conditions."""
+    """What is true, with its conditions."""
     finding: Finding
-    check: Callable[[], Sequence[Reading]]
-    """Measures on the losses that train."""
-    figure: str = ""
+    check: Callable[[], Iterator[Reading]]
+    figure: str
     """File stem of the figure that shows it; empty: none."""
 
 
@@ -95,15 +88,6 @@ def statement(
 
     def decorate(measure: Callable[[], Iterator[Reading]]) -> Statement:
         claim, formula = (" ".join(part.split()) for part in (inspect.getdoc(measure) or "").split("\n\n"))
-        return Statement(
-            key=key,
-            title=title,
-            claim=claim,
-            where=where,
-            formula=formula,
-            finding=finding,
-            check=lambda: list(measure()),
-            figure=figure,
-        )
+        return Statement(key, title, claim, where, formula, finding, measure, figure)
 
     return decorate
