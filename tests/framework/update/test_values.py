@@ -143,15 +143,16 @@ def test_apo_that_does_not_pull_is_ppo_to_the_bit(tmp_path):
 @pytest.mark.parametrize("policy", ["full", "lora"])
 def test_warm_up_trains_the_critic_alone(kind, policy, tmp_path, watch):
     options = (f"algo.critic.kind={kind}", "algo.critic.warmup_steps=1", f"policy={policy}", "trainer.max_steps=3")
-    module = train_tiny(tmp_path, *SIGNAL, *LEARNS, "algo=ppo", *options)
+    module = train_tiny(tmp_path, *SIGNAL, *LEARNS, "algo=ppo", "scheduler.name=linear", *options)
     first, second, third = watch.policy
     assert same(first, second)
     assert not same(second, third)
     assert not any(value.any() for name, value in watch.critic[0].items() if "value_head" in name or kind != "separate")
     assert not same(watch.critic[0], watch.critic[1])
     assert not same(watch.critic[1], watch.critic[2])
-    # 2 mini-batches a step, of the two steps that train the policy
+    # 2 mini-batches a step, of the two steps that train the policy: the decay ends with the run
     assert module.schedule.last_epoch == 4
+    assert module.schedule.get_last_lr() == [0]
 
 
 def test_what_is_exported_and_sent_to_the_engine_has_no_value_head(tmp_path):
