@@ -98,6 +98,23 @@ def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRounds:
+    """What dynamic sampling drew to fill a step. Counts are over all ranks."""
+
+    first: "Rollouts"
+    """The groups of the step's own prompts that this rank sampled: all of them, whatever was selected later."""
+    num_rounds: int
+    num_prompts: int
+    """Prompts that were sampled."""
+    num_mixed: int
+    """Of these, prompts with both correct and wrong completions."""
+    num_tokens: int
+    """Response tokens that were sampled."""
+    num_trained_tokens: int
+    """Of these, tokens of the mixed groups that were selected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
     """P prompts with G scored completions each, in prompt-major order: completion b belongs to prompt b // G."""
 
@@ -113,6 +130,34 @@ class Rollouts:
     policy_version: int
     num_preempted: int = 0
     """How often the engine evicted a sequence's keys and values for lack of memory, and computed them again."""
+    rounds: SamplingRounds | None = None
+    """What these groups were selected from; None: there was no selection."""
+
+    @property
+    def first_round(self) -> "Rollouts":
+        """The groups of the step's own prompts, before any selection: means over them are unbiased."""
+        return self if self.rounds is None else self.rounds.first
+
+    @property
+    def groups(self) -> list["Rollouts"]:
+        """Each prompt with its completions, as rollouts of its own."""
+        size = self.group_size
+        return [
+            replace(
+                self,
+                prompts=(prompt,),
+                completions=self.completions[start : start + size],
+                texts=self.texts[start : start + size],
+                verdicts=self.verdicts[start : start + size],
+                num_preempted=0,
+            )
+            for prompt, start in zip(self.prompts, range(0, len(self.completions), size), strict=True)
+        ]
+
+    @property
+    def is_mixed(self) -> Bool[Tensor, "prompts"]:
+        """True where a group has both correct and wrong completions."""
+        return mixed(self.is_correct)
 
     @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
@@ -157,6 +202,16 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
         verdicts=tuple(verdict for part in parts for verdict in part.verdicts),
         num_preempted=sum(part.num_preempted for part in parts),
     )
+
+
+def mixed(is_correct: Bool[Tensor, "prompts group"]) -> Bool[Tensor, "prompts"]:
+    """True where a group has both correct and wrong completions: 0 < c < G.
+
+    Example:
+        >>> mixed(torch.tensor([[True, False], [True, True], [False, False]])).tolist()
+        [True, False, False]
+    """
+    return is_correct.any(dim=1) & ~is_correct.all(dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
