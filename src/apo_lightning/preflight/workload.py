@@ -1,6 +1,7 @@
 """The expected work of one rank in one step, in completions, tokens and attention pairs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,6 +13,7 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.flops import Work
 from apo_lightning.types import AdvantageInputs, PromptRecord
+from apo_lightning.update.dynamic_sampling import DynamicSampling
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
 
@@ -85,25 +87,38 @@ class Workload:
     """Whether the reference runs with every micro-batch of the update."""
     rank_balance: float | int = 1.0
     """Mean ÷ maximum of the ranks' tokens in everything after sampling."""
+    rounds: Sequence[float | int] = ()
+    """With dynamic sampling, the prompts that one rank samples in each round; else it samples `num_prompts` once."""
 
     @property
     def num_completions(self) -> float | int:
-        """Completions that one rank samples."""
+        """Completions of a rank's prompts."""
         return self.num_prompts * self.group_size
+
+    @property
+    def sampling(self) -> list["Workload"]:
+        """The workload of each round of sampling, in which only prompts and completions count."""
+        return [replace(self, num_prompts=prompts, rounds=()) for prompts in self.rounds] or [self]
 
     @property
     def num_sampled_tokens(self) -> float | int:
         """Tokens that one rank samples."""
-        return self.num_completions * self.completion_tokens
+        return sum(part.num_completions for part in self.sampling) * self.completion_tokens
 
     def describe(self) -> str:
-        """The assumptions, in two lines."""
+        """The assumptions, in two lines, or three with dynamic sampling."""
         return (
             f"assumed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
             f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
             f"in the pass of the reference {self.reference.completions:.0%}, "
             f"scored before {self.old_logprobs.completions + self.subset.completions:.0%}"
             + (f"; ranks {self.rank_balance:.0%} even" if self.rank_balance < 1 else "")
+            + (
+                f"\nsampled in {len(self.rounds)} rounds: {sum(self.rounds) / self.num_prompts:.2f} prompts for each in "
+                "the update"
+                if len(self.rounds) > 1
+                else ""
+            )
         )
 
     def work(self, part: Part) -> Work:
@@ -125,13 +140,22 @@ class Workload:
 
 
 def expected_workload(
-    settings: StepSettings, loss: PolicyLoss, advantage: AdvantageEstimator, expected: Expected, world_size: int
+    settings: StepSettings,
+    loss: PolicyLoss,
+    advantage: AdvantageEstimator,
+    expected: Expected,
+    world_size: int,
+    dynamic_sampling: DynamicSampling | None = None,
 ) -> Workload:
     """The workload of one rank.
 
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
     three groups: one whose rewards differ, one without wrong completions and one without correct ones.
     """
+    rounds: list[int] = []
+    if dynamic_sampling is not None:
+        rounds = dynamic_sampling.expected_rounds(settings.prompts_per_step, expected.signal_share)
+        expected = _selected(expected, sum(rounds) / settings.prompts_per_step)
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(
@@ -167,6 +191,23 @@ def expected_workload(
         old_logprobs=Part(prompts=rescored * run.prompts, completions=rescored * run.completions),
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
+        rounds=[prompts / world_size for prompts in rounds],
+    )
+
+
+def _selected(expected: Expected, num_sampled: float) -> Expected:
+    """The shares among the groups of a batch that dynamic sampling fills with those whose rewards differ.
+
+    Args:
+        expected: the shares among all sampled groups.
+        num_sampled: sampled groups for each group of the batch.
+    """
+    signal = min(1.0, num_sampled * expected.signal_share)
+    return replace(
+        expected,
+        signal_share=signal,
+        error_share=signal * expected.error_share / expected.signal_share if signal else 0.0,
+        failed_share=(1 - signal) * expected.failed_share / (1 - expected.signal_share) if signal < 1 else 0.0,
     )
 
 

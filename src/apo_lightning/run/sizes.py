@@ -141,7 +141,9 @@ def bytes_beside_engine(cfg: DictConfig) -> int:
 def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
     """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
-    work = expected_workload(plan.settings, loss, advantage, instantiate(cfg.expected), plan.ranks.world_size)
+    dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
+    expected, world_size = instantiate(cfg.expected), plan.ranks.world_size
+    work = expected_workload(plan.settings, loss, advantage, expected, world_size, dynamic_sampling)
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
         if plan.run.is_cuda and not torch.cuda.is_available():
