@@ -82,9 +82,10 @@ def write_run(
 ) -> Path:
     """A training run's folder as Hydra and the callbacks leave it.
 
-    `solved`: correct samples of each held-out problem, before and after; without it the summary is one that does not
-    count them. `config` is laid over the composed one, and shows in nobody's overrides.
+    `solved`: correct samples of each held-out problem, before and after; without it a share `before` and `after` of
+    twenty. `config` is laid over the composed one, and shows in nobody's overrides.
     """
+    solved = solved or [tuple(num_samples * (i < 20 * share) for share in (before, after)) for i in range(20)]
     hydra = folder / ".hydra"
     hydra.mkdir(parents=True)
     composed = {"seed": seed, "model": {"name": "tiny"}, "algo": {"loss": {"pull_coef": 0.1} | dict(loss or {})}}
@@ -93,22 +94,15 @@ def write_run(
     (hydra / "overrides.yaml").write_text(json.dumps(list(overrides)))
     (hydra / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"choices": {"algo": algo}}}}))
     (folder / "metrics.csv").write_text("step,train/entropy,val/arithmetic/pass@1\n0,,0.25\n1,2.5,\n2,nan,\n1,2.0,\n")
-    if solved:
-        before, after = (sum(counts) / (len(solved) * num_samples) for counts in zip(*solved, strict=True))
-    look: dict[str, object] = {
+    before, after = (sum(counts) / (len(solved) * num_samples) for counts in zip(*solved, strict=True))
+    look = {
         "samples_per_problem": num_samples,
+        "samples_per_problem_before": num_samples,
         "step_before": 0,
         "step_after": 2,
-        "pass@1_before": before,
-        "pass@1_after": after,
         "change": {"mean": after - before, "low": 0.0, "high": 0.5},
+        "num_correct": {f"p{place}": pair for place, pair in enumerate(solved)},
     }
-    for when, place, share in (("before", 0, before), ("after", 1, after)):
-        any_solved = sum(pair[place] > 0 for pair in solved) / len(solved) if solved else share
-        logged = {"pass@1": share, f"pass@{num_samples}": any_solved, "truncated_fraction": 0.0}
-        look[f"metrics_{when}"] = {f"val/arithmetic/{key}": value for key, value in logged.items()}
-    if solved:
-        look["num_correct"] = {f"p{place}": pair for place, pair in enumerate(solved)}
     summary = {"held_out": {"arithmetic": look}, "weights_sha256": weights or f"weights of {folder}"}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.names import method_name, model_name
@@ -46,11 +47,7 @@ def make_run(algo="apo", *, seed=1, num_steps=200, keys=None, folder=None):
         model="qwen_math7b",
         overrides={"algo": algo, "seed": str(seed)},
         config={"seed": str(seed)},
-        metrics={
-            key: (tuple(map(float, steps)), tuple(map(float, values)))
-            for key, values in every.items()
-            if keys is None or key in keys
-        },
+        metrics=pd.DataFrame({key: every[key] for key in (every if keys is None else keys)}, index=steps),
     )
 
 

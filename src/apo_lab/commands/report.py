@@ -5,11 +5,9 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from apo_lab.reporting.evaluations import measurements, read_evaluations, snapshot_measurements
-from apo_lab.reporting.figures.canvas import save
+from apo_lab.reporting.evaluations import measurements, read_evaluations, with_snapshots
 from apo_lab.reporting.figures.report import report_figures
-from apo_lab.reporting.page import ReportContents, files_of, page
-from apo_lab.reporting.render import write_tables
+from apo_lab.reporting.page import Report, write_report
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
 from apo_lab.reporting.runs import interpolated, read_runs
 from apo_lab.reporting.tables import report_tables
@@ -28,32 +26,22 @@ def report(cfg: DictConfig) -> Path:
     """
     if cfg.rollouts is not None:
         return _rollouts(Path(cfg.rollouts), cfg.rollout_limit)
-    folders, output_dir = _folders(cfg), Path(cfg.output_dir)
+    folders = _folders(cfg)
     runs = read_runs(folders)
     evaluations = read_evaluations(folders, runs)
     defaults = training_defaults()
-    tables = report_tables(runs, evaluations, defaults)
-    figures = report_figures(
-        runs,
-        measurements(runs, evaluations, defaults),
-        evaluations.coverage,
-        defaults,
-        snapshot_measurements(runs, evaluations, defaults),
-    )
-    paths = [*write_tables(tables, output_dir / "tables")]
-    for figure in figures:
-        paths += save(figure.figure, output_dir / "figures" / figure.name)
-    contents = ReportContents(
+    measured = measurements(runs, evaluations, defaults)
+    tables = report_tables(runs, measured, evaluations.coverage, defaults)
+    figures = report_figures(with_snapshots(runs, evaluations), measured, defaults)
+    contents = Report(
         title=cfg.title,
         date=str(cfg.date),
         num_runs=len(runs),
         tables=tables,
-        evaluations=evaluations.results,
-        coverage=evaluations.coverage,
-        files=files_of(paths, output_dir),
+        figures=figures,
+        evaluations=evaluations,
     )
-    path = output_dir / "report.html"
-    write_atomically(path, page(contents, figures).encode())
+    path = write_report(contents, Path(cfg.output_dir))
     say(f"{len(runs)} runs, {len(evaluations.results)} evaluations, {len(evaluations.coverage)} coverages read")
     say(f"tables: {', '.join(table.name for table in tables)}")
     say(f"figures: {', '.join(figure.name for figure in figures) or 'none'}")
@@ -65,8 +53,8 @@ def _rollouts(run: Path, limit: int) -> Path:
     sample = read_rollouts(run, limit)
     path = run / "rollouts.html"
     write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
-    say(f"{len(sample.rollouts):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
-    if not any(rollout.tokens for rollout in sample.rollouts):
+    say(f"{len(sample.lines):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
+    if not any(sample.tokens):
         say("no token values were recorded: train with callbacks=[default,token_writer] to see them")
     say(f"open {path}")
     return path

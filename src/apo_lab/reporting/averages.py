@@ -9,29 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.reporting.names import axis_name
-from apo_lab.reporting.records import Measurement
+from apo_lab.reporting.identity import problem_scores
+from apo_lab.reporting.records import Measurement, bare
 from apo_lab.statistics.seeds import seed_mean_intervals
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.evaluation.results import SHARES, estimate_of, score_range
-from apo_lightning.metrics.functional import pass_at_k_curve
-
-
-def series_name(measurement: Measurement) -> str:
-    """The name of a row, line or point: `variant_name` of the measurement."""
-    return variant_name(measurement.method, measurement.settings, measurement.which)
-
-
-def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> str:
-    """The method, the settings in which a run departs from its defaults, and which weights.
-
-    Example:
-        >>> variant_name("APO", {"algo.loss.pull_coef": "0.02"})
-        'APO (β = 0.02)'
-    """
-    parts = [*(f"{axis_name(key)} = {value}" for key, value in settings.items()), *([which] if which else [])]
-    return f"{method} ({', '.join(parts)})" if parts else method
 
 
 def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -41,9 +24,6 @@ def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
     problems. Where a seed's scores of each problem are not known, or the problems are not the same, there is a mean and
     no interval. A metric that one of the seeds lacks is left out.
 
-    Args:
-        measurements: as `identity.resolved` leaves them.
-
     Raises:
         ConfigError: what would be averaged are not different training seeds measured alike.
     """
@@ -51,7 +31,8 @@ def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
     for item in measurements:
         where = tuple(item.settings.items()), tuple(item.apart.items()), item.which
         groups[item.model, item.method, where, item.benchmark, item.num_samples, item.held_out].append(item)
-    return [_mean_of_group(sorted(group, key=_seed_place)) for group in groups.values()]
+    # Seeds by number: 9 before 10.
+    return [_mean_of_group(sorted(group, key=lambda item: (len(item.seed), item.seed))) for group in groups.values()]
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
@@ -73,62 +54,44 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
-    """Mean of one metric over the seeds of several benchmarks.
+    """Mean over benchmarks of a mean over seeds, each with the metric to take of it.
 
-    Args:
-        measured: a mean over seeds and the metric to take of it, one a benchmark.
-
-    Returns:
-        Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
+    Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
     """
-    value = math.fsum(item.metrics[name].value for item, name in measured) / len(measured)
     tables = [score_table(item.policies, name) for item, name in measured]
     known = [table for table in tables if table is not None]
-    if len(known) < len(tables) or len({_seeds(item) for item, _ in measured}) > 1:
-        return Estimate(value=value, low=math.nan, high=math.nan)
+    seeds = {tuple(policy.seed for policy in item.policies) for item, _ in measured}
+    if len(known) < len(tables) or len(seeds) > 1:
+        return bare(math.fsum(item.metrics[name].value for item, name in measured) / len(measured))
     name = measured[0][1]
     return _seed_means({name: known})[name]
 
 
 def score_table(policies: Sequence[Measurement], metric: str) -> Float[Tensor, "policies problems"] | None:
-    """Each policy's score on each problem, matched by problem id; None where scores are not known or ids not the same.
-
-    Args:
-        policies: none of them a mean.
-        metric: a key of `Measurement.by_problem`, or `pass@k` of any k up to the samples a problem.
-    """
+    """Each policy's score on each problem, matched by problem id; None where they are not known or the ids differ."""
     rows = [_by_problem(policy, metric) for policy in policies]
-    known = [row for row in rows if row]
-    if len(known) < len(rows) or any(row.keys() != known[0].keys() for row in known):
+    if not all(rows) or any(row.keys() != rows[0].keys() for row in rows):
         return None
-    return torch.tensor([[row[name] for name in known[0]] for row in known], dtype=torch.float64)
+    return torch.tensor([[row[name] for name in rows[0]] for row in rows], dtype=torch.float64)
 
 
 def _by_problem(policy: Measurement, metric: str) -> dict[str, float]:
     """Score by problem id; empty where it is not known."""
+    values = policy.by_problem.get(metric, ())
+    if metric.startswith("pass@") and policy.problems:
+        values = problem_scores(policy.problems, [int(metric.removeprefix("pass@"))])[:, 0].tolist()
     names = [problem.prompt_id for problem in policy.problems]
-    if not metric.startswith("pass@"):
-        values = policy.by_problem.get(metric, ())
-    else:
-        values = _pass_at_k(policy, [int(metric.removeprefix("pass@"))])[:, 0].tolist() if names else ()
     return dict(zip(names, values, strict=True)) if values else {}
 
 
-def _pass_at_k(policy: Measurement, ks: Sequence[int]) -> Float[Tensor, "problems ks"]:
-    drawn, correct = (
-        torch.tensor([getattr(problem, name) for problem in policy.problems]) for name in ("num_samples", "num_correct")
-    )
-    return pass_at_k_curve(drawn, correct, ks)
-
-
 def _mean_of_group(group: Sequence[Measurement]) -> Measurement:
-    if len(group) == 1:
-        return group[0]
     first = group[0]
+    if len(group) == 1:
+        return first
     if len({item.seed for item in group} - {""}) < len(group) or any(i.sampling != first.sampling for i in group):
         raise ConfigError(
-            f"{series_name(first)} on {first.benchmark}: {len(group)} measurements of one name that are not "
-            "training seeds measured alike: none are averaged; name fewer folders in runs="
+            f"{first.name} on {first.benchmark}: {len(group)} measurements of one name that are not training seeds "
+            "measured alike: none are averaged; name fewer folders in runs="
         )
     curve = _mean_curve(group)
     metrics = {f"pass@{k}": estimate for k, estimate in enumerate(curve, start=1)}
@@ -153,7 +116,7 @@ def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
     count = min(len(item.pass_at_k) for item in group)
     ids = [[problem.prompt_id for problem in item.problems] for item in group]
     if count and ids[0] and all(names == ids[0] for names in ids):
-        curves = torch.stack([_pass_at_k(item, range(1, count + 1)) for item in group])
+        curves = torch.stack([problem_scores(item.problems, range(1, count + 1)) for item in group])
         return tuple(estimate_of(interval) for interval in seed_mean_intervals([curves]))
     return tuple(_bare_mean([item.pass_at_k[place] for item in group]) for place in range(count))
 
@@ -171,18 +134,8 @@ def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dic
             for name, interval in zip(names, seed_mean_intervals(columns, lowest=lowest, highest=highest), strict=True):
                 least, most = score_range(name)
                 found[name] = Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
-    return {name: found[name] for name in tables}
+    return found
 
 
 def _bare_mean(estimates: Sequence[Estimate]) -> Estimate:
-    value = math.fsum(estimate.value for estimate in estimates) / len(estimates)
-    return Estimate(value=value, low=math.nan, high=math.nan)
-
-
-def _seeds(item: Measurement) -> tuple[str, ...]:
-    return tuple(policy.seed for policy in item.policies)
-
-
-def _seed_place(item: Measurement) -> tuple[int, str]:
-    """Seeds by number: 9 before 10."""
-    return len(item.seed), item.seed
+    return bare(math.fsum(estimate.value for estimate in estimates) / len(estimates))

@@ -1,10 +1,9 @@
 """Finds the settings that a sweep varied, from the runs' own configurations."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from apo_lab.reporting.names import axis_place
+from apo_lab.reporting.names import AXES, in_order
 from apo_lab.reporting.records import RunCard
 
 Defaults = Mapping[str, Mapping[str, str]]
@@ -22,56 +21,37 @@ def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str
     An overridden `experiment=` stands for every config key in which runs of one method and model differ. Where runs
     are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
     which they do: seeds are averaged of one configuration alone.
-
-    Example:
-        >>> from pathlib import Path
-        >>> def run(**overrides):
-        ...     return RunCard(folder=Path("x"), algo="apo", model="tiny", overrides=overrides)
-        >>> axes([run(seed="1", group_size="4"), run(seed="2", group_size="8")])
-        ('group_size',)
     """
-    groups: dict[tuple[str, str], list[RunCard]] = defaultdict(list)
-    for run in runs:
-        groups[run.algo, run.model].append(run)
+    groups = _grouped(runs, lambda run: (run.algo, run.model))
     found: set[str] = set()
-    for group in groups.values():
+    for group in groups:
         keys = {key for run in group for key in _candidates(run)}
         found |= {key for key in keys if len({value_of(run, key, defaults) for run in group}) > 1}
-    for group in groups.values():
-        found |= _unnamed(group, found, defaults)
-    return tuple(sorted(found, key=axis_place))
+    named = sorted(found)
+    for group in groups:
+        composed = [run for run in group if run.config]
+        for alike in _grouped(composed, lambda run: [value_of(run, key, defaults) for key in named]):
+            keys = {key for run in alike for key in run.config if _may_matter(key)}
+            found |= {key for key in keys if len({plain(run.config.get(key, "none")) for run in alike}) > 1}
+    return tuple(in_order(found, AXES))
 
 
-def _unnamed(group: Sequence[RunCard], named: AbstractSet[str], defaults: Defaults | None) -> set[str]:
-    """Config keys in which runs differ that have the same value of all named ones."""
-    alike: dict[tuple[str | None, ...], list[RunCard]] = defaultdict(list)
-    for run in group:
-        if run.config:
-            alike[tuple(value_of(run, key, defaults) for key in sorted(named))].append(run)
-    found: set[str] = set()
-    for runs in alike.values():
-        keys = {key for run in runs for key in run.config if _may_matter(key)}
-        found |= {key for key in keys if len({plain(run.config.get(key, "none")) for run in runs}) > 1}
-    return found
+def _grouped(runs: Iterable[RunCard], key: Callable[[RunCard], Sequence[str | None]]) -> list[list[RunCard]]:
+    groups: dict[tuple[str | None, ...], list[RunCard]] = defaultdict(list)
+    for run in runs:
+        groups[tuple(key(run))].append(run)
+    return list(groups.values())
 
 
 def settings(run: RunCard, keys: Sequence[str], defaults: Defaults | None = None) -> dict[str, str]:
-    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows.
-
-    Example:
-        >>> from pathlib import Path
-        >>> typed = {"group_size": "4", "temperature": "1.0"}
-        >>> run = RunCard(folder=Path("x"), algo="apo", model="tiny", overrides=typed)
-        >>> settings(run, list(typed), {"apo": {"group_size": "8", "temperature": "1"}})
-        {'group_size': '4'}
-    """
+    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows."""
     usual = (defaults or {}).get(run.algo, {})
-    departures = {}
-    for key in keys:
-        value = value_of(run, key, defaults)
-        if value is not None and not (key in usual and same_value(value, usual[key])):
-            departures[key] = value
-    return departures
+    values = {key: value_of(run, key, defaults) for key in keys}
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None and not (key in usual and value == plain(usual[key]))
+    }
 
 
 def value_of(run: RunCard, key: str, defaults: Defaults | None = None) -> str | None:
@@ -86,30 +66,15 @@ def value_of(run: RunCard, key: str, defaults: Defaults | None = None) -> str | 
 
 
 def plain(value: str) -> str:
-    """A number in its shortest spelling, any other text as it is.
-
-    Example:
-        >>> plain("1.0e-06"), plain("0.10"), plain("token_mean"), plain("1.0")
-        ('1e-06', '0.1', 'token_mean', '1')
-    """
+    """A number in its shortest spelling, `0.10` → `0.1`, any other text as it is."""
     try:
         return f"{float(value):g}"
     except ValueError:
         return value
 
 
-def same_value(first: str, second: str) -> bool:
-    """Equal as numbers, or as text."""
-    return plain(first) == plain(second)
-
-
 def value_place(value: str) -> tuple[bool, float, str]:
-    """Sorts numbers by size, then other texts by name.
-
-    Example:
-        >>> sorted(["16", "null", "4"], key=value_place)
-        ['4', '16', 'null']
-    """
+    """Sort key: numbers by size, then other texts by name."""
     try:
         return (False, float(value), value)
     except ValueError:

@@ -1,42 +1,45 @@
 """Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.axes import Defaults, axes, settings
 from apo_lab.reporting.held_out import held_out_measurements
 from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
-from apo_lab.reporting.records import Covered, Evaluated, Evaluations, Measurement, RunCard
+from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
 from apo_lab.reporting.runs import find_files, parse_overrides
 from apo_lightning.evaluation.loading import read_record, read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 
-STEP = "training step"
-"""The setting under which a snapshot's measurement is listed."""
+SNAPSHOT_METRICS = ("entropy", "max_prob", "support_coverage")
+"""What is drawn along training besides pass@1 and pass@n."""
 
 
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
     """Every `results.json` and `coverage.json` under the folders, each with the run it belongs to.
 
-    That is the run in whose folder it lies, else the one that its model card names, if it is among `runs`.
+    That is the run in whose folder it lies, else the one that its model card names, or describes if nobody read it.
 
     Raises:
         ConfigError: a folder does not exist, or a file is malformed or of a newer schema.
     """
     by_folder = {run.folder: run for run in runs}
 
-    def found(name: str, kind: Any, read: Callable[[Path], Any]) -> Any:
+    def found(name: str, read: Callable[[Path], Any]) -> tuple[Any, ...]:
         paths = sorted({path.resolve() for path in find_files(folders, name)})
         read_all = ((path, read(path)) for path in paths)
-        return tuple(kind(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all)
+        return tuple(
+            ResultFile(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all
+        )
 
-    return Evaluations(
-        results=found("results.json", Evaluated, read_result),
-        coverage=found("coverage.json", Covered, lambda path: read_record(path, CoverageResult)),
-    )
+    coverage = found("coverage.json", lambda path: read_record(path, CoverageResult))
+    return Evaluations(results=found("results.json", read_result), coverage=coverage)
 
 
 def measurements(
@@ -66,21 +69,31 @@ def measurements(
     return resolved([*evaluated, *held_out])
 
 
-def snapshot_measurements(
-    runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
-) -> tuple[Measurement, ...]:
-    """The evaluations of snapshots; `settings` has the training step under `STEP`. Arguments as in `measurements`."""
-    keys = _axes(runs, evaluations, defaults)
-    steps = ((item.result.model.step, _evaluated(item, keys, defaults)) for item in evaluations.results)
-    return resolved(
-        replace(item, settings={**item.settings, STEP: str(step)}) for step, item in steps if step is not None
-    )
+def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[RunCard]:
+    """The runs, with the evaluations of their snapshots among the metrics.
+
+    Keys: `snapshot/<benchmark>/<metric>` for pass@1, pass@n, entropy, max_prob and support_coverage, and the same with
+    ` low` and ` high` for the ends of their intervals over problems.
+    """
+    found: dict[Path, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for item in evaluations.results:
+        step, metrics = item.result.model.step, item.result.metrics
+        if step is not None and item.run:
+            for name in metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}:
+                key, estimate = f"snapshot/{item.result.benchmark}/{name}", metrics[name]
+                ends = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
+                found[item.run.folder][step] |= ends
+    tables = {folder: pd.DataFrame.from_dict(steps, orient="index") for folder, steps in found.items()}
+    return [
+        replace(run, metrics=run.metrics.join(tables[run.folder], how="outer")) if run.folder in tables else run
+        for run in runs
+    ]
 
 
 def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
-    # By evaluation and not by folder: a run that is known from its results alone has none.
-    trained = [card for item in evaluations.results if (card := _trained(item)) is not None]
-    return axes([*runs, *(card for card in trained if card.folder not in {run.folder for run in runs})], defaults)
+    read = {run.folder for run in runs}
+    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
+    return axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
 
 
 def _policy(result: EvaluationResult) -> tuple[str, str]:
@@ -92,24 +105,19 @@ def _is_an_end(item: Evaluated) -> bool:
     return item.result.model.step == 0 or str(item.result.model.step) == last
 
 
-def _trained(item: Evaluated) -> RunCard | None:
-    """The run that trained this policy; None: no run did, though one may have begun as it."""
-    return None if item.result.model.algo is None else item.run or _card(item.result.model)
-
-
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
-    result, card = item.result, _trained(item)
+    # Without `algo` no run trained this policy, though one may have begun as it.
+    result, run = item.result, item.run if item.result.model.algo else None
     return Measurement(
         model=item.model,
         method=item.method,
-        settings=settings(card, keys, defaults) if card else {},
-        seed=card.seed if card else "" if result.model.seed is None else str(result.model.seed),
+        settings=settings(run, keys, defaults) if run else {},
+        seed=run.seed if run else "",
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
         sampling_seeds=(str(result.settings.seed),),
         benchmark=result.benchmark,
         num_samples=result.settings.num_samples,
-        data_sha256=result.data.sha256,
         metrics=result.metrics,
         pass_at_k=result.pass_at_k,
         problems=result.problems,
@@ -136,17 +144,11 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _card(model: ModelCard) -> RunCard | None:
-    """The training run that a model card describes, for one that is not among those read."""
-    if model.algo is None:
-        return None
+def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCard | None:
+    named = [Path(model.run).resolve()] if model.run else []
+    known = next((runs[folder] for folder in (*path.parents, *named) if folder in runs), None)
+    if known is not None or model.algo is None:
+        return known
     # The seed may be the config's default, which nobody typed.
     overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
     return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
-
-
-def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCard | None:
-    around = next((parent for parent in path.parents if parent in runs), None)
-    if around is not None:
-        return runs[around]
-    return runs.get(Path(model.run).resolve()) if model.run else None

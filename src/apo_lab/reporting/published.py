@@ -1,15 +1,12 @@
 """The paper's own numbers, transcribed cell by cell from its tables into `paper/*.csv`."""
 
-import csv
 import functools
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Literal
 
-from apo_lab.reporting.names import method_name, model_name
-from apo_lab.reporting.records import Measurement
+from apo_lab.reporting.names import data_rows, method_name, model_name
+from apo_lab.reporting.records import Measurement, bare
 from apo_lightning.evaluation.records import Estimate
 
 Name = Literal["main_results", "sensitivity", "distribution", "coverage", "hyperparameters"]
@@ -52,11 +49,7 @@ class PublishedCell:
 
     @property
     def value(self) -> float:
-        """The number.
-
-        Raises:
-            ValueError: a hyper-parameter that is no number.
-        """
+        """The number; ValueError where a hyper-parameter is none."""
         return float(self.text)
 
 
@@ -66,32 +59,18 @@ def published(table: Name) -> tuple[PublishedCell, ...]:
 
     Source: the paper's tables of main results, hyper-parameter sensitivity, distributional health, oracle coverage
         and hyper-parameters.
-
-    Example:
-        >>> published("coverage")[0].text, published("coverage")[0].metric
-        ('83.84', 'recall@1')
     """
-    path = resources.files("apo_lab.reporting") / "paper" / f"{table}.csv"
-    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-    return tuple(
-        PublishedCell(**{"text" if key == "value" else key: text for key, text in row.items()}) for row in rows
-    )
+    rows = data_rows(f"paper/{table}.csv")
+    return tuple(PublishedCell(text=row.pop("value"), **row) for row in rows)
 
 
 def published_cell(
     table: Name, *, model: str, method: str, benchmark: str, metric: str, setting: str = ""
 ) -> PublishedCell | None:
-    """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`.
-
-    Example:
-        >>> published_cell("main_results", model="Qwen2.5-7B", method="APO", benchmark="math500", metric="pass@16").text
-        '90.00'
-    """
+    """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`."""
     wanted = (model, method, benchmark, metric, setting)
-    for cell in published(table):
-        if (model_name(cell.model), method_name(cell.method), cell.benchmark, cell.metric, cell.setting) == wanted:
-            return cell
-    return None
+    names = ((model_name(c.model), method_name(c.method), c.benchmark, c.metric, c.setting) for c in published(table))
+    return next((cell for cell, name in zip(published(table), names, strict=True) if name == wanted), None)
 
 
 def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:
@@ -102,8 +81,8 @@ def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:
     found: dict[tuple[str, str, str, str], dict[str, Estimate]] = {}
     for cell in cells:
         if cell.benchmark in NUM_SAMPLES and cell.metric.startswith("pass@"):
-            estimate = Estimate(value=cell.value / 100, low=math.nan, high=math.nan)
-            found.setdefault((cell.model, cell.method, cell.setting, cell.benchmark), {})[cell.metric] = estimate
+            key = (cell.model, cell.method, cell.setting, cell.benchmark)
+            found.setdefault(key, {})[cell.metric] = bare(cell.value / 100)
     return [
         Measurement(
             model=model_name(model),
@@ -115,12 +94,3 @@ def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:
         )
         for (model, method, setting, benchmark), metrics in found.items()
     ]
-
-
-def as_recall(cells: Iterable[PublishedCell]) -> dict[str, dict[int, float]]:
-    """The published recalls at K as fractions: printed model name → K → recall."""
-    recall: dict[str, dict[int, float]] = {}
-    for cell in cells:
-        if cell.metric.startswith("recall@"):
-            recall.setdefault(model_name(cell.model), {})[int(cell.metric.removeprefix("recall@"))] = cell.value / 100
-    return recall

@@ -4,15 +4,19 @@ folders → RunCard, Evaluations → Measurement → Table → Markdown, LaTeX, 
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
+
+import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.names import BASE, method_name, model_name
+from apo_lab.reporting.names import BASE, method_name, model_name, variant_name
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
+Result = TypeVar("Result", EvaluationResult, CoverageResult)
 Alignment = Literal["left", "right"]
 MARK = "†"
 
@@ -30,8 +34,8 @@ class RunCard:
     """Config key → value as it was typed: `algo.loss.pull_coef` → `0.02`."""
     config: Mapping[str, str] = field(default_factory=dict)
     """The whole composed config, flat: dotted key → value as text."""
-    metrics: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
-    """Key → (steps, values), from metrics.csv; gaps and values that are not finite are left out."""
+    metrics: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False)
+    """metrics.csv, a row a step, a column a key; NaN where a key was not logged or its value was not finite."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """summary.json; empty where a run did not get so far."""
 
@@ -46,12 +50,12 @@ class RunCard:
         return self.config.get("seed", self.overrides.get("seed", ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationFile:
+@dataclass(frozen=True, kw_only=True)
+class ResultFile(Generic[Result]):
     """A file that measures one policy, and the training run it came from where that run is among those read."""
 
     path: Path
-    result: EvaluationResult | CoverageResult
+    result: Result
     run: RunCard | None = None
 
     @property
@@ -71,18 +75,10 @@ class EvaluationFile:
         return model_name(self.result.model.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated(EvaluationFile):
-    """One `results.json`."""
-
-    result: EvaluationResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Covered(EvaluationFile):
-    """One `coverage.json`."""
-
-    result: CoverageResult
+Evaluated = ResultFile[EvaluationResult]
+"""One `results.json`."""
+Covered = ResultFile[CoverageResult]
+"""One `coverage.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +94,13 @@ class Measurement:
     """One policy on one set of problems: an evaluation, or what a training run's summary says of its held-out set."""
 
     model: str
-    """The printed name of the model: `Qwen2.5-Math-7B`."""
     method: str
-    """The printed name of the method: `GRPO-KL`; `Base` for the untrained policy."""
+    """Printed names: `Qwen2.5-Math-7B`, `GRPO-KL`; `Base` for the untrained policy."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings in which the run differs from others of its method: axis key → value, in the order of the axes."""
     seed: str = ""
-    """The seed of the training run; empty where there is none or it is not known."""
     weights: str = ""
-    """SHA-256, or another identity of the policy; empty where it is not known."""
+    """The seed of the training run, and SHA-256 or another identity of the policy; empty where they are not known."""
     which: str = ""
     """Tells its policy from others of this name that are not training seeds of one method: `weights 3f9a1c2b`."""
     sampling: Mapping[str, str] = field(default_factory=dict)
@@ -114,24 +108,18 @@ class Measurement:
     apart: Mapping[str, str] = field(default_factory=dict)
     """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
     sampling_seeds: tuple[str, ...] = ()
-    """The sampling seeds; more than one where samples of one policy were pooled."""
-    num_repeats: int = 0
-    """Further evaluations of the same weights, settings and seed, which add nothing."""
+    """More than one where samples of one policy were pooled."""
     benchmark: str
     """Config stem: `aime2024`."""
     num_samples: int
     """n completions a problem."""
-    data_sha256: str = ""
-    """SHA-256 of the problems; empty where it is not known."""
     metrics: Mapping[str, Estimate]
-    """The metrics of `EvaluationResult`; `gain` [fraction] is pass@1 minus the untrained policy's. Bounds are NaN
-    where no interval is known."""
+    """The metrics of `EvaluationResult`; `gain` [fraction] is pass@1 minus the untrained policy's."""
     pass_at_k: tuple[Estimate, ...] = ()
-    """Entry k − 1 is pass@k; empty for a held-out set."""
+    """Entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...] = ()
-    """Each problem's counts; empty for a mean over seeds, and where they are not known."""
     by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Each problem's value of other metrics, in the order of `problems`, as far as they are known."""
+    """Each problem's counts, and its value of other metrics where known; empty for a mean over seeds."""
     held_out: bool = False
     """True: from a training run's summary, not from an evaluation."""
     seeds: tuple["Measurement", ...] = ()
@@ -146,6 +134,16 @@ class Measurement:
     def block(self) -> str:
         """Model, and the settings of `apart`: numbers of one block are comparable. `tiny, temperature = 0.6`."""
         return ", ".join([self.model, *(f"{name} = {value}" for name, value in self.apart.items())])
+
+    @property
+    def name(self) -> str:
+        """The name of a row, line or point: the method, where it departs from its defaults, which weights."""
+        return variant_name(self.method, self.settings, self.which)
+
+
+def bare(value: float) -> Estimate:
+    """A number without an interval."""
+    return Estimate(value=value, low=math.nan, high=math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +176,11 @@ class Cell:
     """The content of one place of a table."""
 
     text: str
-    """The text as it is printed, without the interval."""
     value: float | None = None
-    """The number behind the text, in the text's unit; None where the text is no number."""
+    """As it is printed, and the number behind it in that unit; None where it is no number."""
     interval: tuple[float, float] | None = None
-    """The 95 % interval, in the text's unit."""
     interval_text: str = ""
-    """The interval as it is printed: `[41.2, 45.0]`."""
+    """The 95 % interval in the text's unit, and as it is printed: `[41.2, 45.0]`."""
     bold: bool = False
     """True for the best of its model's rows."""
     marked: bool = False
@@ -196,7 +192,6 @@ class TableRow:
     """One line of a table."""
 
     cells: tuple[Cell, ...]
-    """The cells, one for each column."""
     section: str = ""
     """A heading above this row and its neighbours of the same section."""
     highlight: bool = False
@@ -205,8 +200,7 @@ class TableRow:
 
 def row_of(*cells: Cell | str, section: str = "", highlight: bool = False) -> TableRow:
     """A row; a text stands for a cell without a number."""
-    made = tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells)
-    return TableRow(made, section, highlight)
+    return TableRow(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), section, highlight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,5 +229,4 @@ class Table:
     @property
     def printed_notes(self) -> list[str]:
         """The notes, with the sign that marked cells carry."""
-        marked = any(cell.marked for row in self.rows for cell in row.cells)
-        return [note.replace("Marked:", f"{MARK}:") if marked else note for note in self.notes]
+        return [note.replace("Marked:", f"{MARK}:") for note in self.notes]

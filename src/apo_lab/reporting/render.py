@@ -1,12 +1,14 @@
 """A table as Markdown, LaTeX or CSV."""
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from apo_lab.reporting.records import MARK, Alignment, Cell, Column, Table, TableRow
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from apo_lab.reporting.records import MARK, Table
 from apo_lightning.common.files import write_atomically
 
 SIGNIFICANT_DIGITS = 12
@@ -39,8 +41,13 @@ _LATEX = {
     "\N{NO-BREAK SPACE}": "~",
     "\n": " ",
 }
-_LETTER: dict[Alignment, str] = {"left": "l", "right": "r"}
-_RULE: dict[Alignment, str] = {"left": ":{}-", "right": "-{}:"}
+# LaTeX has braces of its own.
+_DELIMITERS = {
+    "block_start_string": "<%",
+    "block_end_string": "%>",
+    "variable_start_string": "<<",
+    "variable_end_string": ">>",
+}
 
 
 def write_tables(tables: Iterable[Table], folder: Path) -> tuple[Path, ...]:
@@ -54,47 +61,17 @@ def write_tables(tables: Iterable[Table], folder: Path) -> tuple[Path, ...]:
 
 
 def markdown(table: Table) -> str:
-    """A GitHub table for each section, columns padded so that it reads as well in a terminal."""
-    if not table.rows:
-        return f"### {table.title}\n\nNothing to show.\n"
-    parts = [f"### {table.title}"]
-    header = [_plain(column.title) for column in table.columns]
-    body = [[_markdown_cell(cell) for cell in row.cells] for row in table.rows]
-    # Sections share their widths, so that a reader can follow a column down the page.
-    widths = [max(3, *map(len, column)) for column in zip(header, *body, strict=True)]
-    lines = iter(body)
-    for section, rows in table.sections:
-        grid = [_padded(header, widths, table.columns), _rule(widths, table.columns)]
-        grid += [_padded(next(lines), widths, table.columns) for _ in rows]
-        parts += [f"**{_plain(section)}**"] if section else []
-        parts.append("\n".join(grid))
-    # Two spaces end a line without ending the paragraph.
-    parts += ["  \n".join(_plain(note) for note in table.printed_notes)] if table.printed_notes else []
-    return "\n\n".join(parts) + "\n"
+    """A GitHub table for each section."""
+    return template("table.md.j2", **_DELIMITERS).render(table=table, mark=MARK)
 
 
 def latex(table: Table) -> str:
-    """A `table*` for a document that loads booktabs and, for the grey of a default's row, xcolor with `[table]`.
+    """A `table*` for booktabs, with intervals below their numbers in small print.
 
-    Intervals stand in small type on a line below their numbers; a table of more than eight columns, which would not fit
-    a page otherwise, is scaled to its width with graphicx.
+    Default rows of sweeps are grey, which needs the package xcolor with `table`. One of more than eight columns, which
+    would not fit a page otherwise, is scaled to its width with graphicx.
     """
-    letters = "".join(_LETTER[column.align] for column in table.columns)
-    tabular = [f"\\begin{{tabular}}{{{letters}}}", r"  \toprule", *_latex_header(table), r"  \midrule"]
-    for index, (section, rows) in enumerate(table.sections):
-        tabular += [r"  \midrule"] if index else []
-        span = f"\\multicolumn{{{len(table.columns)}}}{{l}}"
-        tabular += [f"  {span}{{\\textit{{{escape(section)}}}}} \\\\"] if section else []
-        tabular += [line for row in rows for line in _latex_row(row)]
-    tabular += [r"  \bottomrule", r"\end{tabular}"]
-    if len(table.columns) > WIDEST_UNSCALED:
-        tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
-    lines = [r"\begin{table*}[t]", r"  \centering", f"  \\caption{{{escape(table.title)}.}}"]
-    lines += [f"  \\label{{tab:{table.name}}}", r"  \setlength{\tabcolsep}{4pt}", *(f"  {line}" for line in tabular)]
-    lines += (
-        [f"  \\par\\smallskip\\footnotesize {escape(' '.join(table.printed_notes))}"] if table.printed_notes else []
-    )
-    return "\n".join([*lines, r"\end{table*}", ""])
+    return template("table.tex.j2", **_DELIMITERS).render(table=table, mark=MARK, widest=WIDEST_UNSCALED)
 
 
 def csv_text(table: Table) -> str:
@@ -102,21 +79,33 @@ def csv_text(table: Table) -> str:
 
     Numbers have twelve digits, in the unit that is printed; a `marked` column says which columns are marked in a row.
     """
-    bounded = [any(row.cells[index].interval for row in table.rows) for index in range(len(table.columns))]
-    header = ["section"]
-    for column, has_bounds in zip(table.columns, bounded, strict=True):
-        header += [column.title, *([f"{column.title} low", f"{column.title} high"] if has_bounds else [])]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*header, "marked"])
+    records, columns = [], ["section"]
     for row in table.rows:
-        line = [row.section]
-        for cell, has_bounds in zip(row.cells, bounded, strict=True):
-            line.append(cell.text if cell.value is None else _digits(cell.value))
-            line += ([_digits(bound) for bound in cell.interval] if cell.interval else ["", ""]) if has_bounds else []
         marked = [column.name for column, cell in zip(table.columns, row.cells, strict=True) if cell.marked]
-        writer.writerow([*line, " ".join(marked)])
-    return text.getvalue()
+        records.append({"section": row.section, "marked": " ".join(marked)})
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            records[-1][column.title] = cell.text if cell.value is None else _digits(cell.value)
+            for name, bound in zip(("low", "high"), cell.interval or (), strict=False):
+                records[-1][f"{column.title} {name}"] = _digits(bound)
+    for column in table.columns:
+        bounds = [f"{column.title} {name}" for name in ("low", "high")]
+        columns += [column.title, *(bounds if any(bounds[0] in record for record in records) else [])]
+    return pd.DataFrame(records).reindex(columns=[*columns, "marked"]).to_csv(index=False, lineterminator="\n")
+
+
+def template(name: str, **syntax: Any) -> Template:
+    """A template of `templates/`, which refuses names that are not given; HTML escapes all values that it inserts."""
+    environment = Environment(
+        loader=PackageLoader("apo_lab.reporting"),
+        autoescape=name.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **syntax,
+    )
+    environment.filters |= {"tex": escape, "md": _plain}
+    return environment.get_template(name)
 
 
 def escape(text: str) -> str:
@@ -137,45 +126,3 @@ def _plain(text: str) -> str:
     """Text that Markdown takes literally where it stands in a table; `_` and `[` stay bare where they mean nothing."""
     text = re.sub(r"([\\`*<|]|\b_|_\b|\[(?=[^\]]*\]\())", r"\\\1", text)
     return " ".join(text.split())
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = _plain(cell.text)
-    text = f"**{text}**" if cell.bold else text
-    text += MARK if cell.marked else ""
-    # An interval is not a link: nothing follows its closing bracket.
-    return f"{text} {cell.interval_text}" if cell.interval_text else text
-
-
-def _padded(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
-    fill = {"left": str.ljust, "right": str.rjust}
-    return f"| {' | '.join(fill[c.align](cell, n) for c, cell, n in zip(columns, cells, widths, strict=True))} |"
-
-
-def _rule(widths: Sequence[int], columns: Sequence[Column]) -> str:
-    return f"|{'|'.join(_RULE[c.align].format('-' * width) for c, width in zip(columns, widths, strict=True))}|"
-
-
-def _latex_header(table: Table) -> list[str]:
-    cells, rules, start = [], [], 1
-    for group, width in table.header_groups:
-        cells += [f"\\multicolumn{{{width}}}{{c}}{{{escape(group)}}}"] if group else [""] * width
-        rules += [f"\\cmidrule(lr){{{start}-{start + width - 1}}}"] if group else []
-        start += width
-    groups = [f"  {' & '.join(cells)} \\\\", f"  {' '.join(rules)}"] if cells else []
-    return [*groups, f"  {' & '.join(escape(column.name) for column in table.columns)} \\\\"]
-
-
-def _latex_row(row: TableRow) -> list[str]:
-    grey = [r"  \rowcolor{gray!15}"] if row.highlight else []
-    lines = [*grey, f"  {' & '.join(_latex_cell(cell) for cell in row.cells)} \\\\"]
-    if any(cell.interval_text for cell in row.cells):
-        small = (f"{{\\scriptsize {cell.interval_text}}}" if cell.interval_text else "" for cell in row.cells)
-        lines += [*grey, f"  {' & '.join(small)} \\\\"]
-    return lines
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = escape(cell.text)
-    text = f"\\textbf{{{text}}}" if cell.bold else text
-    return text + (escape(MARK) if cell.marked else "")

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from apo_lab.reporting.page import template
+from apo_lab.reporting.render import template
 from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError
 
@@ -20,21 +20,14 @@ TOKENS = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """One completion."""
-
-    line: Mapping[str, Any]
-    """Its line of `step_000010.jsonl`, as `callbacks.RolloutWriter` wrote it."""
-    tokens: Mapping[str, Any] | None
-    """Its line of `tokens/step_000010.jsonl`, as `callbacks.TokenWriter` wrote it; None: there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSample:
     """The completions of a page, and from how many they were taken."""
 
     title: str
-    rollouts: tuple[Rollout, ...]
+    lines: Sequence[Mapping[str, Any]]
+    """Lines of `step_000010.jsonl`, as `callbacks.RolloutWriter` wrote them."""
+    tokens: Sequence[Mapping[str, Any] | None]
+    """Their lines of `tokens/step_000010.jsonl`, as `callbacks.TokenWriter` wrote them; None: there is none."""
     texts: Mapping[str, str]
     """Token id → its text."""
     steps: tuple[int, ...]
@@ -67,19 +60,20 @@ def read_rollouts(run: Path, limit: int) -> RolloutSample:
             "with callbacks.rollout_writer"
         )
     shown = [path for path in written if (folder / TOKENS / path.name).is_file()] or written
-    found: list[Rollout] = []
-    texts: dict[str, str] = {}
-    num_completions = 0
+    lines, tokens, texts, num_completions = [], [], {}, 0
     for path in shown:
-        lines = _read(path)
-        head, of_tokens = _read_tokens(folder / TOKENS / path.name)
-        texts |= head
-        num_completions += len(lines)
-        for line in _first_groups(lines, max(1, limit // len(shown))):
-            found.append(Rollout(line=line, tokens=of_tokens.get((line["prompt_id"], line["sample"]))))
+        step = _read(path)
+        head, *own = _read(folder / TOKENS / path.name) if (folder / TOKENS / path.name).is_file() else [{"texts": {}}]
+        by_completion = {(line["prompt_id"], line["sample"]): line for line in own}
+        taken = _first_groups(step, max(1, limit // len(shown)))
+        lines += taken
+        tokens += [by_completion.get((line["prompt_id"], line["sample"])) for line in taken]
+        texts |= head["texts"]
+        num_completions += len(step)
     return RolloutSample(
         title=run.resolve().name,
-        rollouts=tuple(found),
+        lines=lines,
+        tokens=tokens,
         texts=texts,
         steps=tuple(int(path.stem.removeprefix("step_")) for path in shown),
         num_steps=len(written),
@@ -93,8 +87,8 @@ def rollout_page(sample: RolloutSample) -> str:
     return template("rollouts.html.j2").render(
         sample=sample,
         texts=Markup(script_json(sample.texts)),
-        lines=Markup(script_json([rollout.line for rollout in sample.rollouts])),
-        tokens=[Markup(script_json(rollout.tokens)) for rollout in sample.rollouts],
+        lines=Markup(script_json(sample.lines)),
+        tokens=[Markup(script_json(line)) for line in sample.tokens],
     )
 
 
@@ -122,14 +116,6 @@ def _first_groups(lines: Sequence[Mapping[str, Any]], share: int) -> list[Mappin
             break
         taken += group
     return taken
-
-
-def _read_tokens(path: Path) -> tuple[dict[str, str], dict[tuple[str, int], Mapping[str, Any]]]:
-    """Texts of token ids, and the lines by prompt and sample; both empty where there is no such file."""
-    if not path.is_file():
-        return {}, {}
-    [head, *lines] = _read(path)
-    return head["texts"], {(line["prompt_id"], line["sample"]): line for line in lines}
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

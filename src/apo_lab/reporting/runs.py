@@ -1,6 +1,5 @@
 """Training runs as they lie on disk: `.hydra/`, `metrics.csv` and `summary.json` of every run under some folders."""
 
-import csv
 import json
 import math
 import os
@@ -8,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from apo_lab.reporting.records import RunCard
@@ -49,52 +49,34 @@ def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:
                 yield Path(parent) / name
 
 
-def read_metrics(path: Path) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """`metrics.csv` as key → (steps, values), by step; empty cells and values that are not finite are left out.
+def read_metrics(path: Path) -> pd.DataFrame:
+    """`metrics.csv`, a row a step; NaN for empty cells and values that are not finite; columns without any left out.
 
-    A step that stands there twice, as after a resume, counts with its last value.
+    A step that stands there twice, as after a resume, counts with its last values.
 
     Raises:
         ConfigError: a cell is no number, or there is no column `step`.
     """
-    series: dict[str, dict[float, float]] = {}
-    with path.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        keys = [key for key in reader.fieldnames or () if key not in ("step", "epoch")]
-        if reader.fieldnames and "step" not in reader.fieldnames:
-            raise ConfigError(f"{path}: has no column `step`: delete the run's folder or train again")
-        for row in reader:
-            try:
-                step = float(row["step"])
-                values = {key: float(row[key]) for key in keys if row[key]}
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"{path}, line {reader.line_num}: {error}: cut off that line") from error
-            for key, value in values.items():
-                if math.isfinite(value):
-                    series.setdefault(key, {})[step] = value
-    return {
-        key: (tuple(sorted(points)), tuple(points[step] for step in sorted(points))) for key, points in series.items()
-    }
+    try:
+        table = pd.read_csv(path).apply(pd.to_numeric).replace([math.inf, -math.inf], math.nan)
+        return table.drop(columns="epoch", errors="ignore").groupby("step").last().dropna(axis="columns", how="all")
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except KeyError as error:
+        raise ConfigError(f"{path}: has no column `step`: delete the run's folder or train again") from error
+    except ValueError as error:
+        fault = " ".join(str(error).split())
+        raise ConfigError(f"{path}: {fault} (row 0 is the first below the header): cut off that row") from error
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
-    """Hydra overrides, by key, the last of a key winning.
-
-    Example:
-        >>> parse_overrides(["algo=apo", "++algo.loss.pull_coef=0.02", "~logger"])
-        {'algo': 'apo', 'algo.loss.pull_coef': '0.02', 'logger': ''}
-    """
+    """Hydra overrides, by key: `++algo.loss.pull_coef=0.02` → `algo.loss.pull_coef`: `0.02`; the last of a key wins."""
     pairs = (override.lstrip("+~").partition("=") for override in overrides)
     return {key: value for key, _, value in pairs}
 
 
 def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
-    """A flat config with each `${key}` replaced by that key's value.
-
-    Example:
-        >>> interpolated({"algo.aggregation": "token_mean", "aggregation": "${algo.aggregation}"})["aggregation"]
-        'token_mean'
-    """
+    """A flat config with each `${key}` replaced by that key's value."""
     return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
 
 
@@ -115,28 +97,22 @@ def _read_run(folder: Path) -> RunCard:
 def _algo(folder: Path, config: Mapping[str, str], overrides: Mapping[str, str]) -> str:
     """The stem of the `algo=` in force, which an experiment may have set; the loss's class where none is recorded."""
     path = folder / ".hydra" / "hydra.yaml"
-    if path.is_file():
-        choices = _read_yaml(path).get("hydra", {}).get("runtime", {}).get("choices", {})
-        if "algo" in choices:
-            return str(choices["algo"])
-    return overrides.get("algo", config.get("algo.loss._target_", "?").rpartition(".")[2])
+    choices = _read_yaml(path).get("hydra", {}).get("runtime", {}).get("choices", {}) if path.is_file() else {}
+    return choices.get("algo") or overrides.get("algo", config.get("algo.loss._target_", "?").rpartition(".")[2])
 
 
 def _read_summary(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error}): delete it, or train again") from error
 
 
 def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or kind()
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-    content = kind() if content is None else content
     if not isinstance(content, kind):
         raise ConfigError(f"{path}: holds {type(content).__name__}, not {kind.__name__}: not a file that Hydra wrote")
     return content

@@ -38,7 +38,7 @@ def compare_methods(
     With p the pass@k of a problem, averaged over seeds, num_lost = Σ_i p_A,i·(1 − p_B,i): with one seed each and k = n
     it is the number of problems that A solved and B did not, and it does not depend on the number of seeds.
 
-    The interval is `seeds.seed_difference_intervals`, or `intervals.paired_intervals` with one seed each.
+    The interval is `seeds.seed_difference_intervals`, or `intervals.paired_interval` with one seed each.
 
     Args:
         seeds_a: the problems of A, for each of its training seeds.

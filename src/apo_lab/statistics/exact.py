@@ -109,15 +109,9 @@ def exact_metrics(scores: AnswerScores, ks: Sequence[int]) -> dict[str, float]:
 def means_by_kind(
     kinds: Sequence[str], values: Mapping[str, Float[Tensor, "tokens"]], weights: Float[Tensor, "tokens"]
 ) -> dict[str, float]:
-    """Weighted means of token statistics for each kind of token.
+    """Means of token statistics for each kind of token, by `<name>/<kind>`; NaN for a kind without weight.
 
-    Args:
-        kinds: kind of each token.
-        values: the statistics by name.
-        weights: the policy's probability of reaching each token.
-
-    Returns:
-        By `<name>/<kind>`; NaN for a kind without weight.
+    `weights` are the policy's probabilities of reaching each token.
     """
     means = {}
     for kind in dict.fromkeys(kinds):

@@ -65,11 +65,6 @@ def split_half(
 
     A reliability near 0 means that too few tokens were measured to know the term's direction. The steady cosine is
     unbounded, and NaN unless both factors under the root are above 0.
-
-    Args:
-        first: a₁, one row per term.
-        second: a₂.
-        terms: names of the rows.
     """
     across = (first.double() @ second.double().T).tolist()
     norms = [[float(row.double().norm()) for row in half] for half in (first, second)]
@@ -135,14 +130,10 @@ def merged_slopes(
 def count_sketch(parts: Sequence[Float[Tensor, "..."]], size: int, seed: int) -> Float[Tensor, "size"]:
     """A short vector that preserves inner products: each entry is added with a random sign at a random place.
 
-    For unit vectors the error of an inner product has a standard deviation of about 1/√size.
+    For unit vectors the error of an inner product has a standard deviation of about 1/√size. Vectors to compare need
+    parts of the same shapes in the same order, and the same seed.
 
     Source: Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams".
-
-    Args:
-        parts: of the vector; vectors to compare need the same shapes in the same order.
-        size: entries of the sketch.
-        seed: the same for vectors to compare.
     """
     sketch = torch.zeros(size, dtype=torch.float64)
     for number, part in enumerate(parts):

@@ -109,7 +109,7 @@ def seed_difference_intervals(
         df  = max(1, (V_A + V_B + V_P)²/(V_A²/(S_A−1) + V_B²/(S_B−1) + V_P²/(I−1)))
 
     A method with one seed adds no V: it stands for that checkpoint only. With one seed each use
-    `intervals.paired_intervals`, which is about the two checkpoints.
+    `intervals.paired_interval`, which is about the two checkpoints.
 
     Source, departure: as `seed_mean_intervals`.
 
@@ -131,7 +131,7 @@ def seed_difference_intervals(
     """
     tables = [_checked(before), _checked(after)]
     if max(len(table) for table in tables) < 2:
-        raise ConfigError("one seed each: use paired_intervals, which is about these two checkpoints")
+        raise ConfigError("one seed each: use paired_interval, which is about these two checkpoints")
     if tables[0].shape[1] != tables[1].shape[1]:
         raise ConfigError(
             f"{tables[0].shape[1]} problems before and {tables[1].shape[1]} after: a paired interval needs the same"

@@ -67,7 +67,7 @@ def beta_binomial_shapes(
     pairs, weights = np.unique(torch.stack([num_samples, num_correct]).numpy(), axis=1, return_counts=True)
 
     def objective(log_shapes: np.ndarray) -> float:
-        return -np.average(betabinom.logpmf(pairs[1], pairs[0], *np.exp(log_shapes)), weights=weights)
+        return -float(np.average(betabinom.logpmf(pairs[1], pairs[0], *np.exp(log_shapes)), weights=weights))
 
     bounds = [(-LARGEST_LOG_SHAPE, LARGEST_LOG_SHAPE)] * 2
     log_a, log_b = minimize(objective, [0.0, 0.0], method="L-BFGS-B", bounds=bounds).x.tolist()

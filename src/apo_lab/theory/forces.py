@@ -22,14 +22,7 @@ def loss_inputs(
 ) -> LossInputs:
     """The inputs that the trainer would give the loss for tokens whose whole distribution is known.
 
-    Args:
-        loss: its `needs` decide which optional inputs are filled.
-        logits: z [nats], one row per token; the gradient flows to them.
-        ref: π_ref; 0 is allowed.
-        token_ids: y.
-        advantages: A.
-        is_correct: the verdict on the token's completion.
-        old_logits: of the policy that sampled; None: the policy itself, so that r = 1.
+    The gradient flows to `logits`. Without `old_logits` the policy itself sampled, so that r = 1.
 
     Raises:
         ConfigError: the loss needs more anchors than the vocabulary has tokens.
@@ -77,7 +70,7 @@ def token_forces(
 
         >>> from apo_lightning.losses import GRPO
         >>> token_forces(GRPO(), torch.zeros(3), torch.full((3,), 1 / 3), 0, 3.0)
-        tensor([ 2., -1., -1.])
+        tensor([ 2.0000, -1.0000, -1.0000])
     """
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     z = logits.detach().reshape(-1, vocab).clone().requires_grad_()

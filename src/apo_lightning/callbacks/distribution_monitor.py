@@ -1,7 +1,7 @@
 """Support coverage and anchor ratios, the quantities that APO controls, measured under any loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from apo_lightning.types import Needs, StepOutput, StepTokens
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
-PAPER_ANCHOR_SIZE = 8
-"""K under a loss without anchors."""
+PAPER_ANCHOR_SIZE = 8  # K under a loss without anchors
 
 
 class DistributionMonitor(StepCallback):
@@ -28,10 +27,8 @@ class DistributionMonitor(StepCallback):
     max-prob. For tokens of incorrect completions: p10, p50 and p90 of r_anchor and Z_ref. Under APO also their
     saturated share (r_anchor > κ), and the distribution of the pull over buckets of π_ref(y).
 
-    The loss defines the anchor set S (with its K), κ and the pulled tokens. Under a loss without anchors S is the
-    paper's; there is no κ, so saturation is not logged.
-
-    Tokens with a non-finite value are left out and counted in `support/num_nonfinite`.
+    The loss defines the anchor set S (with its K), κ and the pulled tokens; under a loss without anchors S is the
+    paper's. Tokens with a non-finite value are left out and counted in `support/num_nonfinite`.
 
     Source: *Anchored Policy Optimization*, the definitions of J_support, Z_ref and r_anchor.
 
@@ -70,14 +67,21 @@ class DistributionMonitor(StepCallback):
             "support/num_nonfinite": float((~facts.is_finite).sum()),
         }
         incorrect = finite.select(~finite.is_correct)
-        metrics |= _split_by_verdict(finite) | _quantiles(incorrect)
+        for verdict, chosen in (("correct", finite.select(finite.is_correct)), ("incorrect", incorrect)):
+            if len(chosen.is_correct):
+                for name in ("coverage", "entropy", "max_prob"):
+                    metrics[f"support/{name}_{verdict}"] = float(getattr(chosen, name).mean())
+        if len(incorrect.is_correct):
+            metrics |= _quantiles(incorrect)
         if self.apo is not None:
-            metrics |= saturation(incorrect, self.apo) | pull_shares(finite, self.apo)
+            if len(incorrect.is_correct):
+                saturated = incorrect.anchor_ratio > self.apo.saturated_above  # infinite where β = 0
+                metrics["support/saturated_fraction"] = float(saturated.double().mean())
+            metrics |= pull_shares(finite, self.apo)
         return metrics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupportFacts:
+class SupportFacts(NamedTuple):
     """One row per token that the reference has scored; on the CPU, in float64."""
 
     is_correct: Bool[Tensor, "rows"]
@@ -97,26 +101,20 @@ class SupportFacts:
 
     def select(self, rows: Bool[Tensor, "rows"]) -> "SupportFacts":
         """The rows where `rows` is True."""
-        return SupportFacts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return SupportFacts(*(values[rows] for values in self))
 
 
 def join(parts: Sequence[SupportFacts]) -> SupportFacts:
     """The rows of all parts."""
-    return SupportFacts(
-        **{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(SupportFacts)}
-    )
+    return SupportFacts(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def support_facts(
     tokens: StepTokens, anchor_size: int, *, support_size: int | None = None, exclude_sampled: bool = True
 ) -> SupportFacts:
-    """The support of the reference at the step's tokens; those on which the reference was not run are left out.
+    """The support of the reference at a rank's tokens; those on which the reference was not run are left out.
 
-    Args:
-        tokens: of one rank.
-        anchor_size: K of the anchor set.
-        support_size: K of the coverage; None: the same.
-        exclude_sampled: as in `losses.functional.anchor_set`.
+    `anchor_size` is K of the anchor set, `support_size` K of the coverage (None: the same).
 
     Raises:
         ConfigError: the step holds no reference statistics at all.
@@ -150,13 +148,6 @@ def support_facts(
     return SupportFacts(is_correct=tokens.is_correct.cpu()[present], is_finite=is_finite, **values)
 
 
-def saturation(incorrect: SupportFacts, apo: APO) -> dict[str, float]:
-    """The share of the tokens of incorrect completions with r_anchor > κ; 0 where β = 0, since κ is then infinite."""
-    if len(incorrect.is_correct) == 0:
-        return {}
-    return {"support/saturated_fraction": float((incorrect.anchor_ratio > apo.saturated_above).double().mean())}
-
-
 def pull_shares(facts: SupportFacts, apo: APO) -> dict[str, float]:
     """The distribution of APO's pull over buckets of π_ref(y); shares sum to 1. Empty where nothing is pulled.
 
@@ -179,22 +170,10 @@ def pull_shares(facts: SupportFacts, apo: APO) -> dict[str, float]:
     return shares
 
 
-def _split_by_verdict(facts: SupportFacts) -> dict[str, float]:
-    metrics = {}
-    for verdict, chosen in (("correct", facts.is_correct), ("incorrect", ~facts.is_correct)):
-        if chosen.any():
-            metrics[f"support/coverage_{verdict}"] = float(facts.coverage[chosen].mean())
-            metrics[f"support/entropy_{verdict}"] = float(facts.entropy[chosen].mean())
-            metrics[f"support/max_prob_{verdict}"] = float(facts.max_prob[chosen].mean())
-    return metrics
-
-
 def _quantiles(incorrect: SupportFacts) -> dict[str, float]:
-    metrics = {}
-    for name, values in (("anchor_ratio", incorrect.anchor_ratio), ("ref_anchor_mass", incorrect.ref_anchor_mass)):
-        if len(values) == 0:
-            continue
-        # numpy: torch.quantile refuses more than 2²⁴ values, which a large step has.
-        for label, value in zip(QUANTILES, np.quantile(values.numpy(), list(QUANTILES.values())), strict=True):
-            metrics[f"support/{name}_{label}"] = float(value)
-    return metrics
+    # numpy: torch.quantile refuses more than 2²⁴ values, which a large step has.
+    return {
+        f"support/{name}_{label}": float(np.quantile(getattr(incorrect, name).numpy(), share))
+        for name in ("anchor_ratio", "ref_anchor_mass")
+        for label, share in QUANTILES.items()
+    }

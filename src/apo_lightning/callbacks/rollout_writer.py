@@ -51,15 +51,15 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
     over lines with an entropy is biased towards completions that the algorithm selects; the step's is `train/entropy`.
     """
     rollouts, tokens = step.rollouts, step.tokens
-    num_completions = len(rollouts.completions)
-    means = {
-        "advantage": completion_means(tokens.advantages, tokens.sequence_ids, num_completions),
-        "mean_surprisal": completion_means(-tokens.rollout_logprobs, tokens.sequence_ids, num_completions),
-        "mean_entropy": completion_means(tokens.entropy, tokens.sequence_ids, num_completions),
-        "mean_max_prob": completion_means(tokens.max_prob, tokens.sequence_ids, num_completions),
-        "mean_logprob": completion_means(tokens.old_logprobs, tokens.sequence_ids, num_completions),
-    }
     keep = step.advantages.keep.flatten().tolist()
+    values = {
+        "advantage": tokens.advantages,
+        "mean_surprisal": -tokens.rollout_logprobs,
+        "mean_entropy": tokens.entropy,
+        "mean_max_prob": tokens.max_prob,
+        "mean_logprob": tokens.old_logprobs,
+    }
+    means = {name: completion_means(per_token, tokens.sequence_ids, len(keep)) for name, per_token in values.items()}
     chosen = zip(tokens.required.tolist(), tokens.drawn.tolist(), strict=True)
     scored = ["required" if is_required else "drawn" if is_drawn else "no" for is_required, is_drawn in chosen]
     lines = []
@@ -85,8 +85,8 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
                 "scored": scored[index],
             }
             | {
-                name: math.nan if scored[index] == "no" and name in OF_SCORED else round(values[index], 6)
-                for name, values in means.items()
+                name: math.nan if scored[index] == "no" and name in OF_SCORED else round(of_completions[index], 6)
+                for name, of_completions in means.items()
             }
         )
     return lines
@@ -95,12 +95,7 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
 def completion_means(
     values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"], num_completions: int
 ) -> list[float]:
-    """Mean of a per-token value within each completion, in float64; NaN for one that has no token.
-
-    Example:
-        >>> completion_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]), 2)
-        [2.0, 5.0]
-    """
+    """Mean of a per-token value within each completion, in float64; NaN for one that has no token."""
     sums = torch.zeros(num_completions, dtype=torch.float64)
     sums.index_add_(0, sequence_ids.cpu(), values.detach().cpu().double())
     counts = torch.bincount(sequence_ids.cpu(), minlength=num_completions)

@@ -1,6 +1,7 @@
 """Metrics of a whole run, and comparisons of its beginning with its end."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 import torch
 
 from apo_lightning.common.formatting import mean_of_finite
-from apo_lightning.metrics.intervals import paired_interval
+from apo_lightning.metrics.intervals import CONFIDENCE, paired_interval
 from apo_lightning.types import StepOutput, ValidationOutput
 
-CONFIDENCE = 0.95
+NUM_EDGE_STEPS = 5
 VERDICT_PREFIX = "reward/num_"
 
 
@@ -48,11 +49,6 @@ class RunHistory:
             metrics=dict(output.metrics),
         )
 
-    @property
-    def newest_validation(self) -> int | None:
-        """Finished training steps at the last validation pass; None: there was no pass."""
-        return max((step for passes in self.validations.values() for step in passes), default=None)
-
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of one training metric; NaN where a step did not log it."""
         steps = sorted(self.steps)
@@ -71,14 +67,13 @@ class RunHistory:
             self.validations[name] = saved | self.validations.get(name, {})
 
 
-def first_and_last(history: RunHistory, num_edge_steps: int) -> dict[str, Any]:
-    """Means of every logged metric over the first and the last steps.
+def first_and_last(history: RunHistory) -> dict[str, Any]:
+    """Means of every logged metric over the first and the last five steps.
 
-    "First" is at most half of the run, so that the two share no step, except in a run of one step. Non-finite values
-    are left out of means and counted.
+    "First" is at most half of the run, so that the two share no step. Non-finite values are left out and counted.
     """
     steps = sorted(history.steps)
-    edge = min(num_edge_steps, max(1, len(steps) // 2))
+    edge = min(NUM_EDGE_STEPS, max(1, len(steps) // 2))
     keys = sorted({key for metrics in history.steps.values() for key in metrics})
     result: dict[str, Any] = {"num_edge_steps": edge if steps else 0, "metrics": {}, "num_nonfinite": {}}
     for key in keys:
@@ -100,7 +95,7 @@ def held_out_change(passes: Mapping[int, ValidationPass]) -> dict[str, Any]:
     before, after = passes[first], passes[last]
     ids = [identifier for identifier in before.accuracies if identifier in after.accuracies]
     paired = [torch.tensor([one.accuracies[i] for i in ids], dtype=torch.float64) for one in (before, after)]
-    interval = paired_interval(paired[0], paired[1], confidence=CONFIDENCE)
+    interval = paired_interval(paired[0], paired[1])
     return {
         "num_problems": len(ids),
         "samples_per_problem": after.samples_per_problem,
@@ -109,28 +104,20 @@ def held_out_change(passes: Mapping[int, ValidationPass]) -> dict[str, Any]:
         "step_after": last,
         "pass@1_before": float(paired[0].mean()),
         "pass@1_after": float(paired[1].mean()),
-        "change": {
-            "mean": float(interval.mean),
-            "low": float(interval.low),
-            "high": float(interval.high),
-            "confidence": CONFIDENCE,
-        },
+        "change": asdict(interval) | {"confidence": CONFIDENCE},
         "metrics_before": dict(before.metrics),
         "metrics_after": dict(after.metrics),
-        "num_correct": {i: [_num_correct(before, i), _num_correct(after, i)] for i in ids},
+        "num_correct": {
+            i: [round(one.accuracies[i] * one.samples_per_problem) for one in (before, after)] for i in ids
+        },
     }
-
-
-def _num_correct(validation: ValidationPass, problem: str) -> int:
-    return round(validation.accuracies[problem] * validation.samples_per_problem)
 
 
 def total_verdicts(history: RunHistory) -> dict[str, int]:
     """Training completions by verdict status, over the whole run and all ranks."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for metrics in history.steps.values():
         for key, value in metrics.items():
             if key.startswith(VERDICT_PREFIX):
-                status = key.removeprefix(VERDICT_PREFIX)
-                counts[status] = counts.get(status, 0) + round(value)
-    return counts
+                counts[key.removeprefix(VERDICT_PREFIX)] += round(value)
+    return dict(counts)

@@ -46,30 +46,24 @@ class StepCallback(pl.Callback):
     every_n_steps: int = 1
 
     def prepare(self, loss: PolicyLoss) -> None:
-        """Receive the run's loss; called once, before `needs` is read and before anything is loaded.
-
-        A diagnostic that depends on the algorithm's settings reads them here instead of copying them.
-        """
+        """Receive the run's loss, for its settings; called once, before `needs` is read and anything is loaded."""
 
     def is_due(self, step: int) -> bool:
-        """True at the steps that `on_step` receives, where `needs` must be satisfied."""
+        """True at the steps that `on_step` receives."""
         return step % self.every_n_steps == 0
 
     def probe(self, rollouts: Rollouts, advantages: Advantages) -> Probe | None:
         """Tokens that the policy will score after the step's update; None: none.
 
-        Called at due steps, after sampling and before the update, on every rank for its own share: either all ranks
-        return a probe or none does. The scores are in `StepOutput.probes` under the callback's `state_key`.
+        Called at due steps, after sampling and before the update, on every rank: either all return a probe or none
+        does. The scores are in `StepOutput.probes` under the callback's `state_key`.
         """
 
     def on_step(self, step: StepOutput) -> Mapping[str, float] | None:
         """Receive a finished training step. Returned numbers are logged under their keys at this step."""
 
     def on_validated(self, output: ValidationOutput) -> Mapping[str, float] | None:
-        """Receive a validation pass over one held-out set, before, during or after training.
-
-        Returned numbers are logged under their keys, in a separate row.
-        """
+        """Receive a validation pass over one held-out set. Returned numbers are logged, in a separate row."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

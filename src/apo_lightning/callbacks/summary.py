@@ -12,7 +12,6 @@ from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.callbacks.summary_table import closing_table
 from apo_lightning.common.files import to_json, write_atomically
-from apo_lightning.errors import ConfigError
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.types import StepOutput, ValidationOutput
 
@@ -22,15 +21,9 @@ class RunSummary(StepCallback):
 
     Files are written when training ends, and again after the validation pass that follows; the table is printed once,
     at the later of the two.
-
-    Args:
-        num_edge_steps: the number of "first" and of "last" steps; fewer in a run too short for both.
     """
 
-    def __init__(self, num_edge_steps: int = 5) -> None:
-        if num_edge_steps < 1:
-            raise ConfigError(f"callbacks.summary.num_edge_steps is {num_edge_steps}: give 1 or more")
-        self.num_edge_steps = num_edge_steps
+    def __init__(self) -> None:
         self._history = RunHistory()
         self._started: float | None = None
         self._seconds_before = 0.0
@@ -54,8 +47,8 @@ class RunSummary(StepCallback):
         policy: Any = pl_module.policy
         self._weights_sha256 = weights_sha256(policy)
         summary = self._write(trainer, pl_module)
-        newest = self._history.newest_validation
-        if newest is None or newest >= trainer.global_step:
+        validated = [max(passes) for passes in self._history.validations.values()]
+        if not validated or max(validated) >= trainer.global_step:
             self._print(trainer, summary)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -91,7 +84,7 @@ class RunSummary(StepCallback):
             "max_steps": trainer.max_steps,
             "seed": getattr(pl_module, "seed", None),
             "wall_seconds": round(self._seconds, 1),
-            "train": first_and_last(history, self.num_edge_steps),
+            "train": first_and_last(history),
             "held_out": {name: held_out_change(passes) for name, passes in history.validations.items()},
             "verdicts": total_verdicts(history),
             "versions": versions(),

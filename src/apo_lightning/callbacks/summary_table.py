@@ -30,9 +30,8 @@ def closing_table(summary: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_training(summary)] if summary["steps"] else []
     parts += [_held_out(name, change) for name, change in summary["held_out"].items()]
     judged = ", ".join(f"{count} {status}" for status, count in summary["verdicts"].items() if count)
-    parts.append(
-        Text(f"{summary['steps']} steps in {duration(summary['wall_seconds'])}; completions: {judged or 'none'}")
-    )
+    steps = f"{summary['steps']} steps in {duration(summary['wall_seconds'])}"
+    parts.append(Text(f"{steps}; completions: {judged or 'none'}"))
     parts.append(Text(f"weights sha256 {summary['weights_sha256'][:16]}", style="dim"))
     return Group(*parts)
 
@@ -44,40 +43,26 @@ def _training(summary: Mapping[str, Any]) -> Table:
     table.add_column("training", no_wrap=True)
     for title in (f"first {of_steps}", f"last {of_steps}", "change"):
         table.add_column(title, justify="right", no_wrap=True)
-    metrics: Mapping[str, Mapping[str, float]] = summary["train"]["metrics"]
-    for prefix, label, decimals in ROWS:
-        exact = not prefix.endswith("@")
-        keys = [prefix] if exact else sorted((k for k in metrics if k.startswith(prefix)), key=_k_of)
-        for key in keys:
-            if key in metrics:
-                first, last = metrics[key]["first"], metrics[key]["last"]
-                name = label if exact else key.removeprefix("train/")
-                table.add_row(
-                    Text(name), number(first, decimals), number(last, decimals), _signed(last - first, decimals)
-                )
+    for name, label, decimals in ROWS:
+        for key, means in summary["train"]["metrics"].items():
+            if key == name or (name.endswith("@") and key.startswith(name)):
+                first, last = means["first"], means["last"]
+                change = _signed(last - first, decimals)
+                row = label + key.removeprefix(name)
+                table.add_row(Text(row), number(first, decimals), number(last, decimals), change)
     return table
-
-
-def _k_of(key: str) -> int:
-    return int(key.rsplit("@", 1)[1])
 
 
 def _held_out(name: str, change: Mapping[str, Any]) -> Text:
     interval = change["change"]
     before, after = change["step_before"], change["step_after"]
-    text = Text(f"\nheld-out {name}, {change['num_problems']} problems: ")
-    if before == after:
-        return text.append(f"pass@1 {number(change['pass@1_before'])} at step {before}\n")
-    return text.append_text(
-        Text.assemble(
-            f"pass@1 {number(change['pass@1_before'])} at step {before} -> ",
-            (number(change["pass@1_after"]), "bold"),
-            f" at step {after},\nchange ",
-            (_signed(interval["mean"], 3), "bold"),
-            f", paired {interval['confidence']:.0%} interval "
-            f"[{_signed(interval['low'], 3)}, {_signed(interval['high'], 3)}]\n",
-        )
-    )
+    text = f"\nheld-out {name}, {change['num_problems']} problems: "
+    text += f"pass@1 {number(change['pass@1_before'])} at step {before}"
+    if before < after:
+        mean, low, high = (_signed(interval[end], 3) for end in ("mean", "low", "high"))
+        text += f" -> {number(change['pass@1_after'])} at step {after},\nchange {mean}"
+        text += f", paired {interval['confidence']:.0%} interval [{low}, {high}]"
+    return Text(f"{text}\n")
 
 
 def _signed(value: float, decimals: int) -> str:

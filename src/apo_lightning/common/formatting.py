@@ -1,6 +1,5 @@
-"""Formatting of numbers, sparklines and configurations for people."""
+"""Formatting of numbers and configurations for people."""
 
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-BARS = "▁▂▃▄▅▆▇█"
 GIB = 2**30
 
 
@@ -34,32 +32,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """A line of bars, scaled from the lowest to the highest value; neighbours are averaged if there are too many.
-
-    A non-finite value is a blank.
-
-    Example:
-        >>> sparkline([0.0, 1.0, 2.0, 7.0], 10), sparkline([0.0, 0.0, 7.0, 7.0], 2), sparkline([5.0, 5.0], 9)
-        ('▁▂▃█', '▁█', '▄▄')
-    """
-    if width < 1 or not values:
-        return ""
-    points = list(values)
-    if len(points) > width:
-        edges = [len(points) * i // width for i in range(width + 1)]
-        points = [mean_of_finite(points[low:high]) for low, high in itertools.pairwise(edges)]
-    finite = [point for point in points if math.isfinite(point)]
-    low, span = (min(finite), max(finite) - min(finite)) if finite else (0.0, 0.0)
-
-    def bar(point: float) -> str:
-        if not math.isfinite(point):
-            return " "
-        return BARS[round((point - low) / span * (len(BARS) - 1))] if span > 0 else BARS[len(BARS) // 2 - 1]
-
-    return "".join(bar(point) for point in points)
 
 
 def mean_of_finite(values: Sequence[float]) -> float:

@@ -1,10 +1,8 @@
-"""How long the phases of a step take, and which one runs right now."""
+"""How long the phases of a step take."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-PhaseListener = Callable[[str | None], None]
 
 
 class PhaseClock:
@@ -28,7 +26,6 @@ class PhaseClock:
         self._open: list[str] = []
         self._since = 0.0
         self._seconds: dict[str, float] = {}
-        self._listeners: list[PhaseListener] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -36,17 +33,11 @@ class PhaseClock:
         self._charge()
         self._open.append(name)
         self._seconds.setdefault(name, 0.0)
-        self._tell()
         try:
             yield
         finally:
             self._charge()
             self._open.pop()
-            self._tell()
-
-    def subscribe(self, listener: PhaseListener) -> None:
-        """Call `listener` at every change with the innermost phase, or None when the last one was left."""
-        self._listeners.append(listener)
 
     def take(self) -> dict[str, float]:
         """Seconds of each phase since the last call, in the order they were first entered; an open one continues."""
@@ -60,11 +51,6 @@ class PhaseClock:
         if self._open:
             self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
         self._since = now
-
-    def _tell(self) -> None:
-        current = self._open[-1] if self._open else None
-        for listener in self._listeners:
-            listener(current)
 
 
 class StepTimer:

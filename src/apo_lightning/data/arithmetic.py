@@ -1,5 +1,6 @@
 """Generated arithmetic problems, which need no file and no download."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,16 +23,10 @@ class ArithmeticSource:
     runs with different seeds are measured on the same problems.
 
     Attributes:
-        name: name of the data set and of its held-out part.
         operators: any of "+", "-", "*".
-        min_operand: smallest operand.
-        max_operand: largest operand, included.
-        num_validation: number of problems held out.
-        split_seed: selects them.
-        instruction: as in `PromptTemplate`.
-        system: as in `PromptTemplate`.
-        max_prompt_tokens: longer training prompts are dropped and counted.
-        max_completion_tokens: a completion is cut at this length.
+        num_validation: number of problems held out; `split_seed` selects them.
+
+    The other attributes are those of `DatasetSource`.
 
     Raises:
         ConfigError: an unknown operator, an empty range, or too few problems to hold out that many.
@@ -41,9 +36,9 @@ class ArithmeticSource:
         >>> problems = source.load()
         >>> len(problems.train), len(problems.validation["arithmetic"])
         (7, 2)
-        >>> row = ArithmeticSource(num_validation=0).load().train[0]
+        >>> row = problems.train[0]
         >>> row.problem, row.prefill, row.answer
-        ('What is 1 + 1?', '1 + 1 =', '2')
+        ('What is 1 - 1?', '1 - 1 =', '0')
     """
 
     name: str = "arithmetic"
@@ -80,13 +75,12 @@ class ArithmeticSource:
     def load(self) -> Problems:
         """Make the problems and split them."""
         groups: dict[tuple[str, int, int], list[Row]] = {}
-        for operator in self.operators:
-            for a in range(self.min_operand, self.max_operand + 1):
-                for b in range(self.min_operand, self.max_operand + 1):
-                    groups.setdefault(_group(operator, a, b), []).append(_row(operator, a, b))
+        operands = range(self.min_operand, self.max_operand + 1)
+        for operator, a, b in itertools.product(self.operators, operands, operands):
+            groups.setdefault(_group(operator, a, b), []).append(_row(operator, a, b))
         held_out: list[Row] = []
         held_out_groups = set()
-        for group in sorted(groups, key=self._rank):
+        for group in sorted(groups, key=lambda group: hash64(repr((self.split_seed, *group)))):
             if len(held_out) >= self.num_validation:
                 break
             held_out += groups[group]
@@ -96,9 +90,6 @@ class ArithmeticSource:
         report = FilterReport(num_rows=len(train) + len(held_out), num_held_out=len(held_out), num_kept=len(train))
         validation = {self.name: held_out} if held_out else {}
         return Problems(train=train, validation=validation, report=report)
-
-    def _rank(self, group: tuple[str, int, int]) -> bytes:
-        return hash64(repr((self.split_seed, *group)))
 
 
 def _group(operator: str, a: int, b: int) -> tuple[str, int, int]:

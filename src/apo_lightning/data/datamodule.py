@@ -1,7 +1,9 @@
 """The data module: prompts per training step, and prompts per held-out set."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from lightning import LightningDataModule
@@ -14,6 +16,9 @@ from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Prompt
+
+PROMPTS_PER_VALIDATION_BATCH = 256
+"""Most held-out prompts in a batch."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,8 @@ class PromptDataModule(LightningDataModule):
     position in the training stream, and continues with the next prompts.
 
     Args:
-        source: the problems.
-        prompts_per_step: prompts in a training step.
         seed: of the run; determines the order.
         prompt_template: of a base model: see `PromptTemplate.base_template`.
-        prompts_per_validation_batch: largest number of held-out prompts in a batch.
 
     Raises:
         ConfigError: a template without `{problem}`; from `prepare`: data that cannot be read, no prompt left to train
@@ -52,11 +54,8 @@ class PromptDataModule(LightningDataModule):
         prompts_per_step: int,
         seed: int,
         prompt_template: str | None = None,
-        prompts_per_validation_batch: int = 256,
     ) -> None:
         super().__init__()
-        if prompts_per_validation_batch < 1:
-            raise ConfigError(f"prompts_per_validation_batch is {prompts_per_validation_batch}: it must be at least 1")
         self.source = source
         self.tokenizer = tokenizer
         self.template = PromptTemplate(
@@ -64,7 +63,6 @@ class PromptDataModule(LightningDataModule):
         )
         self.prompts_per_step = prompts_per_step
         self.seed = seed
-        self.prompts_per_validation_batch = prompts_per_validation_batch
         self.steps_consumed = 0
         """Number of training steps whose prompts the trainer has taken."""
         self.train_prompts: list[Prompt] = []
@@ -81,30 +79,24 @@ class PromptDataModule(LightningDataModule):
         if self.report is not None:
             return
         problems, name = self.source.load(), self.source.name
-        train = self._prompts(problems.train, name)
+        self.train_prompts, num_too_long = self._fitting(self._prompts(problems.train, name))
         held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
-
-        self.train_prompts = [prompt for prompt in train if self._fits(prompt)]
-        num_too_long = len(train) - len(self.train_prompts)
         report = replace(problems.report, num_too_long=num_too_long, num_kept=len(self.train_prompts))
         if report.num_held_out:  # part of the training set, and filtered like it
-            fitting = [prompt for prompt in held_out[name] if self._fits(prompt)]
-            num_too_long += len(held_out[name]) - len(fitting)
-            report = replace(report, num_too_long=num_too_long, num_held_out=len(fitting))
-            held_out[name] = fitting
+            held_out[name], num_dropped = self._fitting(held_out[name])
+            report = replace(report, num_too_long=num_too_long + num_dropped, num_held_out=len(held_out[name]))
         if not self.train_prompts:
             raise ConfigError(
                 f"{name} has no prompt left to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
             )
         self._order()
-        for benchmark, prompts in held_out.items():
-            for prompt in prompts:
-                if not self._fits(prompt):
-                    raise ConfigError(
-                        f"benchmark {benchmark}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, "
-                        f"above max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or "
-                        "take the problem out of the benchmark"
-                    )
+        for prompt in itertools.chain(*held_out.values()):
+            if not self._fits(prompt):
+                raise ConfigError(
+                    f"benchmark {prompt.source}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, "
+                    f"above max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or "
+                    "take the problem out of the benchmark"
+                )
         self.validation_prompts = {benchmark: prompts for benchmark, prompts in held_out.items() if prompts}
         self.report = report
 
@@ -120,8 +112,7 @@ class PromptDataModule(LightningDataModule):
     @property
     def answers(self) -> list[str]:
         """All gold answers, training and held-out, which the verifier checks before the run."""
-        held_out = [prompt for prompts in self.validation_prompts.values() for prompt in prompts]
-        return [prompt.answer for prompt in [*self.train_prompts, *held_out]]
+        return [prompt.answer for prompt in itertools.chain(self.train_prompts, *self.validation_prompts.values())]
 
     def describe(self) -> str:
         """One line for the log: numbers of training and held-out problems, and of dropped rows."""
@@ -134,7 +125,7 @@ class PromptDataModule(LightningDataModule):
 
     def val_dataloader(self) -> list[PromptBatches]:
         """One loader per benchmark, in the order of `validation_prompts`."""
-        return [PromptBatches(self._slicer(prompts)) for prompts in self.validation_prompts.values()]
+        return [PromptBatches(partial(self._slices, prompts)) for prompts in self.validation_prompts.values()]
 
     def transfer_batch_to_device(self, batch: list[Prompt], device: torch.device, dataloader_idx: int) -> list[Prompt]:
         """Return the batch unchanged, and count it in training.
@@ -152,6 +143,11 @@ class PromptDataModule(LightningDataModule):
     def _fits(self, prompt: Prompt) -> bool:
         return len(prompt.token_ids) <= self.source.max_prompt_tokens
 
+    def _fitting(self, prompts: list[Prompt]) -> tuple[list[Prompt], int]:
+        """The prompts that are short enough, and the number of the others."""
+        fitting = [prompt for prompt in prompts if self._fits(prompt)]
+        return fitting, len(prompts) - len(fitting)
+
     def _order(self) -> PromptOrder:
         ids = [prompt.id for prompt in self.train_prompts]
         return PromptOrder(ids=ids, prompts_per_step=self.prompts_per_step, seed=self.seed)
@@ -160,6 +156,6 @@ class PromptDataModule(LightningDataModule):
         for step in self._order().steps(start=self.steps_consumed):
             yield [self.train_prompts[i] for i in step]
 
-    def _slicer(self, prompts: list[Prompt]) -> Callable[[], Iterator[list[Prompt]]]:
-        size = self.prompts_per_validation_batch
-        return lambda: (prompts[i : i + size] for i in range(0, len(prompts), size))
+    def _slices(self, prompts: list[Prompt]) -> Iterator[list[Prompt]]:
+        size = PROMPTS_PER_VALIDATION_BATCH
+        return (prompts[i : i + size] for i in range(0, len(prompts), size))

@@ -47,50 +47,35 @@ class ProblemSet:
             ConfigError: neither path nor hub, no such file, or an unknown layout.
         """
         if self.path is not None:
-            path = Path(self.path)
-            if next(file_rows(path, path.stem, self.hub), None) is None:
-                raise ConfigError(f"{path} has no rows: give a file with a problem and an answer on each line")
+            if next(self._file_rows(Path(self.path), "row"), None) is None:
+                raise ConfigError(f"{self.path} has no rows: give a file with a problem and an answer on each line")
         elif self.hub is None:
             raise ConfigError("a problem set has neither path nor hub: give the path of a .jsonl or .parquet file")
 
     def rows(self, name: str) -> list[Row]:
-        """All rows, in the order of the file; rows without an id get "<name>-<line>".
+        """All rows, in the order of the file; rows without an id get "<name>-<line>". A hub data set is downloaded.
 
         Raises:
-            ConfigError: no such file or data set, or a malformed row.
+            ConfigError: no such file or data set (offline, unknown name, gated), or a malformed row, named by its line.
         """
         self.check()
         if self.path is not None:
-            rows = list(file_rows(Path(self.path), name, self.hub))
+            rows, where = list(self._file_rows(Path(self.path), name)), self.path
         else:
             assert self.hub is not None
-            rows = list(hub_rows(self.hub, name))
-        where = self.path or (self.hub.hub_id if self.hub else name)
-        if not rows:
-            raise ConfigError(f"{where} has no rows: give a file with a problem and an answer on each line")
+            rows, where = _hub_rows(self.hub, name), self.hub.hub_id
         require_unique_ids(rows, where)
         return rows
 
-
-def file_rows(path: Path, name: str, hub: HubDataset | None = None) -> Iterator[Row]:
-    """The rows of a local file, one by one; `hub` is the data set that it may be a copy of.
-
-    Raises:
-        ConfigError: no such file, another suffix than `.jsonl` or `.parquet`, or a malformed row, named by its line.
-    """
-    layout = None
-    for number, record in _records(path):
-        # Once per file: a MATH solution without a box is a row without an answer, not another layout.
-        layout = layout or layout_of_file(record, hub)
-        yield row_from_record(record, layout, where=f"{path}:{number}", default_id=f"{name}-{number}")
+    def _file_rows(self, path: Path, name: str) -> Iterator[Row]:
+        layout = None
+        for number, record in _records(path):
+            # Once per file: a MATH solution without a box is a row without an answer, not another layout.
+            layout = layout or layout_of_file(record, self.hub)
+            yield row_from_record(record, layout, where=f"{path}:{number}", default_id=f"{name}-{number}")
 
 
-def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
-    """The rows of a hub data set, downloaded on first use.
-
-    Raises:
-        ConfigError: it cannot be loaded (offline, unknown name, gated), or a row is malformed.
-    """
+def _hub_rows(hub: HubDataset, name: str) -> list[Row]:
     # Imported here because it takes seconds, which a run on a local file does not need.
     import datasets
 
@@ -98,13 +83,14 @@ def hub_rows(hub: HubDataset, name: str) -> Iterator[Row]:
         records = datasets.load_dataset(hub.hub_id, name=hub.config, split=hub.split)
     except Exception as error:
         # `datasets` raises a dozen unrelated types here, which need the same remedy.
-        reason = in_brief(error)
         raise ConfigError(
             f"hub data set {hub.hub_id} (config {hub.config}, split {hub.split}) cannot be loaded: "
-            f"{type(error).__name__}: {reason} — offline, give a local .jsonl or .parquet as its path"
+            f"{type(error).__name__}: {in_brief(error)} — offline, give a local .jsonl or .parquet as its path"
         ) from error
-    for number, record in enumerate(records, start=1):
-        yield row_from_record(record, hub, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
+    return [
+        row_from_record(record, hub, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
+        for number, record in enumerate(records, start=1)
+    ]
 
 
 def _records(path: Path) -> Iterator[tuple[int, object]]:

@@ -1,9 +1,9 @@
 """Filtering of the training set before the first step; every dropped row is counted."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from apo_lightning.data.rows import Row
 
@@ -18,12 +18,7 @@ _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterReport:
-    """Numbers of training rows read, dropped (each for the first reason that applies, in this order), and kept.
-
-    Example:
-        >>> print(FilterReport(num_rows=10, num_duplicates=2, num_too_long=1, num_kept=7))
-        7 of 10 problems to train on, 0 held out; dropped: 2 duplicates, 1 too long
-    """
+    """Numbers of training rows read, dropped (each for the first reason that applies, in this order), and kept."""
 
     num_rows: int
     num_without_answer: int = 0
@@ -32,10 +27,8 @@ class FilterReport:
     """Rows of problems that occur with different answers; all copies are dropped."""
     num_duplicates: int = 0
     """Repeated copies of a problem that is kept."""
-    num_in_benchmark_verbatim: int = 0
-    """Problems that equal one of an excluded benchmark up to spacing and case."""
-    num_in_benchmark_normalised: int = 0
-    """Problems that contain one of an excluded benchmark, slightly reworded (see `Contamination`)."""
+    num_in_benchmark: int = 0
+    """Problems that contain one of an excluded benchmark, possibly reworded (see `Contamination`)."""
     num_too_long: int = 0
     """Prompts of more than `max_prompt_tokens`, template included; dropped by `PromptDataModule.prepare`."""
     num_held_out: int = 0
@@ -58,18 +51,7 @@ class FilterReport:
 def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[list[Row], FilterReport]:
     """Drop rows that should not be trained on. The first copy of a problem stays, and rows keep their order.
 
-    Args:
-        rows: the training set as read.
-        benchmarks: problems that must not be trained on.
-
-    Returns:
-        The rows left and the counts: `num_rows` is `num_kept` plus all the others.
-
-    Example:
-        >>> rows = [Row(id=str(i), problem=p, answer=a) for i, (p, a) in enumerate([("2+2?", "4"), ("2+2? ", "4")])]
-        >>> kept, report = filter_rows(rows)
-        >>> [row.id for row in kept], report.num_duplicates
-        (['0'], 1)
+    `benchmarks` are problems that must not be trained on. Of the counts, `num_rows` is the sum of all the others.
     """
     answered = [row for row in rows if row.answer]
     groups: dict[str, list[Row]] = {}
@@ -78,72 +60,45 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
     conflicting = {key for key, group in groups.items() if len({row.answer.strip() for row in group}) > 1}
     unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
 
-    contamination = Contamination.of(benchmarks)
-    verdicts = {key: contamination.verdict(row.problem) for key, row in unique.items()} if benchmarks else {}
-    kept = [row for key, row in unique.items() if verdicts.get(key) is None]
+    contamination = Contamination(benchmarks)
+    kept = [row for row in unique.values() if not (benchmarks and contamination.contains(row.problem))]
     num_conflicting = sum(len(groups[key]) for key in conflicting)
     return kept, FilterReport(
         num_rows=len(rows),
         num_without_answer=len(rows) - len(answered),
         num_conflicting=num_conflicting,
         num_duplicates=len(answered) - num_conflicting - len(unique),
-        num_in_benchmark_verbatim=sum(verdict == "verbatim" for verdict in verdicts.values()),
-        num_in_benchmark_normalised=sum(verdict == "normalised" for verdict in verdicts.values()),
+        num_in_benchmark=len(unique) - len(kept),
         num_kept=len(kept),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Contamination:
     """Finds benchmark problems inside training problems.
 
-    *Verbatim* is equality up to spacing and case. *Normalised* keeps letters and digits only, in lower case, and
-    compares all substrings of 60 characters (shingles): a training problem contains a benchmark problem when it has at
-    least half of that problem's distinct shingles. So a changed name or an added "rounded to the nearest integer" does
-    not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a substring it would match
-    unrelated problems.
-
-    Attributes:
-        verbatim: normalised benchmark problems.
-        short: benchmark problems with fewer letters and digits than a shingle.
-        index: shingle → indices of the benchmark problems that contain it.
-        num_shingles: number of distinct shingles of each benchmark problem.
+    Compares all substrings of 60 letters and digits, in lower case (shingles): a training problem contains a benchmark
+    problem when it has at least half of that problem's distinct shingles. So a changed name or an added "rounded to the
+    nearest integer" does not hide it. A benchmark problem shorter than one shingle must be equal as a whole: as a
+    substring it would match unrelated problems.
     """
 
-    verbatim: frozenset[str]
-    short: frozenset[str]
-    index: Mapping[str, Sequence[int]] = field(repr=False)
-    num_shingles: Sequence[int]
-
-    @classmethod
-    def of(cls, benchmarks: Sequence[Row]) -> "Contamination":
-        """Index the benchmark problems."""
+    def __init__(self, benchmarks: Sequence[Row]) -> None:
         texts = [_alphanumeric(row.problem) for row in benchmarks]
-        index: dict[str, list[int]] = {}
+        self.short = {text for text in texts if len(text) < SHINGLE_LENGTH}
+        self.num_shingles = [len(_shingles(text)) for text in texts]
+        self.index: dict[str, list[int]] = {}
+        """Shingle → indices of the benchmark problems that contain it."""
         for i, text in enumerate(texts):
             for shingle in _shingles(text):
-                index.setdefault(shingle, []).append(i)
-        return cls(
-            verbatim=frozenset(normalised_problem(row.problem) for row in benchmarks),
-            short=frozenset(text for text in texts if len(text) < SHINGLE_LENGTH),
-            index=index,
-            num_shingles=[len(_shingles(text)) for text in texts],
-        )
+                self.index.setdefault(shingle, []).append(i)
 
-    def verdict(self, problem: str) -> Literal["verbatim", "normalised"] | None:
-        """How a benchmark contains this problem; None where none does."""
-        if normalised_problem(problem) in self.verbatim:
-            return "verbatim"
+    def contains(self, problem: str) -> bool:
+        """Whether the problem contains a benchmark's."""
         text = _alphanumeric(problem)
-        if text in self.short:
-            return "normalised"
-        num_found: dict[int, int] = {}
-        for shingle in _shingles(text):
-            for i in self.index.get(shingle, ()):
-                num_found[i] = num_found.get(i, 0) + 1
-        if any(count >= SHINGLE_FRACTION * self.num_shingles[i] for i, count in num_found.items()):
-            return "normalised"
-        return None
+        num_found = Counter(i for shingle in _shingles(text) for i in self.index.get(shingle, ()))
+        return text in self.short or any(
+            count >= SHINGLE_FRACTION * self.num_shingles[i] for i, count in num_found.items()
+        )
 
 
 def normalised_problem(problem: str) -> str:

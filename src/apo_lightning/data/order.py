@@ -16,20 +16,8 @@ class PromptOrder:
     twice in a step. Prompts are sorted by a hash of (seed, epoch, id), not drawn from a random generator, so the order
     does not depend on the order of the file, on a resume or on the number of ranks.
 
-    Attributes:
-        ids: of the prompts; unique.
-        prompts_per_step: at most the number of prompts.
-        seed: of the run.
-
     Raises:
         ConfigError: fewer prompts than a step needs.
-
-    Example:
-        >>> order = PromptOrder(ids=["a", "b", "c"], prompts_per_step=2, seed=0)
-        >>> steps = order.steps()
-        >>> epochs = next(steps) + next(steps) + next(steps)
-        >>> sorted(epochs[:3]), sorted(epochs[3:])
-        ([0, 1, 2], [0, 1, 2])
     """
 
     ids: Sequence[str]
@@ -58,13 +46,10 @@ class PromptOrder:
 
     def _epoch(self, epoch: int, waiting: Sequence[int]) -> list[int]:
         """A shuffle that begins with none of the `waiting` prompts of the last epoch, which share its first step."""
-        order = sorted(range(len(self.ids)), key=lambda i: self._rank(epoch, self.ids[i]))
+        order = sorted(range(len(self.ids)), key=lambda i: hash64(f"{self.seed}\x1f{epoch}\x1f{self.ids[i]}"))
         if not waiting:
             return order
         taken = set(waiting)
         head = [i for i in order if i not in taken][: self.prompts_per_step - len(waiting)]
         in_head = set(head)
         return head + [i for i in order if i not in in_head]
-
-    def _rank(self, epoch: int, prompt_id: str) -> bytes:
-        return hash64(f"{self.seed}\x1f{epoch}\x1f{prompt_id}")

@@ -26,10 +26,6 @@ class PromptTemplate:
 
     Raises:
         ConfigError: a template without `{problem}`, or a system message that a base template has no place for.
-
-    Example:
-        >>> PromptTemplate(instruction="What is {problem}?").user_turn("1 + 1")
-        'What is 1 + 1?'
     """
 
     instruction: str = PLACEHOLDER
@@ -39,13 +35,11 @@ class PromptTemplate:
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.instruction:
             raise ConfigError(f"instruction {self.instruction!r} has no {PLACEHOLDER}: say where the problem goes")
-        if self.base_template is None:
-            return
-        if PLACEHOLDER not in self.base_template:
+        if self.base_template is not None and PLACEHOLDER not in self.base_template:
             raise ConfigError(
                 f"prompt_template {self.base_template!r} has no {PLACEHOLDER}: say where the problem goes"
             )
-        if self.system is not None:
+        if self.base_template is not None and self.system is not None:
             raise ConfigError(
                 f"system is {self.system!r}, but the model's prompt_template has no place for it: "
                 "write it into the template, or set data.system=null"

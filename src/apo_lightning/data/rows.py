@@ -1,6 +1,7 @@
 """Rows of a data set, and the conversion of raw records in the usual layouts."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,17 +52,10 @@ class RecordLayout:
     answer_is_boxed: bool = False
 
 
-MATH_LAYOUT = RecordLayout(answer_column="solution", answer_is_boxed=True)
-
-
 def row_from_record(record: object, layout: RecordLayout, *, where: str, default_id: str) -> Row:
     r"""A row from one decoded JSON object or parquet record.
 
-    Args:
-        record: the mapping from column to value.
-        layout: which columns to read.
-        where: file and line, or data set and number, for error messages.
-        default_id: the id for a record without one.
+    `where` names file and line in errors; `default_id` is the id of a record without one.
 
     Raises:
         ConfigError: a column is missing, problem or answer is empty, or a value is neither text nor a finite number.
@@ -70,21 +64,17 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
         >>> record = {"question": "3 + 4?", "answer": "3 + 4 is 7.\n#### 7"}
         >>> row_from_record(record, RecordLayout(), where="gsm8k.jsonl:1", default_id="gsm8k-1").answer
         '7'
-        >>> row_from_record({"question": "3 + 4?"}, RecordLayout(), where="gsm8k.jsonl:1", default_id="gsm8k-1")
-        Traceback (most recent call last):
-        apo_lightning.errors.ConfigError: gsm8k.jsonl:1 has no answer (answer, target or ...): its columns are question
     """
     if not isinstance(record, Mapping):
-        raise ConfigError(f"{where} holds {_shown(record)}: expected one object with a problem and an answer")
+        raise ConfigError(f"{where} holds {record!r:.60}: expected one object with a problem and an answer")
     problem_columns = (layout.problem_column,) if layout.problem_column else PROBLEM_COLUMNS
     answer_columns = (layout.answer_column,) if layout.answer_column else ANSWER_COLUMNS
 
     problem = _problem_text(_first(record, problem_columns, "problem", where), where)
     answer = _text(_first(record, answer_columns, "answer", where), "answer", where)
-    if not problem:
-        raise ConfigError(f"{where} has an empty problem: fill it in or remove the row")
-    if not answer:
-        raise ConfigError(f"{where} has an empty answer: fill it in or remove the row")
+    for what, text in (("problem", problem), ("answer", answer)):
+        if not text:
+            raise ConfigError(f"{where} has an empty {what}: fill it in or remove the row")
 
     solution = record.get("solution")
     if layout.answer_is_boxed:
@@ -105,36 +95,22 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
 def layout_of_file(record: object, own: RecordLayout | None = None) -> RecordLayout:
     r"""The layout of a local file, from its first record.
 
-    Args:
-        record: the first record.
-        own: the layout of the data set that the file may be a copy of.
-
-    Returns:
-        The default columns if one of them has an answer; else `own`; else MATH's layout if `solution` contains a box.
-
-    Example:
-        >>> layout_of_file({"problem": "1 + 1?", "solution": r"It is $\boxed{2}$.", "level": "Level 1"})
-        RecordLayout(problem_column=None, answer_column='solution', answer_is_boxed=True)
+    The default columns if one of them has an answer; else `own`, that of the data set which the file may be a copy of;
+    else MATH's, if `solution` contains a box.
     """
     if not isinstance(record, Mapping) or any(_value(record, column) is not None for column in ANSWER_COLUMNS):
         return RecordLayout()
     if own is not None:
         return own
-    solution = record.get("solution")
-    return MATH_LAYOUT if isinstance(solution, str) and last_boxed(solution) is not None else RecordLayout()
+    is_boxed = last_boxed(str(record.get("solution"))) is not None
+    return RecordLayout(answer_column="solution", answer_is_boxed=True) if is_boxed else RecordLayout()
 
 
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:
-    """Refuse repeated ids: sample seeds are derived from ids, so two rows with one id would draw the same noise.
-
-    Raises:
-        ConfigError: two rows have the same id.
-    """
-    seen: set[str] = set()
-    for row in rows:
-        if row.id in seen:
-            raise ConfigError(f"{where} has two rows with the id '{row.id}': make ids unique, or leave the column out")
-        seen.add(row.id)
+    """Raise `ConfigError` for two rows with one id: seeds are derived from ids, so they would draw the same noise."""
+    for row_id, count in Counter(row.id for row in rows).items():
+        if count > 1:
+            raise ConfigError(f"{where} has two rows with the id '{row_id}': make ids unique, or leave the column out")
 
 
 def _first(record: Mapping[str, Any], columns: Sequence[str], what: str, where: str) -> object:
@@ -157,7 +133,7 @@ def _problem_text(value: object, where: str) -> str:
     if isinstance(value, list):
         message = value[0] if len(value) == 1 else None
         if not isinstance(message, Mapping) or message.get("role") != "user":
-            raise ConfigError(f"{where} has a conversation as its problem ({_shown(value)}): expected one user message")
+            raise ConfigError(f"{where} has a conversation as its problem ({value!r:.60}): expected one user message")
         value = message.get("content")
     return _text(value, "problem", where).removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
 
@@ -170,9 +146,4 @@ def _text(value: object, what: str, where: str) -> str:
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else repr(value)
-    raise ConfigError(f"{where} has {_shown(value)} as its {what}: expected text or a finite number")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    raise ConfigError(f"{where} has {value!r:.60} as its {what}: expected text or a finite number")

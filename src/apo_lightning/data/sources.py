@@ -24,31 +24,18 @@ class Problems:
 
 @runtime_checkable
 class ProblemSource(Protocol):
-    """A task: its problems and its sampling limits."""
+    """A task: its problems, their prompt and its sampling limits, as the attributes of `DatasetSource`."""
 
     @property
-    def name(self) -> str:
-        """The name of the data set."""
-        ...
-
+    def name(self) -> str: ...  # noqa: D102
     @property
-    def instruction(self) -> str:
-        """The text of the user's turn, with `{problem}` in it."""
-        ...
-
+    def instruction(self) -> str: ...  # noqa: D102
     @property
-    def system(self) -> str | None:
-        """The system message, if any."""
-
+    def system(self) -> str | None: ...  # noqa: D102
     @property
-    def max_prompt_tokens(self) -> int:
-        """A longer training prompt is dropped and counted."""
-        ...
-
+    def max_prompt_tokens(self) -> int: ...  # noqa: D102
     @property
-    def max_completion_tokens(self) -> int:
-        """A completion is cut at this length."""
-        ...
+    def max_completion_tokens(self) -> int: ...  # noqa: D102
 
     def check(self) -> None:
         """Check the configuration without reading everything; raises `ConfigError`."""
@@ -67,13 +54,11 @@ class DatasetSource:
         path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; takes
             precedence over `hub`.
         hub: the hub data set, read if there is no path.
-        num_validation: number of training problems held out, chosen by a hash of their text, so that the choice does
-            not depend on the order of the file or the run's seed.
+        num_validation: number of training problems held out, chosen by a hash of their text alone.
         validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
             None, as Hydra's command line cannot add to an empty mapping.
         exclude: benchmarks whose problems are removed from the training set: paths or `ProblemSet`s.
-        instruction: as in `PromptTemplate`.
-        system: as in `PromptTemplate`.
+        instruction, system: as in `PromptTemplate`.
         max_prompt_tokens: longer training prompts are dropped and counted.
         max_completion_tokens: a completion is cut at this length.
 
@@ -102,12 +87,9 @@ class DatasetSource:
 
     def check(self) -> None:
         """Check that every local file exists and its first record can be read; raises `ConfigError`."""
-        for problem_set in (
-            ProblemSet(path=self.path, hub=self.hub),
-            *map(_problem_set, self._benchmarks.values()),
-            *map(_problem_set, self.exclude),
-        ):
-            problem_set.check()
+        ProblemSet(path=self.path, hub=self.hub).check()
+        for benchmark in (*self._benchmarks.values(), *self.exclude):
+            _problem_set(benchmark).check()
 
     def load(self) -> Problems:
         """Read, filter and split.
@@ -122,7 +104,8 @@ class DatasetSource:
             raise ConfigError(
                 f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"
             )
-        held_out = {row.id for row in sorted(rows, key=_rank)[: self.num_validation]}
+        by_hash = sorted(rows, key=lambda row: hash64(normalised_problem(row.problem)))
+        held_out = {row.id for row in by_hash[: self.num_validation]}
         if held_out:
             validation[self.name] = [row for row in rows if row.id in held_out]
         train = [row for row in rows if row.id not in held_out]
@@ -155,7 +138,3 @@ def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
         if not row.answer:
             raise ConfigError(f"benchmark {name}, problem '{row.id}' has no answer in a \\boxed{{…}}: fix the row")
     return rows
-
-
-def _rank(row: Row) -> bytes:
-    return hash64(normalised_problem(row.problem))

@@ -15,11 +15,7 @@ from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 class ValidationPass:
     """The validation passes of a run over its held-out sets.
 
-    Args:
-        names: the sets, in the order of the data module's loaders.
-
-    Attributes:
-        last_step: the step after which the last pass was made; None: never.
+    `names` are in the order of the data module's loaders; `last_step` is that of the last pass, None before the first.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -50,10 +46,7 @@ class ValidationPass:
         self._rollouts.setdefault(name, []).append(restore_prompt_order(from_all_ranks(share), len(batch)))
 
     def finish(self, step: int, device: torch.device) -> list[ValidationOutput]:
-        """Close the validation pass after `step` and compute its metrics over all ranks; collective.
-
-        Returns:
-            One for each set: its samples and its metrics by log name.
+        """Close the validation pass after `step`: samples and metrics of each set, over all ranks; collective.
 
         Raises:
             VerifierError: too many completions of a set could not be judged: the set's score would say nothing about
@@ -72,12 +65,7 @@ class ValidationPass:
 
 
 def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
-    """The batch that `ValidationPass.share` divided among the ranks, in its original order.
-
-    Args:
-        shares: in rank order.
-        num_prompts: prompts of the batch.
-    """
+    """The batch of `num_prompts` that `ValidationPass.share` divided among the ranks, in its original order."""
     group_size = shares[0].group_size
     places = [(shares[i % len(shares)], i // len(shares)) for i in range(num_prompts)]
     samples = [(share, place * group_size + sample) for share, place in places for sample in range(group_size)]

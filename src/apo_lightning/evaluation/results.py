@@ -18,9 +18,9 @@ from apo_lightning.evaluation.records import (
     Sample,
     SamplingSettings,
 )
-from apo_lightning.metrics.diversity import Encoder, diversity, semantic_similarity
+from apo_lightning.metrics.diversity import Encoder, self_bleu, semantic_similarity
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
-from apo_lightning.metrics.intervals import Interval, bootstrap_interval, mean_intervals
+from apo_lightning.metrics.intervals import Interval, mean_intervals
 from apo_lightning.rewards.normalise import normalise
 from apo_lightning.types import VerdictStatus, count_statuses
 
@@ -65,7 +65,7 @@ def summarise(
     values |= _sample_means(problems)
     texts = [[sample.text for sample in group] for group in problems.values()]
     if measure_diversity:
-        values["diversity"] = torch.tensor([diversity(group) for group in texts], dtype=torch.float64)
+        values["diversity"] = torch.tensor([1 - self_bleu(group) for group in texts], dtype=torch.float64)
         notes["diversity"] = "1 − Self-BLEU-4, smoothing method 1; tokens: words, LaTeX commands, numbers, symbols"
     if encoder:
         values["semantic_similarity"] = torch.tensor(
@@ -117,8 +117,8 @@ def score_interval(name: str, values: Float[Tensor, "problems"]) -> Interval:
     """
     lowest, highest = score_range(name)
     if name.startswith(SHARES):
-        return bootstrap_interval(values)
-    interval = bootstrap_interval(values, lowest=-math.inf, highest=math.inf)
+        return mean_intervals(values[:, None])[0]
+    interval = mean_intervals(values[:, None], lowest=-math.inf, highest=math.inf)[0]
     return Interval(mean=interval.mean, low=max(interval.low, lowest), high=min(interval.high, highest))
 
 

@@ -20,7 +20,7 @@ class AllTokenMeansResult(NamedTuple):
     """Entropy [nats] and max-prob, in this order."""
 
     means: Float[Tensor, "2"]
-    """NaN where some completions were not required and none of them drawn, or where a scored value is not finite."""
+    """NaN where none of the other completions was drawn, or where a scored value is not finite."""
     standard_errors: Float[Tensor, "2"]
     """Standard errors from the draw; 0 where every completion was scored, NaN where only one was drawn."""
     num_nonfinite: Tensor
@@ -78,13 +78,7 @@ class AllTokenMeans(Metric):
         required: Bool[Tensor, "completions"],
         drawn: Bool[Tensor, "completions"],
     ) -> None:
-        """Add some completions.
-
-        Args:
-            totals: from `completion_totals`; the last two columns are read of `required` and `drawn` alone.
-            required: completions that must be scored.
-            drawn: the random sample of the others.
-        """
+        """Add completions: `completion_totals`, of which the last two columns are read where required or drawn."""
         rows = torch.cat([torch.ones_like(totals[:, :1]), totals], dim=1)
         self.required += rows[required].T @ rows[required]
         self.drawn += rows[drawn].T @ rows[drawn]

@@ -20,8 +20,6 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-TOKENIZER_NOTE = "Self-BLEU-4; tokens: LaTeX commands, words, numbers, single symbols"
-"""Printed with every result that has a diversity."""
 SMOOTHED_COUNT = 0.1
 """Replaces a number of matches of 0: ε of nltk's `SmoothingFunction().method1`."""
 
@@ -41,7 +39,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def self_bleu(texts: Sequence[str], max_order: int = 4) -> float:
-    """Mean BLEU of each text against all the others; 1 where all texts have the same tokens.
+    """Mean BLEU of each text against all the others; 1 where all texts have the same tokens. Diversity is 1 minus it.
 
         BLEU_i = min(1, e^{1 − r_i/c_i}) · Π_{n ≤ N} p_{i,n}^{1/N}
 
@@ -49,18 +47,16 @@ def self_bleu(texts: Sequence[str], max_order: int = 4) -> float:
     nearest length among the others. Where no n-gram matches, 0.1 replaces the number of matches; a text without a
     common word has BLEU 0. Equal texts of fewer than N tokens therefore look diverse.
 
-    Equal to the mean of nltk's `sentence_bleu(others, text, smoothing_function=SmoothingFunction().method1)` (the tests
-    compare them), which is quadratic in the number of texts: for 64 texts of 760 tokens it takes 19 times as long.
+    Equal to the mean of nltk's `sentence_bleu(others, text, smoothing_function=SmoothingFunction().method1)`, which is
+    quadratic in the number of texts: for 64 texts of 760 tokens it takes 19 times as long.
 
-    Source: Zhu et al. 2018 (Texygen), section 3.2, and its code; Papineni et al. 2002, section 2.3.
-    Departure: Texygen's default is N = 3 and a tokeniser for prose; here N = 4 and `tokenize`.
+    Source: Zhu et al. 2018 (Texygen), section 3.2, and its code; Papineni et al. 2002, section 2.3; APO, Table
+        "Distributional Health Analysis", for diversity.
+    Departure: Texygen's default is N = 3 and a tokeniser for prose; here N = 4 and `tokenize`. APO gives neither.
 
     Args:
         texts: at least 2 completions of one problem.
         max_order: N ≥ 1; all orders have the same weight.
-
-    Returns:
-        In [0, 1].
 
     Raises:
         ConfigError: fewer than 2 texts.
@@ -69,23 +65,11 @@ def self_bleu(texts: Sequence[str], max_order: int = 4) -> float:
         >>> self_bleu(["a b c d", "a b c d"]), self_bleu(["a b c d", "e f g h"])
         (1.0, 0.0)
     """
-    _refuse_fewer_than_two(texts, "Self-BLEU")
+    _require_two(texts, "Self-BLEU")
     tokens = [tokenize(text) for text in texts]
     lengths = [len(words) for words in tokens]
     matches = [_matches(tokens, order) for order in range(1, max_order + 1)]
     return sum(_bleu(i, lengths, [of_order[i] for of_order in matches]) for i in range(len(texts))) / len(texts)
-
-
-def diversity(texts: Sequence[str], max_order: int = 4) -> float:
-    """The paper's diversity score, 1 − Self-BLEU, in [0, 1].
-
-    Source: APO, Table "Distributional Health Analysis". The paper gives neither N nor the tokeniser.
-
-    Example:
-        >>> diversity(["a b c d", "a b c d"])
-        0.0
-    """
-    return 1 - self_bleu(texts, max_order)
 
 
 def semantic_similarity(texts: Sequence[str], encoder: Encoder) -> float:
@@ -95,9 +79,7 @@ def semantic_similarity(texts: Sequence[str], encoder: Encoder) -> float:
 
     Source: APO, Table "Distributional Health Analysis", with Sentence-BERT (Reimers and Gurevych 2019).
 
-    Args:
-        texts: completions of one problem, N ≥ 2.
-        encoder: returns one vector per text.
+    `encoder` returns one vector per text.
 
     Raises:
         ConfigError: fewer than 2 texts.
@@ -110,16 +92,14 @@ def semantic_similarity(texts: Sequence[str], encoder: Encoder) -> float:
         >>> round(semantic_similarity(["a", "b", "c"], lambda texts: torch.tensor([axes[t] for t in texts])), 4)
         0.3333
     """
-    _refuse_fewer_than_two(texts, "semantic similarity")
+    _require_two(texts, "semantic similarity")
     directions = normalize(encoder(texts).double(), dim=1)
     cosines = directions @ directions.T
-    num_pairs = len(texts) * (len(texts) - 1)
-    mean = (cosines.sum() - cosines.trace()).item() / num_pairs
-    # Rounding could leave the range.
-    return min(1.0, max(-1.0, mean))
+    mean = (cosines.sum() - cosines.trace()).item() / (len(texts) * (len(texts) - 1))
+    return min(1.0, max(-1.0, mean))  # rounding could leave the range
 
 
-def _refuse_fewer_than_two(texts: Sequence[str], name: str) -> None:
+def _require_two(texts: Sequence[str], name: str) -> None:
     if len(texts) < 2:
         raise ConfigError(f"{name} of {len(texts)} texts: draw at least 2 samples a problem")
 
@@ -136,13 +116,11 @@ def _matches(tokens: Sequence[Sequence[str]], order: int) -> list[tuple[int, int
         for ngram, count in of_text.items():
             second[ngram] = max(second[ngram], min(count, largest[ngram]))
             largest[ngram] = max(largest[ngram], count)
-    return [
-        (
-            sum(second[ngram] if count == largest[ngram] else count for ngram, count in of_text.items()),
-            of_text.total(),
-        )
+    matched = [
+        sum(second[ngram] if count == largest[ngram] else count for ngram, count in of_text.items())
         for of_text in counts
     ]
+    return [(number, of_text.total()) for number, of_text in zip(matched, counts, strict=True)]
 
 
 def _bleu(text: int, lengths: Sequence[int], matches: Sequence[tuple[int, int]]) -> float:

@@ -26,7 +26,7 @@ def pass_at_k(
         k: 1 ≤ k ≤ n.
 
     Returns:
-        pass@k of each problem in [0, 1], float64; pass@1 is c/n.
+        In [0, 1], float64; pass@1 is c/n.
 
     Raises:
         ConfigError: k or a count is out of range.
@@ -43,15 +43,7 @@ def pass_at_k(
 def pass_at_k_curve(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"], ks: Sequence[int]
 ) -> Float[Tensor, "problems ks"]:
-    """`pass_at_k` of each problem at several k, at the cost of the largest.
-
-    Args:
-        num_samples: n of each problem.
-        num_correct: c of each problem, 0 ≤ c ≤ n.
-        ks: at least one, in any order; each 1 ≤ k ≤ the smallest n.
-
-    Returns:
-        In [0, 1], float64; one column per k.
+    """`pass_at_k` of each problem at several k, in any order and at the cost of the largest; one column per k.
 
     Raises:
         ConfigError: a k or a count is out of range, or there is no k.
@@ -79,10 +71,7 @@ def pass_at_k_curve(
 def average_at_n(
     num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
 ) -> Float[Tensor, "problems"]:
-    """avg@n, the fraction c/n of a problem's samples that are correct; in [0, 1], float64. It estimates pass@1.
-
-    Raises:
-        ConfigError: a problem has no samples, or more correct ones than samples.
+    """avg@n, the fraction c/n of a problem's samples that are correct: pass@1.
 
     Example:
         >>> average_at_n(torch.tensor([4]), torch.tensor([3]))
@@ -96,9 +85,9 @@ def majority_at_n(
 ) -> Float[Tensor, "problems"]:
     """maj@n: whether the most frequent answer of the n samples is correct.
 
-    Each sample votes for its answer; samples that could not be parsed do not vote. Tied answers win with equal
-    probability, so the value is the fraction of them that is correct. If the verifier judged equal answers differently,
-    an answer counts as correct by the fraction of its votes that is. A problem without votes scores 0.
+    Samples that could not be parsed do not vote. Tied answers win with equal probability, so the value is the fraction
+    of them that is correct; an answer that was judged differently counts by the fraction of its votes that is correct.
+    A problem without votes scores 0.
 
     Source: Wang et al. 2022, "Self-consistency improves chain of thought reasoning in language models" (unweighted
         sum). Departure: ties in expectation, not by order.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 
+CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
 """Determines the ends of an interval to about 0.03 standard errors."""
 WEIGHTS_AT_ONCE = 2**22
@@ -25,26 +26,22 @@ class Interval:
 
 
 def mean_intervals(
-    values: Float[Tensor, "problems columns"],
-    *,
-    lowest: float = 0.0,
-    highest: float = 1.0,
-    confidence: float = 0.95,
+    values: Float[Tensor, "problems columns"], *, lowest: float = 0.0, highest: float = 1.0
 ) -> list[Interval]:
-    """Confidence interval of each column's mean over problems: a Bayesian bootstrap with half an unseen problem.
+    """95 % confidence interval of each column's mean over problems: a Bayesian bootstrap with half an unseen problem.
 
     A plain bootstrap resamples the given problems only: where 40 of 40 are solved its interval is a point. So each end
     is resampled with half a problem of the worst (or best) possible score in addition:
 
-        low  = quantile_{(1−confidence)/2} of (Σ_i w_i x_i + u·lowest) / (Σ_i w_i + u)
-        high = quantile_{(1+confidence)/2} of (Σ_i w_i x_i + u·highest) / (Σ_i w_i + u)
+        low  = quantile_{0.025} of (Σ_i w_i x_i + u·lowest) / (Σ_i w_i + u)
+        high = quantile_{0.975} of (Σ_i w_i x_i + u·highest) / (Σ_i w_i + u)
         w_i ~ Gamma(1), u ~ Gamma(1/2), independent
 
     For an unbounded score, the unseen problem is as far from the mean as the farthest observed one. Where all problems
     agree, the spread is unknown, and the interval reaches to that infinite end.
 
-    The order of the problems does not matter. All columns share their weights, so a whole pass@k curve costs one
-    matrix product. `benchmarks/accuracy/intervals.py` measures how often the intervals contain the true mean.
+    All columns share their weights, so a whole pass@k curve costs one matrix product.
+    `benchmarks/accuracy/intervals.py` measures how often the intervals contain the true mean.
 
     Source: Rubin 1981, "The Bayesian bootstrap", for u = 0; Gaffke 2005 and Learned-Miller and Thomas 2019 ("A new
         confidence interval for the mean of a bounded random variable") for u ~ Gamma(1), one whole unseen problem,
@@ -55,13 +52,12 @@ def mean_intervals(
         values: one finite score per problem, within [lowest, highest].
         lowest: lowest possible score; −inf where there is none.
         highest: highest possible score; +inf where there is none.
-        confidence: in (0, 1).
 
     Returns:
         One interval per column, within [lowest, highest] and wider than 0.
 
     Raises:
-        ConfigError: there are no problems, a value is not finite or out of range, or `confidence` is not in (0, 1).
+        ConfigError: there are no problems, or a value is not finite or out of range.
 
     Example:
         Ten of ten solved, and none of ten. The low end of the first is the 0.025-quantile of Beta(10, 1/2).
@@ -76,28 +72,10 @@ def mean_intervals(
     farthest = torch.where(farthest > 0, farthest, math.inf)
     low_end = mean - farthest if math.isinf(lowest) else torch.full_like(mean, lowest)
     high_end = mean + farthest if math.isinf(highest) else torch.full_like(mean, highest)
-    return _intervals(values, low_end, high_end, confidence)
+    return _intervals(values, low_end, high_end)
 
 
-def bootstrap_interval(
-    values: Float[Tensor, "problems"], *, lowest: float = 0.0, highest: float = 1.0, confidence: float = 0.95
-) -> Interval:
-    """`mean_intervals` of one score.
-
-    Example:
-        >>> interval = bootstrap_interval(torch.tensor([0.2, 0.4]), lowest=0.0, highest=math.inf)
-        >>> round(interval.mean, 6), interval.low > 0
-        (0.3, True)
-    """
-    return mean_intervals(values[:, None], lowest=lowest, highest=highest, confidence=confidence)[0]
-
-
-def paired_intervals(
-    before: Float[Tensor, "problems columns"],
-    after: Float[Tensor, "problems_after columns"],
-    *,
-    confidence: float = 0.95,
-) -> list[Interval]:
+def paired_interval(before: Float[Tensor, "problems"], after: Float[Tensor, "problems_after"]) -> Interval:
     """Confidence interval of mean(after − before) on the same problems; pairing cancels their difficulty.
 
     Like `mean_intervals` of the differences, except that the unseen half problem is as far from their mean as the
@@ -107,38 +85,25 @@ def paired_intervals(
     Args:
         before: scores in [0, 1].
         after: scores of the same problems in the same order.
-        confidence: in (0, 1).
 
     Returns:
-        One interval per column, within [−1, 1].
+        Within [−1, 1].
 
     Raises:
         ConfigError: the numbers of problems differ, or as in `mean_intervals`.
 
     Example:
-        >>> paired_intervals(torch.tensor([[0.0], [0.5]]), torch.tensor([[0.5], [0.5]]))[0].mean
+        >>> paired_interval(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).mean
         0.25
     """
     if len(before) != len(after):
         raise ConfigError(
             f"{len(before)} problems before and {len(after)} after: a paired interval needs the same ones"
         )
-    differences = _checked(after.double() - before.double(), -1.0, 1.0)
+    differences = _checked((after.double() - before.double())[:, None], -1.0, 1.0)
     mean, farthest = _mean_and_farthest(differences)
     farthest = torch.where(farthest > 0, farthest, 2.0)
-    return _intervals(differences, (mean - farthest).clamp(min=-1), (mean + farthest).clamp(max=1), confidence)
-
-
-def paired_interval(
-    before: Float[Tensor, "problems"], after: Float[Tensor, "problems_after"], *, confidence: float = 0.95
-) -> Interval:
-    """`paired_intervals` of one score.
-
-    Example:
-        >>> paired_interval(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).mean
-        0.25
-    """
-    return paired_intervals(before[:, None], after[:, None], confidence=confidence)[0]
+    return _intervals(differences, (mean - farthest).clamp(min=-1), (mean + farthest).clamp(max=1))[0]
 
 
 def _checked(values: Float[Tensor, "problems columns"], lowest: float, highest: float) -> Tensor:
@@ -166,15 +131,13 @@ def _intervals(
     values: Float[Tensor, "problems columns"],
     low_end: Float[Tensor, "columns"],
     high_end: Float[Tensor, "columns"],
-    confidence: float,
 ) -> list[Interval]:
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence is {confidence}: give a value between 0 and 1, such as 0.95")
     # Weights depend on the position: unsorted, another order of the problems would give another interval.
     sums, totals, unseen = _resampled(values.sort(dim=0).values)
-    rank = max(1, math.floor((1 - confidence) / 2 * (NUM_RESAMPLES + 1)))
-    low = _order_statistic((sums + unseen * low_end) / (totals + unseen), rank)
-    high = _order_statistic((sums + unseen * high_end) / (totals + unseen), NUM_RESAMPLES + 1 - rank)
+    rank = max(1, math.floor((1 - CONFIDENCE) / 2 * (NUM_RESAMPLES + 1)))
+    # torch.quantile refuses more than 2²⁴ numbers.
+    low = ((sums + unseen * low_end) / (totals + unseen)).kthvalue(rank, dim=0).values
+    high = ((sums + unseen * high_end) / (totals + unseen)).kthvalue(NUM_RESAMPLES + 1 - rank, dim=0).values
     # Rounding could move a weighted mean outside of the range.
     low, high = torch.maximum(low, low_end), torch.minimum(high, high_end)
     mean, _ = _mean_and_farthest(values)
@@ -196,8 +159,3 @@ def _resampled(
     # Half the square of a standard normal variable has the distribution Gamma(1/2).
     unseen = torch.randn(NUM_RESAMPLES, 1, dtype=torch.float64, generator=generator).square() / 2
     return torch.cat(sums), torch.cat(totals), unseen
-
-
-def _order_statistic(samples: Float[Tensor, "resamples columns"], rank: int) -> Float[Tensor, "columns"]:
-    """The rank-th smallest value of each column, from 1; `torch.quantile` refuses more than 2²⁴ numbers."""
-    return samples.T.contiguous().kthvalue(rank, dim=1).values

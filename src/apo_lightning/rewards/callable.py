@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.rewards.reward import Reward
 from apo_lightning.types import Verdict
 
+AVAILABLE = ("completions", "answer", "solution")
 _logger = logging.getLogger(__name__)
 
 
-class CallableReward:
+class CallableReward(Reward):
     """A reward from `function(completions=[…], **columns) -> list[float | None]`, TRL's signature.
 
     The function is called once per step with keyword arguments, each a list with one entry per completion:
@@ -20,7 +22,7 @@ class CallableReward:
     signature names, or all of them if it takes `**kwargs`.
 
     Departure: TRL also passes `prompts`, `completion_ids` and every data-set column, and chat completions as lists
-    of messages; here a reward sees text and gold answer only, and a function that needs more is refused.
+    of messages; a function that needs more than text and gold answer is refused.
 
     An entry None means that the function does not apply (`unparsed`). A function that raises makes every verdict of
     the call an `error`; an entry that is not a finite number makes its own verdict one. Both are logged.
@@ -59,12 +61,6 @@ class CallableReward:
             return [Verdict(reward=0.0, status="error") for _ in completions]
         return [self._verdict(reward) for reward in rewards]
 
-    def check_answers(self, answers: Sequence[str]) -> None:
-        """Accept all: only the function knows which answers it can judge."""
-
-    def close(self) -> None:
-        """Do nothing: the reward starts no process."""
-
     def _verdict(self, reward: Any) -> Verdict:
         if reward is None:
             return Verdict(reward=0.0, status="unparsed")
@@ -80,20 +76,17 @@ class CallableReward:
 
 def _accepted_arguments(function: Any) -> tuple[str, ...]:
     """The available arguments that the function takes."""
-    ours = ("completions", "answer", "solution")
     if not callable(function):
         raise ConfigError(f"reward.function is {function!r}, not callable: give it a _target_ and _partial_: true")
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"reward.function {function!r} is asynchronous: wrap it in a function that awaits it")
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        accepted = ours
-    else:
-        accepted = tuple(parameter.name for parameter in parameters if parameter.name in ours)
+    signature = inspect.signature(function)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = tuple(name for name in AVAILABLE if takes_all or name in signature.parameters)
     try:
-        inspect.signature(function).bind(**dict.fromkeys(accepted))
+        signature.bind(**dict.fromkeys(accepted))
     except TypeError as error:
         raise ConfigError(
-            f"reward.function {function!r}: {error}; a reward is given {', '.join(ours)} and nothing else"
+            f"reward.function {function!r}: {error}; a reward is given {', '.join(AVAILABLE)} and nothing else"
         ) from error
     return accepted

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from apo_lightning.rewards.exact import read_number, same_number
 from apo_lightning.rewards.names import read_names
@@ -40,11 +41,8 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     sets, lists, unions, matrices and "x =", whose parts are compared one by one. Never raises, and asks at most a few
     dozen questions for any answer.
 
-    Args:
-        gold: as `normalise` returns it.
-        answer: as `normalise` returns it.
-        ask: called for each pair of expressions that needs mathematics.
-        depth: nesting depth in brackets.
+    Gold and answer are as `normalise` returns them; `ask` is called for each pair of expressions that needs
+    mathematics; `depth` counts the brackets around them.
 
     Example:
         >>> unknown = lambda gold, answer: None
@@ -55,13 +53,17 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     """
     if _same_text(gold, answer):
         return "correct"
+    numbers = read_number(gold), read_number(answer)
+    if numbers[0] and numbers[1]:
+        return "correct" if same_number(*numbers) else "incorrect"
     if len(answer) > _MAX_CHARS:
         return ask(gold, answer)
     gold, answer, others, is_same_name = _without_names(gold, answer)
     if others:
         # Each side of a chain must be the gold answer: x = 2 + 3 = 5 is 5, and n + 1 = 13 is not 13.
         sides = (answer, *others)
-        if not is_same_name or (read_number(gold) and any(map(_is_in_a_variable, sides))):
+        has_variable = any(_VARIABLE.search(side) and not read_number(side, lone_units=True) for side in sides)
+        if not is_same_name or (read_number(gold) and has_variable):
             return "incorrect"
         return _all(compare_answers(gold, side, ask, depth + 1) for side in sides)
     decided = _same_atoms(gold, answer)
@@ -77,6 +79,7 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     return "correct" if _same_text(gold, answer) else ask(gold, answer)
 
 
+@lru_cache(maxsize=4096)  # the completions of a group share their gold
 def num_parts(answer: str) -> int:
     r"""Number of parts of a normalised answer that is a list or a set; 1 for any other, also a point or an interval.
 
@@ -97,7 +100,7 @@ def expressions(gold: str, depth: int = 0) -> list[str]:
         ['1 + \\sqrt{5}', '1 - \\sqrt{5}']
     """
     named = read_names(gold)
-    gold = gold if named.is_equation else named.value
+    gold = gold if named.others else named.value
     if read_number(gold) or words(gold):
         return []
     compound = take_apart(gold) if depth < _MAX_DEPTH else None
@@ -114,7 +117,7 @@ def _same_text(gold: str, answer: str) -> bool:
 def _without_names(gold: str, answer: str) -> tuple[str, str, tuple[str, ...], bool]:
     """(gold, answer, the answer's other sides, same name?), without "x =" or "x ∈"; no name is the same as any."""
     gold_named, named = read_names(gold), read_names(answer)
-    if gold_named.is_equation or (named.is_equation and gold_named.names and not named.names):
+    if gold_named.others or (named.others and gold_named.names and not named.names):
         return gold, answer, (), True
     value = gold_named.value
     is_same = not (gold_named.names and named.names) or not set(gold_named.names).isdisjoint(named.names)
@@ -144,11 +147,8 @@ def _same_atoms(gold: str, answer: str) -> bool | None:
     if (gold_number and _is_multiple_of_a_variable(answer)) or (number and _is_multiple_of_a_variable(gold)):
         return False
     # A choice may be given without its wrapping: C for \text{(C)}.
-    if gold_words and len(gold_words) == 1 and len(answer) == 1:
-        return gold_words == answer.lower()
-    if answer_words and len(answer_words) == 1 and len(gold) == 1:
-        return answer_words == gold.lower()
-    return None
+    one, other = gold_words or gold.lower(), answer_words or answer.lower()
+    return one == other if (gold_words or answer_words) and len(one) == len(other) == 1 else None
 
 
 def _numeral(answer: str) -> tuple[str, str] | None:
@@ -167,10 +167,6 @@ def _is_multiple_of_a_variable(answer: str) -> bool:
     return number is not None and number.value != 0
 
 
-def _is_in_a_variable(side: str) -> bool:
-    return read_number(side, lone_units=True) is None and _VARIABLE.search(side) is not None
-
-
 def _compare_structures(
     gold: str, gold_parts: Compound | None, answer: str, answer_parts: Compound | None, ask: Ask, depth: int
 ) -> VerdictStatus | None:
@@ -179,10 +175,8 @@ def _compare_structures(
         single, parts = (gold, answer_parts) if gold_parts is None else (answer, gold_parts)
         if parts is not None and parts.kind in ("set", "list"):
             # {5} and ±0 are one element, in braces or written as several.
-            gold_parts, answer_parts = (
-                gold_parts or Compound("list", (gold,)),
-                answer_parts or Compound("list", (answer,)),
-            )
+            gold_parts = gold_parts or Compound("list", (gold,))
+            answer_parts = answer_parts or Compound("list", (answer,))
         else:
             return "incorrect" if read_number(single) else "unparsed"
     if not _may_be_the_same(gold_parts, answer_parts):

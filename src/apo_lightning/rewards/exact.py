@@ -9,8 +9,8 @@ from apo_lightning.rewards.normalise import without_unit
 
 MIN_SIGNIFICANT_DIGITS = 6
 """A decimal with at least this many significant digits equals any number that rounds to it."""
-MAX_NUMBER_CHARS = 600
-"""Below 640, the smallest limit that Python allows for int(str), above which int() would raise."""
+MAX_NUMBER_CHARS = 4096
+"""Below 4300, the number of digits above which int(str) raises."""
 
 _DECIMAL = r"((?:[0-9]+\.?[0-9]*+|\.[0-9]+))"
 _SIGNED = rf"([-+]?){_DECIMAL}"
@@ -36,27 +36,15 @@ class Number:
 
     value: Fraction
     last_place: Fraction | None = None
-    """One unit in the last place of a decimal; None for other notations."""
+    """One unit in the last place of a decimal; None for an integer and other notations."""
     significant_digits: int = 0
     """Digits of a decimal without leading zeros; 0 for other notations."""
 
-    def is_rounding_of(self, other: "Number") -> bool:
-        """True for a decimal with enough digits that equals `other` rounded to its last place."""
-        if self.last_place is None or self.significant_digits < MIN_SIGNIFICANT_DIGITS:
-            return False
-        return abs(self.value - other.value) <= self.last_place / 2
-
 
 def same_number(left: Number, right: Number) -> bool:
-    """True for equal numbers, and for a decimal of at least six digits and a number that rounds to it.
-
-    Example:
-        >>> third = Number(Fraction(1, 3))
-        >>> decimals = [read_number(text) for text in ("0.333", "0.333333", "0.333334")]
-        >>> [same_number(third, decimal) for decimal in decimals]
-        [False, True, False]
-    """
-    return left.value == right.value or left.is_rounding_of(right) or right.is_rounding_of(left)
+    """True for equal numbers, and for a decimal of at least six digits and a number that rounds to it."""
+    places = [one.last_place for one in (left, right) if one.significant_digits >= MIN_SIGNIFICANT_DIGITS]
+    return abs(left.value - right.value) <= max(filter(None, places), default=0) / 2
 
 
 @lru_cache(maxsize=4096)
@@ -65,10 +53,7 @@ def read_number(text: str, lone_units: bool = False) -> Number | None:
 
     Understood are integers with or without thousands commas, decimals (also repeating ones), a/b, \frac, mixed numbers
     with a fraction below 1, and products with a power of ten.
-
-    Args:
-        text: as `normalise` returns it.
-        lone_units: treat a single letter after the number as a unit, as in "5 m".
+    `lone_units` treats a single letter after the number as a unit, as in "5 m".
 
     Example:
         >>> read_number(r"1\frac{4}{5}").value, read_number(r"-6 \times 10^{-5}").value, read_number("1,080 cm").value
@@ -92,7 +77,10 @@ def _read_unsigned(body: str) -> Number | None:
         return _decimal(body)
     if match := _IS_SCIENTIFIC.fullmatch(body):
         before, power, bare_power, power_first, bare_power_first, after = match.groups()
-        return _times_power(_decimal(before or after or "1"), power or bare_power or power_first or bare_power_first)
+        number = _decimal(before or after or "1")
+        scale = Fraction(10) ** int(power or bare_power or power_first or bare_power_first)
+        last_place = None if number.last_place is None else number.last_place * scale
+        return Number(number.value * scale, last_place, number.significant_digits)
     if match := _IS_MIXED.fullmatch(body):
         whole, *parts = (int(group) for group in match.groups() if group is not None)
         # 2 \frac{3}{2} is a product, not a mixed number.
@@ -103,27 +91,15 @@ def _read_unsigned(body: str) -> Number | None:
         return Number(int(whole) + Fraction(int(start or "0") * nines + int(period), 10 ** len(start) * nines))
     if match := _IS_FRACTION.fullmatch(body) or _IS_RATIO.fullmatch(body):
         sign, top, *bottom_sign, bottom = match.groups()
-        denominator = Fraction(_padded(bottom))
-        if denominator == 0:
+        if Fraction(bottom) == 0:
             return None
         is_negative = (sign == "-") != (bottom_sign == ["-"])
-        return Number((-1 if is_negative else 1) * Fraction(_padded(top)) / denominator)
+        return Number((-1 if is_negative else 1) * Fraction(top) / Fraction(bottom))
     return None
 
 
-def _padded(decimal: str) -> str:
-    """The decimal in the form that `Fraction` reads: with digits on both sides of the point."""
-    return f"0{decimal}0" if "." in decimal else decimal
-
-
 def _decimal(text: str) -> Number:
-    _, point, places = text.partition(".")
-    if not point or not places:
-        return Number(Fraction(_padded(text)))
-    return Number(Fraction(_padded(text)), Fraction(1, 10 ** len(places)), len(text.replace(".", "").lstrip("0")))
-
-
-def _times_power(number: Number, exponent: str) -> Number:
-    power = Fraction(10) ** int(exponent)
-    last_place = None if number.last_place is None else number.last_place * power
-    return Number(number.value * power, last_place, number.significant_digits)
+    _, _, places = text.partition(".")
+    if not places:
+        return Number(Fraction(text))
+    return Number(Fraction(text), Fraction(1, 10 ** len(places)), len(text.replace(".", "").lstrip("0")))

@@ -32,10 +32,6 @@ def last_boxed(text: str) -> str | None:
     Example:
         >>> last_boxed(r"First \boxed{7}, no: \boxed{\frac{1}{2}}.")
         '\\frac{1}{2}'
-        >>> last_boxed(r"First \boxed{7}, no: \boxed{\frac{1}{2}") is None
-        True
-        >>> last_boxed(r"the answer is $\boxed 2$")
-        '2'
     """
     box = _last_box(text, len(text))
     return None if box is None else box.content
@@ -48,13 +44,7 @@ def final_boxes(text: str, most: int) -> list[str]:
     "and", "or". "x =" before a box names its content, except before the first one, where it may end a longer
     expression.
 
-    Args:
-        text: the completion.
-        most: largest number of boxes to read, counted from the last one.
-
-    Example:
-        >>> final_boxes(r"Not \boxed{1}. So $\boxed{2}$, $\boxed{3}$ or $k = \boxed{5}$.", most=8)
-        ['2', '3', 'k = 5']
+    At most `most` boxes are read, from the last one.
     """
     contents: list[str] = []
     box = _last_box(text, len(text))
@@ -97,12 +87,7 @@ def _last_box(text: str, end: int) -> _Box | None:
 
 
 def last_line_after(text: str, marker: re.Pattern[str]) -> str | None:
-    """The rest of the line (or the next line, if that is empty) after the last occurrence of the marker.
-
-    Example:
-        >>> last_line_after("Answer: 4? Answer: 5 apples", re.compile("Answer:"))
-        '5 apples'
-    """
+    """The rest of the line (or the next line, if that is empty) after the last occurrence of the marker."""
     *_, last = [None, *marker.finditer(text)]
     if last is None:
         return None
@@ -113,10 +98,6 @@ def unwrap(answer: str) -> str:
     r"""The answer without the marks around it in prose: dollars, `\( \)`, asterisks, a full stop or comma, spaces.
 
     Quadratic in the worst case: pass at most `MAX_ANSWER_CHARS`.
-
-    Example:
-        >>> unwrap(r" **$\frac{1}{2}$.** ")
-        '\\frac{1}{2}'
     """
     previous = None
     while answer != previous:

@@ -13,7 +13,6 @@ from apo_lightning.rewards.worker_pool import WorkerPool
 from apo_lightning.types import Verdict, VerdictStatus
 
 _MARKER = re.compile(r"(?:answer|答案)\s*[:：]", re.IGNORECASE)
-_INTEGER = re.compile(r"([-+]?)0*([0-9]+)")
 
 
 class MathVerifyReward:
@@ -24,10 +23,9 @@ class MathVerifyReward:
     are one answer. A completion with neither is `unparsed`: prose is never searched for a number, which a policy learns
     to exploit.
 
-    Numbers, words and the parts of points, sets and lists are compared here and exactly. Other expressions are
-    evaluated numerically, or compared by math-verify, in worker processes that start on first use. A worker that takes
-    too long, crashes or exceeds its memory is replaced, and the verdict is `timeout` or `error`; an answer that cannot
-    be parsed is `unparsed`.
+    Numbers, words and parts of lists are compared here, other expressions in worker processes that start on first use.
+    A worker that takes too long, crashes or exceeds its memory is replaced, and the verdict is `timeout` or `error`; an
+    answer that cannot be parsed is `unparsed`.
 
     Departure: math-verify alone refuses right answers and accepts wrong ones; docs/decisions/
     0011-what-counts-as-the-same-answer.md lists what is decided otherwise here, and why.
@@ -68,7 +66,10 @@ class MathVerifyReward:
         pairs = [(gold, _normalise(answer or "")) for gold, answer in zip(golds, stated, strict=True)]
         # The completions of a group often repeat a wrong answer: judge it once.
         statuses = self._judge(dict.fromkeys(pairs))
-        return [_verdict(statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True)]
+        verdicts = ((statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True))
+        return [
+            Verdict(reward=float(status == "correct"), status=status, extracted=answer) for status, answer in verdicts
+        ]
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Raise ConfigError for the first gold answer with a part that math-verify does not find equal to itself.
@@ -99,11 +100,12 @@ class MathVerifyReward:
             # One question per answer at a time: an answer whose question hangs asks no more, so it costs one worker.
             questions: dict[tuple[str, str], tuple[str, str]] = {}
             for pair in waiting:
-                status, question = _decide(*pair, known)
-                if status is not None:
+                unknown: list[tuple[str, str]] = []
+                status = _decide(*pair, known, unknown)
+                if status is None:
+                    questions[pair] = unknown[0]
+                else:
                     statuses[pair] = status
-                elif question is not None:
-                    questions[pair] = question
             asked = list(dict.fromkeys(questions.values()))
             known.update(zip(asked, self.pool.judge(asked), strict=True))
             waiting = list(questions)
@@ -115,16 +117,14 @@ def _usable(gold: str) -> str:
     return _normalise(gold) if len(gold) <= MAX_ANSWER_CHARS else ""
 
 
-@lru_cache(maxsize=4096)  # the completions of a group share their gold and often their answer
-def _normalise(answer: str) -> str:
-    return answer if _INTEGER.fullmatch(answer) else normalise(answer)
+_normalise = lru_cache(maxsize=4096)(normalise)  # the completions of a group share their gold and often their answer
 
 
 def _stated_answer(completion: str, gold: str) -> str | None:
     # An unclosed box means a truncated completion: an earlier "Answer:" does not count.
     is_boxed = r"\boxed" in completion
     answer = last_boxed(completion) if is_boxed else last_line_after(completion, _MARKER)
-    if is_boxed and (size := _num_parts(gold)) > 1:
+    if is_boxed and (size := num_parts(gold)) > 1:
         answer = _joined(final_boxes(completion, most=size + 1), size) or answer
     return None if answer is None or len(answer) > MAX_ANSWER_CHARS else answer
 
@@ -134,41 +134,20 @@ def _joined(boxes: Sequence[str], size: int) -> str | None:
     if len(boxes) != size or sum(map(len, boxes)) > MAX_ANSWER_CHARS:
         return None
     parts = [unwrap(box) for box in boxes]
-    is_list = all(parts) and all(_num_parts(_normalise(part)) == 1 for part in parts)
+    is_list = all(parts) and all(num_parts(_normalise(part)) == 1 for part in parts)
     return ", ".join(parts) if is_list else None
 
 
-_num_parts = lru_cache(maxsize=4096)(num_parts)
-
-
 def _decide(
-    gold: str, answer: str, known: Mapping[tuple[str, str], VerdictStatus]
-) -> tuple[VerdictStatus | None, tuple[str, str] | None]:
-    """(verdict, None), or (None, the first question to answer before there is one)."""
+    gold: str, answer: str, known: Mapping[tuple[str, str], VerdictStatus], unknown: list[tuple[str, str]]
+) -> VerdictStatus | None:
+    """The verdict; None where it depends on questions, which are added to `unknown`."""
     if not gold or not answer:
-        return ("unparsed" if not answer else "error"), None
-    if (is_equal := _same_integer(gold, answer)) is not None:
-        return ("correct" if is_equal else "incorrect"), None
-    questions: list[tuple[str, str]] = []
+        return "unparsed" if not answer else "error"
 
     def ask(one: str, other: str) -> VerdictStatus | None:
         if (one, other) not in known:
-            questions.append((one, other))
+            unknown.append((one, other))
         return known.get((one, other))
 
-    status = compare_answers(gold, answer, ask)
-    return status, questions[0] if status is None else None
-
-
-def _same_integer(gold: str, answer: str) -> bool | None:
-    """Whether two integers of any length are equal; None where one is not an integer."""
-    integers = _INTEGER.fullmatch(gold), _INTEGER.fullmatch(answer)
-    if not (integers[0] and integers[1]):
-        return None
-    # Compared as digits without leading zeros, as int() has a length limit.
-    (gold_sign, gold_digits), (sign, digits) = integers[0].groups(), integers[1].groups()
-    return gold_digits == digits and (digits == "0" or (gold_sign == "-") == (sign == "-"))
-
-
-def _verdict(status: VerdictStatus, answer: str | None) -> Verdict:
-    return Verdict(reward=float(status == "correct"), status=status, extracted=answer)
+    return compare_answers(gold, answer, ask)

@@ -35,12 +35,7 @@ class Named:
     value: str
     """The first side that is not a name; the whole answer where there is no equals sign."""
     others: tuple[str, ...] = ()
-    """The other sides that are not names."""
-
-    @property
-    def is_equation(self) -> bool:
-        """True where an equals sign is left between sides that are not names."""
-        return bool(self.others)
+    """The other sides that are not names; where there are any, the answer is an equation."""
 
 
 def read_names(answer: str) -> Named:
@@ -60,16 +55,6 @@ def read_names(answer: str) -> Named:
     sides = sides_of_equals(answer)
     if not 1 < len(sides) <= _MAX_SIDES or not all(sides):
         return Named((), answer)
-    values = [side for side in sides if not is_name(side)] or sides[-1:]
+    values = [side for side in sides if len(side) > 64 or not _NAME.fullmatch(side)] or sides[-1:]
     names = ["".join(side.split()) for side in sides if side not in values]
     return Named(tuple(names), values[0], tuple(values[1:]))
-
-
-def is_name(text: str) -> bool:
-    r"""True for text that can only be a name.
-
-    Example:
-        >>> [is_name(text) for text in ("I_{max}", "f(x)", "AB", r"\angle ABC", "x^2", "ab", r"\sin x")]
-        [True, True, True, True, False, False, False]
-    """
-    return len(text) <= 64 and _NAME.fullmatch(text.strip()) is not None

@@ -2,36 +2,34 @@
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.exact import MAX_NUMBER_CHARS
+from apo_lightning.rewards.exact import MAX_NUMBER_CHARS, Number, read_number
 from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
+from apo_lightning.rewards.normalise import normalise
+from apo_lightning.rewards.reward import Reward
 from apo_lightning.types import Verdict
 
 _MARKER = re.compile(r"(?:answer|答案)\s*[:：]|####", re.IGNORECASE)
 _NUMBER = re.compile(
     r"""
-    (?P<sign>(?<![\w)\]}.])[-+−])?            # after a digit or a bracket a minus subtracts and is not a sign
-    (?:\\?\$\s?(?P<sign_after_currency>[-+−])?)?
-    (?P<numerator>
-        (?>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?+
-        |(?<![0-9])\.[0-9]++
-    )
-    (?:\s?/\s?(?P<denominator>[0-9]++)(?!\.[0-9]))?
+    (?:(?<![\w)\]}.])[-+−])?            # after a digit or a bracket a minus subtracts and is not a sign
+    (?:\\?\$\s?[-+−]?)?
+    (?:(?>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?+|(?<![0-9])\.[0-9]++)
+    (?:\s?/\s?[0-9]++(?!\.[0-9]))?
     """,
     re.VERBOSE,
 )
 _UNIT = re.compile(r"\s*\\?%|\s*\\(?:text|mathrm)\{[^{}]*\}|\s+[A-Za-z][A-Za-z .]*")
 
 
-class NumericReward:
+class NumericReward(Reward):
     r"""Reward 1 where the completion's number equals the gold number, as rationals; else 0.
 
     The number is read from the last `\boxed{…}`; without a box, from the line after the last "Answer:" or "####";
     without either, from anywhere in the text. A box and an answer line must contain one number and at most a unit
     (so `\boxed{\sqrt{2}}` is not 2); free text may contain more. Understood are integers, decimals, a/b, thousands
-    separators, a leading sign or dollar. A completion without a number, or with one of over 600 characters, is
+    separators, a leading sign or dollar. A completion without a number, or with one of over 4096 characters, is
     `unparsed`.
 
     Args:
@@ -68,20 +66,17 @@ class NumericReward:
                     "use reward=math_verify, or drop the row"
                 )
 
-    def close(self) -> None:
-        """Do nothing: the reward starts no process."""
-
     def _judge(self, completion: str, gold: str) -> Verdict:
         expected = _value(_lone_number(gold))
         if expected is None:
             return Verdict(reward=0.0, status="error")
         stated = self._stated_number(completion)
-        value = _value(stated)
-        if stated is None or value is None:
+        number = _value(stated)
+        if stated is None or number is None:
             return Verdict(reward=0.0, status="unparsed")
-        if value == expected:
-            return Verdict(reward=1.0, status="correct", extracted=stated.group())
-        return Verdict(reward=0.0, status="incorrect", extracted=stated.group())
+        is_correct = number.value == expected.value
+        status = "correct" if is_correct else "incorrect"
+        return Verdict(reward=float(is_correct), status=status, extracted=stated.group())
 
     def _stated_number(self, completion: str) -> re.Match[str] | None:
         # An unclosed box means a truncated completion: a number of its derivation is not the answer.
@@ -106,13 +101,7 @@ def _lone_number(text: str | None) -> re.Match[str] | None:
     return number
 
 
-def _value(number: re.Match[str] | None) -> Fraction | None:
+def _value(number: re.Match[str] | None) -> Number | None:
     """The exact value of the number; None for n/0 or a number that is too long."""
-    if number is None or len(number.group()) > MAX_NUMBER_CHARS:
-        return None
-    denominator = int(number["denominator"] or 1)
-    if denominator == 0:
-        return None
-    value = Fraction(number["numerator"].replace(",", "")) / denominator
-    is_negative = "".join(filter(None, (number["sign"], number["sign_after_currency"]))) in ("-", "−")
-    return -value if is_negative else value
+    is_readable = number is not None and len(number.group()) <= MAX_NUMBER_CHARS
+    return read_number(normalise(number.group())) if is_readable else None

@@ -10,18 +10,15 @@ from apo_lightning.types import Verdict
 class Reward(Protocol):
     """Scores completions against gold answers. An instance may keep processes open between calls.
 
+    A subclass inherits a `check_answers` that accepts all answers and a `close` that does nothing.
+
     A class may set `SCORES_WHILE_GENERATING = True`. Its `score` is then called several times a step, from another
     thread, with the completions that are finished, in any order; so a verdict must depend on its own completion and
-    answer alone. This pays for rewards slower than a thread switch; all others are called once a step.
+    answer alone. All others are called once a step.
     """
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
-        """One verdict per completion, in order. Never raises for the content of a completion.
-
-        Args:
-            completions: the text that the policy sampled, without prompt and prefill.
-            answers: the gold answer of each completion.
-        """
+        """One verdict per completion, in order. Never raises for the content of a completion."""
         ...
 
     def check_answers(self, answers: Sequence[str]) -> None:

@@ -76,24 +76,14 @@ def take_apart(answer: str) -> Compound | None:
 
 
 def sides_of_equals(answer: str) -> list[str]:
-    r"""The sides of "=" or "∈" in an answer; one side for a list or an answer without them.
-
-    Example:
-        >>> sides_of_equals("x = 2 + 3 = 5"), sides_of_equals("f(x=1)"), sides_of_equals("x=1, y=2")
-        (['x', '2 + 3', '5'], ['f(x=1)'], ['x=1, y=2'])
-    """
+    r"""The sides of "=" or "∈" in an answer; one side for a list or an answer without them."""
     if len(_split(_THOUSANDS.sub("0", answer), "separator") or ()) != 1:
         return [answer]
     return _split(answer, "equals") or [answer]
 
 
 def without_group(answer: str) -> str:
-    """The answer without parentheses around all of it.
-
-    Example:
-        >>> without_group("((x+1))"), without_group("(x+1)(x+2)")
-        ('x+1', '(x+1)(x+2)')
-    """
+    """The answer without parentheses around all of it."""
     for _ in range(_MAX_GROUPS):
         is_group = answer.startswith("(") and answer.endswith(")")
         if not is_group or len(_split(answer[1:-1], "separator") or ()) != 1:

@@ -13,12 +13,6 @@ def words(answer: str) -> str | None:
     r"""The letters and digits of an answer in words; None where it may be mathematics.
 
     These are words, names and choices, a word followed by a number, as in a date, and a time with a.m. or p.m.
-
-    Example:
-        >>> words(r"\text{(B)}"), words(r"\text{Ada  Lovelace}"), words("East"), words("xy")
-        ('b', 'adalovelace', 'east', None)
-        >>> words(r"\text{June } 20"), words(r"1:03 \text{ p.m.}"), words(r"\text{3 cm}")
-        ('june20', '1:03pm', None)
     """
     content = _TEXT.sub(r" \1 ", answer).strip().rstrip(".")
     if time := _TIME.fullmatch(content):

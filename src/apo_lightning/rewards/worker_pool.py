@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from apo_lightning.errors import VerifierError
 from apo_lightning.types import VerdictStatus
@@ -26,12 +27,6 @@ _START_WORKER = (
 """Imports the same package as the parent; its folder is first on sys.path for that import only."""
 _SELF_DESTRUCT_S = 2.0
 """A worker ends itself this much after the parent's deadline [s]."""
-_STATUSES: dict[bytes, VerdictStatus] = {
-    b"correct\n": "correct",
-    b"incorrect\n": "incorrect",
-    b"unparsed\n": "unparsed",
-    b"error\n": "error",
-}
 
 _logger = logging.getLogger(__name__)
 
@@ -45,27 +40,25 @@ class _Worker:
         # hide the library.
         package = Path(__file__).resolve().parents[1]
         arguments = [str(package.parent), str(timeout_s + _SELF_DESTRUCT_S), str(memory_limit_bytes)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START_WORKER, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        command = [sys.executable, "-P", "-c", _START_WORKER, *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._replies = self.process.stdin, self.process.stdout
         self.is_ready = False
         self.task: int | None = None
         self.deadline = time.monotonic() + _START_TIMEOUT_S
 
     def fileno(self) -> int:
         """The reply pipe, for a selector."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+        return self._replies.fileno()
 
     def send(self, task: int, gold: str, answer: str, timeout_s: float) -> None:
         """Send an answer and start its deadline. Raises BrokenPipeError if the worker has died."""
-        assert self.process.stdin is not None
         line = json.dumps([gold, answer], ensure_ascii=False) + "\n"
         # An idle worker has emptied its pipe, and the line is shorter than the pipe: this cannot block.
-        self.process.stdin.write(line.encode("utf-8", "surrogatepass"))
-        self.process.stdin.flush()
+        self._requests.write(line.encode("utf-8", "surrogatepass"))
+        self._requests.flush()
         self.task = task
         self.deadline = time.monotonic() + timeout_s
 
@@ -77,11 +70,9 @@ class _Worker:
         """Kill the process and close its pipes."""
         self.process.kill()
         self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # an unsent rest of a line
-            self.process.stdin.close()
-        self.process.stdout.close()
+            self._requests.close()
+        self._replies.close()
 
 
 class WorkerPool:
@@ -99,11 +90,6 @@ class WorkerPool:
         """Number of workers started so far, replacements included."""
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running workers."""
-        return [worker.process.pid for worker in self._workers]
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
         """The status of each (gold, answer), in order.
@@ -135,13 +121,16 @@ class WorkerPool:
                     worker.is_ready, num_failed_starts = True, 0
                 elif reply:
                     assert worker.task is not None
-                    statuses[worker.task], worker.task = _STATUSES[reply], None
+                    statuses[worker.task], worker.task = cast(VerdictStatus, reply.decode().strip()), None
                 else:
                     timed_out = reply is None
                     self._discard(worker)
                     if worker.task is not None:
                         statuses[worker.task] = "timeout" if timed_out else "error"
-                        self._log(worker, pairs[worker.task], statuses[worker.task])
+                        _logger.warning(
+                            "verifier worker ended (%s, exit status %d) on the gold %.200r and the answer %.200r",
+                            *(statuses[worker.task], worker.process.returncode, *pairs[worker.task]),
+                        )
                     elif not worker.is_ready:
                         num_failed_starts += 1
                         self._check_starts(worker, num_failed_starts)
@@ -182,11 +171,6 @@ class WorkerPool:
     def _end_all(self) -> None:
         while self._workers:
             self._workers.pop().end()
-
-    def _log(self, worker: _Worker, pair: tuple[str, str], status: VerdictStatus) -> None:
-        gold, answer = pair
-        message = "verifier worker ended (%s, exit status %d) on the gold %.200r and the answer %.200r"
-        _logger.warning(message, status, worker.process.returncode, gold, answer)
 
     def _check_starts(self, worker: _Worker, num_failed_starts: int) -> None:
         if num_failed_starts >= _MAX_FAILED_STARTS:

@@ -1,13 +1,7 @@
-import io
 import re
-import sys
-
-import pytest
-from rich.console import Console
 
 from apo_lightning.callbacks import ProgressDisplay
-from apo_lightning.callbacks.progress_view import RunState, held_out_line, panel
-from apo_lightning.common.formatting import sparkline
+from apo_lightning.callbacks.progress import held_out_line
 from factories import make_step, make_validation
 
 METRICS = {
@@ -24,7 +18,7 @@ def measured(step, max_steps):
     return make_step(step=step, max_steps=max_steps, metrics=METRICS)
 
 
-def test_without_a_terminal_there_is_one_aligned_line_a_step(scripted_run, capsys):
+def test_there_is_one_aligned_line_a_step(scripted_run, capsys):
     scripted_run([ProgressDisplay()], max_steps=3, step_output=measured)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "held-out sums at step 0: pass@1 0.500 (1 problems)"
@@ -36,7 +30,7 @@ def test_without_a_terminal_there_is_one_aligned_line_a_step(scripted_run, capsy
     assert [line.split()[0] for line in lines[2:5]] == ["1/3", "2/3", "3/3"]
     assert len({len(line) for line in lines[1:5]}) == 1
     assert lines[5] == "held-out sums at step 3: pass@1 0.500 (1 problems)"
-    assert max(map(len, lines)) <= 81
+    assert len(lines[2]) == 80
     assert "".join(lines).isascii()
 
 
@@ -53,84 +47,3 @@ def test_the_header_comes_back_every_twenty_steps(scripted_run, capsys):
 def test_a_metric_that_was_not_logged_is_a_dash(scripted_run, capsys):
     scripted_run([ProgressDisplay()], max_steps=1)
     assert capsys.readouterr().out.splitlines()[2].split()[1:6] == ["-"] * 5
-
-
-def drawn(state, width):
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(panel(state))
-    return console.file.getvalue()
-
-
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_the_panel_fits_any_terminal(width):
-    state = RunState()
-    state.start_training(0, 30)
-    for step in range(1, 30):
-        state.add(measured(step, 30))
-    state.add_held_out(make_validation(("correct", "incorrect"), step=10))
-    state.enter("generate")
-    picture = drawn(state, width)
-    assert max(len(line.rstrip()) for line in picture.splitlines()) <= min(width, 102)
-    for shown in ("29/30", "1240 tokens/s", "time left", "held-out sums", "● generate", "update 2.0s"):
-        assert shown in picture
-    assert "pass@2    " in picture
-
-
-def test_before_the_first_step_the_panel_says_what_goes_on():
-    state = RunState()
-    assert "starting" in drawn(state, 80)
-    state.enter("validate")
-    assert "● validate" in drawn(state, 80)
-
-
-def test_a_resumed_run_goes_on_counting():
-    state = RunState()
-    state.start_training(10, 30)
-    state.add(measured(11, 30))
-    assert "11/30" in drawn(state, 80)
-
-
-def terminal(monkeypatch):
-    """A stdout that says it is a terminal, and keeps what is written to it; pytest would undo it in a fixture."""
-
-    class Terminal(io.StringIO):
-        encoding = "utf-8"
-
-        def isatty(self):
-            return True
-
-    stream = Terminal()
-    monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for variable in ("NO_COLOR", "CI", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(variable, raising=False)
-    return stream
-
-
-HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-
-
-def test_a_terminal_gets_its_cursor_back(monkeypatch, scripted_run):
-    screen = terminal(monkeypatch)
-    scripted_run([ProgressDisplay()], max_steps=2, step_output=measured)
-    written = screen.getvalue()
-    assert "2/2" in written
-    assert written.count(HIDE_CURSOR) == written.count(SHOW_CURSOR) > 0
-
-
-def test_a_terminal_gets_its_cursor_back_from_a_run_that_fails(monkeypatch, scripted_run):
-    screen = terminal(monkeypatch)
-
-    def fails(step, max_steps):
-        raise RuntimeError("no more steps")
-
-    with pytest.raises(RuntimeError, match="no more steps"):
-        scripted_run([ProgressDisplay()], step_output=fails)
-    assert sys.stdout is screen
-    assert screen.getvalue().rindex(SHOW_CURSOR) > screen.getvalue().rindex(HIDE_CURSOR)
-
-
-def test_a_sparkline_shows_extremes_gaps_and_a_flat_line():
-    assert sparkline([0.0, float("nan"), 1.0], 10) == "▁ █"
-    assert sparkline([2.0] * 50, 4) == "▄▄▄▄"
-    assert sparkline([], 4) == sparkline([1.0], 0) == ""

@@ -1,14 +1,12 @@
 import json
 import math
 
-import pytest
 import torch
 from torch import nn
 
 from apo_lightning.callbacks import RunSummary
 from apo_lightning.callbacks.curves import curves_png
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change
-from apo_lightning.errors import ConfigError
 from apo_lightning.model.fingerprint import weights_sha256
 from factories import make_step, make_validation
 
@@ -87,7 +85,7 @@ def test_first_and_last_share_no_step_and_skip_what_is_not_finite():
     history = RunHistory()
     for step, value in enumerate([1.0, math.nan, 3.0, 5.0, 7.0, math.inf, 9.0], start=1):
         history.add_step(make_step(step=step, metrics={"train/grad_norm": value}))
-    result = first_and_last(history, num_edge_steps=5)
+    result = first_and_last(history)
     # Seven steps: three against three. 1, NaN, 3 and 7, ∞, 9.
     assert result["num_edge_steps"] == 3
     assert result["metrics"]["train/grad_norm"] == {"first": 2.0, "last": 8.0}
@@ -106,7 +104,7 @@ def test_a_resumed_run_knows_its_beginning():
     after.load_state_dict(json_free_copy(before.state_dict()))
     histories = [summary.state_dict()["history"] for summary in (after, whole)]
     assert histories[0] == histories[1] | {"steps": histories[0]["steps"]}
-    assert first_and_last(after._history, 5) == first_and_last(whole._history, 5)
+    assert first_and_last(after._history) == first_and_last(whole._history)
 
 
 def json_free_copy(state):
@@ -135,8 +133,3 @@ def test_curves_can_be_drawn_of_any_run():
     one.add_step(make_step(metrics={"train/reward": math.nan, "train/entropy": 1.0}))
     for history in (empty, one):
         assert curves_png(history).startswith(b"\x89PNG")
-
-
-def test_a_summary_of_no_steps_is_refused():
-    with pytest.raises(ConfigError, match="num_edge_steps is 0"):
-        RunSummary(num_edge_steps=0)

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from apo_lightning.data import ArithmeticSource, DatasetSource, PromptDataModule
+from apo_lightning.data import ArithmeticSource, DatasetSource, PromptDataModule, datamodule
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer
 
@@ -88,7 +88,7 @@ def test_a_new_lightning_epoch_goes_on_in_the_stream(tmp_path):
     assert module.trained == ids(data_module_prepared().train_dataloader(), 9)
 
 
-def test_every_benchmark_has_a_loader_with_all_its_problems_in_order(tmp_path):
+def test_every_benchmark_has_a_loader_with_all_its_problems_in_order(tmp_path, monkeypatch):
     for name, size in (("first", 5), ("second", 2)):
         lines = [json.dumps({"problem": f"{i}?", "answer": "1"}) for i in range(size)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
@@ -97,7 +97,8 @@ def test_every_benchmark_has_a_loader_with_all_its_problems_in_order(tmp_path):
         path=str(tmp_path / "first.jsonl"),
         validation={name: str(tmp_path / f"{name}.jsonl") for name in ("first", "second")},
     )
-    data, module = data_module(source, prompts_per_validation_batch=3), Recorder()
+    monkeypatch.setattr(datamodule, "PROMPTS_PER_VALIDATION_BATCH", 3)
+    data, module = data_module(source), Recorder()
     trainer(tmp_path, max_steps=1).validate(module, datamodule=data, verbose=False)
     assert data.validation_names == ["first", "second"]
     assert module.validated == [(0, ["first-1", "first-2", "first-3"]), (0, ["first-4", "first-5"]),
@@ -187,8 +188,3 @@ def test_a_base_models_template_is_used():
     data = data_module_prepared(prompt_template="Q: {problem}\nA: ")
     prompt = data.train_prompts[0]
     assert prompt.text == f"Q: {prompt.problem}\nA: {prompt.prefill}"
-
-
-def test_an_empty_validation_batch_is_refused():
-    with pytest.raises(ConfigError, match="prompts_per_validation_batch is 0"):
-        data_module(prompts_per_validation_batch=0)

@@ -19,8 +19,8 @@ def letters(length, seed):
     return "".join(random.Random(seed).choices(string.ascii_lowercase, k=length))
 
 
-def verdict(benchmark_problem, training_problem):
-    return Contamination.of(rows_of((benchmark_problem, "1"))).verdict(training_problem)
+def contains(benchmark_problem, training_problem):
+    return Contamination(rows_of((benchmark_problem, "1"))).contains(training_problem)
 
 
 def test_of_copies_the_first_is_kept():
@@ -54,48 +54,48 @@ def test_spacing_commands_are_spacing_and_other_commands_are_not():
     assert normalised_problem(r"$x + 1$") != normalised_problem(r"$x - 1$")
 
 
-def test_a_benchmark_problem_is_found_verbatim_up_to_spacing_and_case():
-    assert verdict("Find $x + 1$.", "find $x+1$.") == "verbatim"
-    assert verdict("Find $x + 1$.", "Find $x - 1$.") == "normalised"  # letters and digits are all the same
-    assert verdict("Find $x + 1$.", "Find $x + 2$.") is None
+def test_a_benchmark_problem_is_found_up_to_spacing_and_case():
+    assert contains("Find $x + 1$.", "find $x+1$.")
+    assert contains("Find $x + 1$.", "Find $x - 1$.")  # letters and digits are all the same
+    assert not contains("Find $x + 1$.", "Find $x + 2$.")
 
 
 def test_a_short_benchmark_problem_does_not_hit_as_a_substring():
-    assert verdict("Find x.", f"Find x. {letters(100, 1)}") is None
+    assert not contains("Find x.", f"Find x. {letters(100, 1)}")
 
 
 def test_half_of_the_shingles_is_contamination_and_less_is_not():
     # 119 letters have 60 shingles of 60; a copy of the first n letters holds n − 59 of them.
     problem = letters(119, seed=2)
     assert SHINGLE_LENGTH == 60
-    assert verdict(problem, letters(80, 3) + problem[:89]) == "normalised"  # 30 of 60
-    assert verdict(problem, letters(80, 3) + problem[:88]) is None  # 29 of 60
+    assert contains(problem, letters(80, 3) + problem[:89])  # 30 of 60
+    assert not contains(problem, letters(80, 3) + problem[:88])  # 29 of 60
 
 
 def test_shingles_of_two_places_add_up():
     problem = letters(200, seed=4)  # 141 shingles; two copies of 95 letters hold 36 each: 72 of 141
-    assert verdict(problem, f"{problem[:95]} and then {problem[-95:]}") == "normalised"
-    assert verdict(problem, f"{problem[:95]} and then {problem[:95]}") is None
+    assert contains(problem, f"{problem[:95]} and then {problem[-95:]}")
+    assert not contains(problem, f"{problem[:95]} and then {problem[:95]}")
 
 
 def test_a_benchmark_of_repetitions_is_counted_by_distinct_shingles():
     # 200 times the same letter is one distinct shingle, and 60 of them hold it.
-    assert verdict("a" * 200, "a" * 60) == "normalised"
+    assert contains("a" * 200, "a" * 60)
 
 
 def test_punctuation_and_case_hide_nothing():
     words = [letters(7, seed) for seed in range(20)]
-    assert verdict(" ".join(words), ", ".join(word.upper() for word in words) + "!") == "normalised"
+    assert contains(" ".join(words), ", ".join(word.upper() for word in words) + "!")
 
 
-def test_contaminated_rows_are_dropped_and_counted_by_kind():
+def test_contaminated_rows_are_dropped_and_counted():
     reworded = letters(119, seed=5)
     kept, report = filter_rows(
         rows_of(("Find $x$.", "1"), (reworded + " Round down.", "2"), ("Find $z$.", "3")),
         benchmarks=rows_of(("find $x$ .", "9"), (reworded, "9")),
     )
     assert [row.id for row in kept] == ["2"]
-    assert (report.num_in_benchmark_verbatim, report.num_in_benchmark_normalised) == (1, 1)
+    assert report.num_in_benchmark == 2
 
 
 @given(st.lists(st.tuples(st.sampled_from(["p", "P", "q q", "qq", "r"]), st.sampled_from(["", "1", "2"]))))

@@ -49,7 +49,7 @@ def test_benchmarks_are_read_by_path_or_as_problem_sets_and_never_filtered(tmp_p
 def test_excluded_benchmarks_leave_the_training_set(tmp_path, train_path):
     benchmark = write(tmp_path / "bench.jsonl", [("What is 7 plus one?", "8"), ("Else?", "1")])
     problems = DatasetSource(name="plus", path=train_path, exclude=[benchmark]).load()
-    assert problems.report.num_in_benchmark_verbatim == 1
+    assert problems.report.num_in_benchmark == 1
     assert "What is 7 plus one?" not in {row.problem for row in problems.train}
 
 

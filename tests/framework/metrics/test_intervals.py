@@ -12,13 +12,18 @@ from hypothesis import given, settings
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics import intervals
-from apo_lightning.metrics.intervals import bootstrap_interval, mean_intervals, paired_interval, paired_intervals
+from apo_lightning.metrics.intervals import Interval, mean_intervals, paired_interval
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "accuracy" / "intervals.py"))
 NUM_SETS = 300
 MONTE_CARLO_ERROR = 4 * math.sqrt(0.025 * 0.975 / intervals.NUM_RESAMPLES)
 
 SCORES = st.lists(st.sampled_from([0.0, 0.001, 0.3, 0.5, 1.0]) | st.floats(0, 1), min_size=1, max_size=40)
+
+
+def mean_interval(values, **bounds) -> Interval:
+    (interval,) = mean_intervals(values[:, None], **bounds)
+    return interval
 
 
 @pytest.mark.parametrize(("num_problems", "mean"), [(30, 0.5), (272, 0.1), (272, 0.9), (500, 0.5)])
@@ -49,7 +54,7 @@ def test_paired_intervals_hold_the_true_difference(num_problems):
 @pytest.mark.parametrize(("solved", "problems"), [(0, 40), (1, 30), (10, 10), (150, 272), (1, 1)])
 def test_of_right_and_wrong_the_ends_are_quantiles_of_beta_distributions(solved, problems):
     """With c of P problems solved: Beta(c, P − c + 1/2) at the low end, Beta(c + 1/2, P − c) at the high one."""
-    interval = bootstrap_interval((torch.arange(problems) < solved).double())
+    interval = mean_interval((torch.arange(problems) < solved).double())
     if solved == 0:
         assert interval.low == 0.0
     else:
@@ -65,7 +70,7 @@ def test_of_right_and_wrong_the_ends_are_quantiles_of_beta_distributions(solved,
 @settings(max_examples=50)
 @given(SCORES)
 def test_no_set_of_problems_gets_an_interval_without_width_or_beyond_the_range(values):
-    interval = bootstrap_interval(torch.tensor(values, dtype=torch.float64))
+    interval = mean_interval(torch.tensor(values, dtype=torch.float64))
     assert 0 <= interval.low <= interval.mean <= interval.high <= 1
     assert interval.high - interval.low > 0.3 / (len(values) + 1)
     assert interval.mean == pytest.approx(math.fsum(values) / len(values))
@@ -86,11 +91,9 @@ def test_a_difference_turns_its_sign_with_the_policies(before, random):
 def test_an_interval_is_as_wide_as_the_normal_approximation():
     """400 problems, half solved: standard error 0.025, so ±0.049 at 95 %."""
     values = torch.tensor([0.0, 1.0]).repeat(200)
-    interval = bootstrap_interval(values)
+    interval = mean_interval(values)
     assert interval.mean == 0.5
     assert (interval.low, interval.high) == pytest.approx((0.451, 0.549), abs=0.003)
-    narrower = bootstrap_interval(values, confidence=0.5)
-    assert (narrower.low, narrower.high) == pytest.approx((0.5 - 0.0169, 0.5 + 0.0169), abs=0.003)
 
 
 def test_an_unbounded_score_gets_students_interval():
@@ -102,7 +105,7 @@ def test_an_unbounded_score_gets_students_interval():
 
 
 def test_what_one_problem_says_of_an_unbounded_score_is_nothing():
-    interval = bootstrap_interval(torch.tensor([0.4]), lowest=0.0, highest=math.inf)
+    interval = mean_interval(torch.tensor([0.4]), lowest=0.0, highest=math.inf)
     assert 0 < interval.low < 0.05
     assert interval.high == math.inf
 
@@ -127,31 +130,27 @@ def test_a_column_has_the_interval_it_would_have_alone():
     values[:, 1] = 0.7
     together = mean_intervals(values)
     for column, interval in zip(values.T, together, strict=True):
-        alone = bootstrap_interval(column)
+        alone = mean_interval(column)
         assert (alone.mean, alone.low, alone.high) == pytest.approx((interval.mean, interval.low, interval.high))
-    differences = paired_intervals(values[:, :2], values[:, 1:])
-    assert differences[1].mean == pytest.approx((values[:, 2] - 0.7).mean().item())
 
 
 def test_neither_the_order_of_the_problems_nor_the_global_generator_matters(monkeypatch):
     values = torch.rand(30, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = bootstrap_interval(values)
+    first = mean_interval(values)
     assert torch.equal(torch.get_rng_state(), state)
-    assert bootstrap_interval(values.flip(0)).low == first.low
+    assert mean_interval(values.flip(0)).low == first.low
     monkeypatch.setattr(intervals, "WEIGHTS_AT_ONCE", 1000)
-    assert bootstrap_interval(values).low == pytest.approx(first.low, abs=0.01)
+    assert mean_interval(values).low == pytest.approx(first.low, abs=0.01)
 
 
 def test_what_cannot_be_resampled_is_refused():
     with pytest.raises(ConfigError, match="3 problems before and 2 after"):
         paired_interval(torch.zeros(3), torch.zeros(2))
     with pytest.raises(ConfigError, match="0 problems"):
-        bootstrap_interval(torch.zeros(0))
-    with pytest.raises(ConfigError, match=r"confidence is 95\.0"):
-        bootstrap_interval(torch.zeros(3), confidence=95.0)
+        mean_interval(torch.zeros(0))
     with pytest.raises(ConfigError, match=r"score 1\.5: .* \[0\.0, 1\.0\]"):
-        bootstrap_interval(torch.tensor([0.5, 1.5]))
+        mean_interval(torch.tensor([0.5, 1.5]))
     with pytest.raises(ConfigError, match="score nan"):
-        bootstrap_interval(torch.tensor([math.nan]))
+        mean_interval(torch.tensor([math.nan]))

@@ -54,7 +54,7 @@ def test_a_rational_number_is_read_however_it_is_written(text: str, value: str):
 @pytest.mark.parametrize(
     "text",
     ["", "-", ".", "x", r"\sqrt{4}", r"2\frac{3}{2}", "1/0", r"\frac{1}{0}", "1,23", "12,345,6", "1, 2", "2^{10}",
-     "5 x", "5 m", "3 squared", "3 plus two", r"3 \text{ dozen}", "1" * 601, r"10^{1000}", "1e9999999999", "٣"],
+     "5 x", "5 m", "3 squared", "3 plus two", r"3 \text{ dozen}", "1" * 4097, r"10^{1000}", "1e9999999999", "٣"],
 )  # fmt: skip
 def test_what_is_no_rational_number_or_too_large_is_left_alone(text: str):
     assert read_number(normalise(text)) is None
@@ -99,6 +99,6 @@ def test_every_fraction_is_read_back_and_differs_from_its_neighbour(value: Fract
     assert not same_number(number, neighbour)
 
 
-@given(st.text(max_size=700))
+@given(st.text(max_size=4200))
 def test_no_text_makes_it_raise(text: str):
     read_number(normalise(text), lone_units=True)

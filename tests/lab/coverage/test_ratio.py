@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apo_lab.coverage.ratio import ratio_estimate
-from apo_lightning.metrics.intervals import bootstrap_interval
+from apo_lightning.metrics.intervals import mean_intervals
 
 problems = st.lists(st.integers(1, 50).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), min_size=1)
 
@@ -29,7 +29,7 @@ def test_problems_of_one_length_have_the_interval_of_a_mean(share):
     shares = torch.full((60,), share).double()
     shares[:20] = 0.4
     found = ratio_estimate(shares * 10, torch.full((60,), 10))
-    mean = bootstrap_interval(shares, lowest=-math.inf, highest=math.inf)
+    (mean,) = mean_intervals(shares[:, None], lowest=-math.inf, highest=math.inf)
     assert found.value == pytest.approx(mean.mean)
     assert (found.low, found.high) == pytest.approx((mean.low, mean.high), abs=0.005)
 
@@ -38,7 +38,7 @@ def test_problems_of_one_length_have_the_interval_of_a_mean(share):
 def test_problems_that_all_agree_do_not_make_a_certainty(share):
     # Then an unseen problem may have any share, as for a mean in [0, 1].
     tokens = torch.arange(10, 50)
-    found, mean = ratio_estimate(share * tokens.double(), tokens), bootstrap_interval(torch.full((40,), share))
+    found, mean = ratio_estimate(share * tokens.double(), tokens), mean_intervals(torch.full((40, 1), share))[0]
     assert (found.low, found.high) == pytest.approx((mean.low, mean.high), abs=0.02)
     assert found.low < found.high
 

@@ -5,30 +5,26 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.reporting.averages import series_name
 from apo_lab.reporting.figures.canvas import encode, inline_svg, save, spread
-from apo_lab.reporting.figures.coverage import coverage_figure
 from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure
 from apo_lab.reporting.figures.report import report_figures
-from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_panels
+from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_points
 from apo_lab.reporting.figures.training import (
-    DIAGNOSTICS,
-    TRAINING,
     curve_panels,
     curves_figure,
     entropy_figure,
     method_curves,
     runs_by_method,
 )
-from apo_lab.reporting.published import as_measurements, as_recall, published
+from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.style import KNOWN, styles_of
-from apo_lightning.common.formatting import moving_mean
 from apo_lightning.evaluation.records import Estimate
-from report_records import make_covered, make_measurement, make_run
+from report_records import make_measurement, make_run
 
 SMALL = {"num_problems": 8, "num_samples": 4}
 KEY = "algo.loss.pull_coef"
@@ -52,7 +48,7 @@ def measured(algos=(None, "grpo", "apo"), benchmarks=("aime2024",), **kwargs):
 
 
 def all_styles(measurements):
-    return styles_of(series_name(item) for item in measurements)
+    return styles_of(item.name for item in measurements)
 
 
 def test_a_figure_has_the_same_bytes_twice_in_every_format(tmp_path):
@@ -96,25 +92,24 @@ def test_spread_keeps_the_order_the_mean_and_the_distance(heights, gap):
     assert spread(apart.tolist(), gap) == pytest.approx(apart.tolist())
 
 
-def test_the_trailing_mean_is_the_mean_of_the_last_values():
-    values = [5.0, 1.0, 3.0, 7.0]
-    # Windows of 3: {5}, {5, 1}, {5, 1, 3}, {1, 3, 7}.
-    assert moving_mean(values, 3) == pytest.approx([5, 3, 3, 11 / 3])
-    assert moving_mean(values, 1) == pytest.approx(values)
-
-
 def test_seeds_are_averaged_where_all_of_them_have_a_step():
     def run(seed, steps, values):
-        return replace(make_run("apo", seed=seed), metrics={"train/entropy": (steps, values)})
+        return replace(make_run("apo", seed=seed), metrics=pd.DataFrame({"train/entropy": values}, index=steps))
 
     runs = [run(1, (1.0, 2.0, 3.0), (0.2, 0.4, 0.9)), run(2, (1.0, 2.0), (0.4, 0.8))]
     (curve,) = method_curves({"APO": runs}, "train/entropy")
     # A window of one step: (0.2 + 0.4)/2 and (0.4 + 0.8)/2; step 3 is the first seed's alone.
-    assert curve.steps == (1.0, 2.0)
-    assert curve.mean == pytest.approx((0.3, 0.6))
-    assert curve.low == pytest.approx((0.2, 0.4))
-    assert curve.high == pytest.approx((0.4, 0.8))
-    assert curve.seeds[0][0] == (1.0, 2.0, 3.0)
+    assert curve.smoothed.index.tolist() == [1.0, 2.0]
+    assert curve.smoothed.mean(axis=1).tolist() == pytest.approx([0.3, 0.6])
+    assert curve.smoothed.min(axis=1).tolist() == pytest.approx([0.2, 0.4])
+    assert curve.logged[0].index.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_smoothed_value_is_the_mean_of_the_last_twentieth():
+    run = replace(make_run("apo"), metrics=pd.DataFrame({"train/entropy": range(1, 41)}, index=range(40)))
+    (curve,) = method_curves({"APO": [run]}, "train/entropy")
+    # 40 values, windows of 2: {1}, {1, 2}, {2, 3}.
+    assert curve.smoothed[:3].squeeze().tolist() == [1.0, 1.5, 2.5]
 
 
 def test_the_entropy_figure_names_each_line_at_its_end():
@@ -135,13 +130,13 @@ def test_runs_of_a_sweep_are_left_to_the_sensitivity_figure():
 
     assert methods(run("0.1"), run("0.02")) == {"APO": 1, "GRPO": 1}
     # Without a run at the defaults they are shown, under the names of their evaluations.
-    names = [series_name(make_measurement("apo", settings={KEY: value}, **SMALL)) for value in ("0.02", "0.05")]
+    names = [make_measurement("apo", settings={KEY: value}, **SMALL).name for value in ("0.02", "0.05")]
     assert methods(run("0.02"), run("0.05")) == {names[0]: 1, names[1]: 1, "GRPO": 1}
 
 
 def test_training_panels_follow_what_was_logged():
     runs = {"APO": [make_run("apo", keys=("train/reward", "train/pass@8"))]}
-    figure = curves_figure(curve_panels(runs, TRAINING), styles_of(runs))
+    figure = curves_figure(curve_panels(runs, "training"), styles_of(runs))
     assert {"Reward", "Pass@8, training prompts", "APO"} <= texts(figure)
     assert "Token entropy [nats]" not in texts(figure)
 
@@ -185,8 +180,9 @@ def test_published_points_are_hollow_and_drawn_for_measured_models_alone():
     items, paper = measured(), as_measurements(published("main_results"))
     figure = pareto_figure(items, all_styles([*items, *paper]), published=paper)
     assert {text for text in texts(figure) if "7B" in text} == {"Qwen2.5-Math-7B"}
-    points = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "")]
+    points = [bar.lines[0] for bar in figure.axes[0].containers]
     assert [line.get_markerfacecolor() for line in points].count("white") == 6
+    assert {"Base", "GRPO", "APO", "measured", "published"} <= texts(figure)
 
 
 def test_a_pass_at_k_curve_is_drawn_in_per_cent_over_every_k():
@@ -211,34 +207,20 @@ def sweep():
 
 
 def test_a_sensitivity_panel_holds_the_default_among_the_values_in_order():
-    (panel,) = sensitivity_panels(sweep(), block="Qwen2.5-Math-7B", method="APO", defaults=DEFAULTS["apo"])
-    assert [(point.value, point.is_default) for point in panel.points] == [("0", False), ("0.02", False), ("0.1", True)]
-    values = [point.estimate.value for point in panel.points]
+    points = sensitivity_points(sweep(), "Qwen2.5-Math-7B", "APO", DEFAULTS["apo"])[KEY]
+    assert list(points) == ["0", "0.02", "0.1"]
+    values = [estimate.value for estimate in points.values()]
     assert np.diff(values).tolist() == pytest.approx([0.1, 0.1])
 
 
 def test_the_default_is_a_star_and_published_values_are_hollow():
-    panels = sensitivity_panels(
-        sweep(),
-        block="Qwen2.5-Math-7B",
-        method="APO",
-        defaults=DEFAULTS["apo"],
-        published=as_measurements(published("sensitivity")),
-    )
-    assert [point.value for point in panels[0].published] == ["0", "0.01", "0.02", "0.05", "0.1"]
-    axes = sensitivity_figure(panels).axes[0]
+    paper = as_measurements(published("sensitivity"))
+    ours, theirs = (sensitivity_points(items, "Qwen2.5-Math-7B", "APO", DEFAULTS["apo"]) for items in (sweep(), paper))
+    assert list(theirs[KEY]) == ["0", "0.01", "0.02", "0.05", "0.1"]
+    axes = sensitivity_figure(ours, theirs, DEFAULTS["apo"]).axes[0]
     stars = [line for line in axes.lines if line.get_marker() == "*"]
     assert {line.get_markerfacecolor() for line in stars} == {"white", KNOWN["APO"].color}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "0.01", "0.02", "0.05", "0.1"]
-
-
-def test_the_coverage_figure_draws_recall_in_per_cent_beside_the_papers():
-    figure = coverage_figure([make_covered()], as_recall(published("coverage")))
-    ours, paper = figure.axes[0].lines
-    # The factory misses 16 % at K = 1.
-    assert ours.get_ydata()[0] == pytest.approx(84)
-    assert paper.get_ydata().tolist() == pytest.approx([83.84, 95.52, 97.47, 98.46])
-    assert "Qwen2.5-Math-7B, published" in texts(figure)
 
 
 def watched(algo, first):
@@ -250,13 +232,13 @@ def watched(algo, first):
         "alarm/sums/num_lost": (1.0, 2.0),
         "reach/correct_outside": (first, 0.5),
     }
-    run = replace(make_run(algo, keys=()), metrics={key: ((5.0, 10.0), two) for key, two in values.items()})
+    run = replace(make_run(algo, keys=()), metrics=pd.DataFrame(values, index=[5, 10]))
     return replace(run, config={**run.config, "callbacks.collapse_alarm.threshold": "12.0"})
 
 
 def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
     (runs,) = runs_by_method([watched("apo", 0.1), watched("grpo", 0.3)]).values()
-    found = {panel.title: panel.reference for panel in curve_panels(runs, DIAGNOSTICS)}
+    found = {panel.title: panel.reference for panel in curve_panels(runs, "monitors")}
     assert found == {
         "Squeezing index, error − control": 0.0,
         "Distinct answers in 4": pytest.approx(0.2),
@@ -264,17 +246,17 @@ def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
         "Correct, outside T$_K$": pytest.approx(0.2),
         "Problems lost, sums": 0.0,
     }
-    figure = curves_figure(curve_panels(runs, DIAGNOSTICS), styles_of(runs))
+    figure = curves_figure(curve_panels(runs, "monitors"), styles_of(runs))
     dotted = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
     assert [line.get_ydata() for line in dotted] == [[0.0, 0.0]]
 
 
 def test_a_report_has_each_figure_once_and_none_without_data():
     items = [*measured((None, "grpo")), *sweep()]
-    figures = report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS)
+    figures = report_figures([make_run("apo"), make_run("grpo")], items, DEFAULTS)
     names = [figure.name for figure in figures]
-    assert names == ["pareto", "pass_at_k", "sensitivity", "entropy", "training", "oracle_coverage"]
-    assert report_figures([], [], []) == []
+    assert names == ["pareto", "pass_at_k", "sensitivity", "entropy", "training"]
+    assert report_figures([], []) == []
 
 
 def test_diagnostics_have_a_figure_of_their_own():
@@ -287,7 +269,7 @@ def test_a_run_that_logged_nothing_is_not_drawn():
 
 def test_no_text_of_a_figure_is_smaller_than_seven_points():
     items = [*measured((None, "grpo")), *sweep()]
-    figures = list(report_figures([make_run("apo"), make_run("grpo")], items, [make_covered()], DEFAULTS))
+    figures = list(report_figures([make_run("apo"), make_run("grpo")], items, DEFAULTS))
     assert figures
     for named in figures:
         sizes = [text.get_fontsize() for text in named.figure.findobj(lambda a: hasattr(a, "get_fontsize"))]

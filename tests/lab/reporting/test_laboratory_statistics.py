@@ -7,14 +7,27 @@ import torch
 from scipy import stats
 
 from apo_lab.reporting.laboratory.baselines import mixed_pass_at_k
-from apo_lab.reporting.laboratory.reading import LabRun, Listing
+from apo_lab.reporting.laboratory.reading import LabRun
 from apo_lab.reporting.laboratory.statistics import at_matched, frontier, frontier_at, welch
+from apo_lab.statistics.exact import AnswerScores
+
+
+def answers_of(places):
+    """One valid answer for each of these problems, all of one strategy."""
+    ids = torch.tensor(places, dtype=torch.long)
+    return AnswerScores(
+        problem=ids,
+        strategy=torch.zeros_like(ids),
+        is_valid=torch.ones_like(ids, dtype=torch.bool),
+        logprobs=torch.zeros(len(ids), dtype=torch.float64),
+        num_problems=len(ids),
+        num_strategies=1,
+    )
 
 
 def run_with(points):
-    listing = Listing((), (), *(torch.tensor([], dtype=torch.long),) * 2, torch.tensor([]).bool())
     measured = tuple({"step": i, "pass@1": one, "pass@64": many} for i, (one, many) in enumerate(points))
-    return LabRun("locks", "grpo", 1, Path(), listing, measured)
+    return LabRun("locks", "grpo", 1, Path(), (), answers_of([]), measured)
 
 
 def test_welch_is_scipys():
@@ -63,11 +76,9 @@ def test_beyond_its_ends_the_frontier_is_unknown():
 
 def test_samples_from_two_policies_fail_together(tmp_path):
     """Two problems with one valid answer each: success .5 and .2 before, .9 and 0 after; 2 of 4 samples from before."""
-    ids = torch.tensor([0, 1])
-    listing = Listing(("a", "b"), ("s",), ids, torch.zeros_like(ids), torch.tensor([True, True]))
     (tmp_path / "exact").mkdir()
     for step, success in ((0, [0.5, 0.2]), (3, [0.9, 1e-30])):
         np.savez(tmp_path / "exact" / f"step_{step:06d}.npz", logprobs=np.log(success))
-    run = LabRun("locks", "grpo", 1, tmp_path, listing, ({"step": 0}, {"step": 3}))
+    run = LabRun("locks", "grpo", 1, tmp_path, ("a", "b"), answers_of([0, 1]), ({"step": 0}, {"step": 3}))
     assert mixed_pass_at_k(run, 4, 0.5).tolist() == pytest.approx([1 - 0.25 * 0.01, 1 - 0.64])
     assert mixed_pass_at_k(run, 4, 0.0).tolist() == pytest.approx([1 - 0.1**4, 0.0])

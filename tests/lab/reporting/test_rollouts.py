@@ -100,9 +100,9 @@ def test_a_limit_takes_whole_groups_of_every_step_and_says_so(run, tmp_path):
     shutil.copytree(run / "rollouts", tmp_path / "rollouts")
     shutil.rmtree(tmp_path / "rollouts" / "tokens")
     sample = read_rollouts(tmp_path, 10)
-    assert [(r.line["step"], r.line["sample"]) for r in sample.rollouts] == [(s, i) for s in (1, 2) for i in range(4)]
+    assert [(line["step"], line["sample"]) for line in sample.lines] == [(s, i) for s in (1, 2) for i in range(4)]
     assert (sample.steps, sample.num_completions) == ((1, 2), 32)
-    assert all(rollout.tokens is None for rollout in sample.rollouts)
+    assert not any(sample.tokens)
     assert "8 of 32 completions\nfrom 2 of 2 recorded steps: 1, 2." in rollout_page(sample)
     # With a file of their tokens, these steps alone.
     assert read_rollouts(run, 10).steps == (2,)

@@ -1,7 +1,6 @@
 """Tables: what stands where, what is averaged, what is bold. Numbers derived beside each test."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.averages import mean_over_benchmarks
 from apo_lab.reporting.evaluations import measurements, read_evaluations
 from apo_lab.reporting.names import METHODS
-from apo_lab.reporting.records import Covered, Evaluations, Table, TableRow
+from apo_lab.reporting.records import Covered, Table, TableRow
 from apo_lab.reporting.runs import read_runs
 from apo_lab.reporting.tables import (
     beside_published,
@@ -75,11 +74,6 @@ def test_averages_are_over_the_benchmarks_that_all_methods_have() -> None:
     assert column(table, "AMC 23", "Pass@1") == ["–", "40.00", "–"]
 
 
-def test_different_problems_under_one_name_are_called_out() -> None:
-    items = [replace(measured("Base"), data_sha256="x"), replace(measured("APO"), data_sha256="y")]
-    assert any("NOT the same problems" in note for note in main_results(items).notes)
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 0.5))
 def test_averaged_intervals_hold_the_mean_and_shrink_with_the_root_of_benchmarks(
     values: list[float], half_width: float
@@ -139,12 +133,6 @@ def test_lost_and_gained_problems_are_counted_from_base_and_from_grpo() -> None:
     ]
 
 
-def test_pairs_measured_on_different_problems_are_left_out_and_counted() -> None:
-    table = lost_gained_table([measured("Base", solved=(1,)), measured("GRPO", solved=(1, 1))])
-    assert table.rows == ()
-    assert "1 pairs" in table.notes[0]
-
-
 def covered(model: str, **others: object) -> Covered:
     source = result(model)
     recall = {k: Estimate(value=v, low=v - 0.01, high=v + 0.01) for k, v in ((1, 0.8384), (8, 0.9747))}
@@ -155,7 +143,7 @@ def covered(model: str, **others: object) -> Covered:
 
 
 def test_coverage_stands_beside_the_published_recall() -> None:
-    table = coverage_table(Evaluations(coverage=(covered("llama3b"), covered("qwen_math7b"))))
+    table = coverage_table((covered("llama3b"), covered("qwen_math7b")))
     assert [texts(row) for row in table.rows] == [
         ["Qwen2.5-Math-7B", "Base", "1,234", "83.84", "97.47"],
         ["Llama-3.2-3B-Instruct", "Base", "1,234", "83.84", "97.47"],
@@ -184,20 +172,19 @@ def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_n
     assert [texts(row)[3:6] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
 
 
-def test_a_training_sweep_alone_makes_main_sensitivity_and_held_out_tables(tmp_path: Path) -> None:
+def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: Path) -> None:
     for index, (pull, after) in enumerate([(0.1, 0.5), (0.1, 0.7), (0.02, 0.4)]):
         overrides = [f"{PULL}={pull}", f"seed={index}"]
         write_run(tmp_path / str(index), overrides, seed=index, loss={"pull_coef": pull}, after=after)
     runs = read_runs([tmp_path])
     found = measurements(runs, read_evaluations([tmp_path]), DEFAULTS)
-    main = main_results(found)
-    # The base model has random weights, drawn with each run's seed.
-    assert [texts(row) for row in main.rows] == [["Base", "3", "25.00", "–"], ["APO", "2", "60.00", "+35.00"]]
     table = sensitivity_table(found, block="tiny", method="APO", defaults=DEFAULTS)
     assert [texts(row)[:3] for row in table.rows] == [["β = 0.02", "1", "40.00"], ["β = 0.1 (default)", "2", "60.00"]]
-    assert texts(held_out_table(found).rows[0]) == ["APO", "2", "arithmetic", "25.00", "60.00", "+35.00"]
-    names = [table.name for table in report_tables(runs, Evaluations(), DEFAULTS)]
-    assert names == ["main_results", "held_out", "sensitivity_tiny_apo", "hyperparameters"]
+    # The base model has random weights, drawn with each run's seed.
+    cells = ["APO", "2", "arithmetic", "1", "25.00", "60.00", "25.00", "60.00", "+35.00"]
+    assert texts(held_out_table(found).rows[0]) == cells
+    names = [table.name for table in report_tables(runs, found, (), DEFAULTS)]
+    assert names == ["held_out", "sensitivity_tiny_apo", "hyperparameters"]
 
 
 def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) -> None:
@@ -210,5 +197,5 @@ def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) 
 
 
 def test_tables_of_nothing_are_empty() -> None:
-    assert report_tables((), Evaluations()) == ()
+    assert report_tables((), ()) == ()
     assert main_results([]).rows == sensitivity_table([], block="x", method="APO").rows == ()

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from apo_lab.reporting.figures.collapse import collapse_figure, trajectories
 
 from apo_lab.reporting.evaluations import measurements, snapshot_measurements
-from apo_lab.reporting.figures.collapse import collapse_figure, collapse_panels, trajectories
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.records import Evaluated, Evaluations
 from apo_lab.reporting.style import styles_of
@@ -47,20 +47,19 @@ def evaluations(runs, steps=(0, 10, 20), shifts=(0.0, 0.2)):
 
 
 def test_a_line_has_each_step_averaged_over_seeds_and_the_model_before_training_once(runs):
-    [line] = trajectories(snapshot_measurements(runs, evaluations(runs)))
-    assert (line.method, line.benchmark, line.num_samples) == ("APO", "aime2024", 4)
-    assert [(step, len(item.policies)) for step, item in line.points] == [(10, 2), (20, 2)]
+    [(where, lines)] = trajectories(snapshot_measurements(runs, evaluations(runs))).items()
+    assert where == ("Qwen2.5-Math-7B", "aime2024", 4)
+    assert [(step, len(item.policies)) for step, item in lines["APO"].items()] == [(10, 2), (20, 2)]
     # The factory's entropy is 0.3, of the second seed 0.2 more.
-    assert line.points[0][1].metrics["entropy"].value == pytest.approx(0.4)
-    assert line.base is not None
-    assert line.base.method == "Base"
-    assert line.base.metrics["entropy"].value == pytest.approx(0.5)
+    assert lines["APO"][10].metrics["entropy"].value == pytest.approx(0.4)
+    assert list(lines["Base"]) == [0]
+    assert lines["Base"][0].metrics["entropy"].value == pytest.approx(0.5)
 
 
 def test_a_step_that_one_seed_lacks_is_no_point_of_the_line(runs):
     both = evaluations(runs).results
-    [line] = trajectories(snapshot_measurements(runs, Evaluations(results=both[:-1])))
-    assert [step for step, _ in line.points] == [10]
+    [lines] = trajectories(snapshot_measurements(runs, Evaluations(results=both[:-1]))).values()
+    assert list(lines["APO"]) == [10]
 
 
 def test_of_the_snapshots_only_the_ends_count_in_tables(runs):
@@ -78,13 +77,10 @@ def test_of_the_snapshots_only_the_ends_count_in_tables(runs):
 
 
 def test_the_figure_has_a_panel_a_metric_and_the_base_as_a_horizontal_line(runs):
-    lines = trajectories(snapshot_measurements(runs, evaluations(runs)))
-    assert collapse_panels(lines) == [
-        ("pass@1", "Pass@1"),
-        ("pass@4", "Pass@4"),
-        ("entropy", "Token entropy [nats]"),
-    ]
-    figure = collapse_figure(lines, styles_of(["APO"]))
+    [lines] = trajectories(snapshot_measurements(runs, evaluations(runs))).values()
+    figure = collapse_figure(lines, styles_of(["APO"]), 4)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["Pass@1", "Pass@4", "Token entropy [nats]"]
     axes = figure.axes[2]
     horizontal, curve = (line.get_ydata() for line in axes.get_lines())
     assert list(horizontal) == pytest.approx([0.5, 0.5])
@@ -92,9 +88,8 @@ def test_the_figure_has_a_panel_a_metric_and_the_base_as_a_horizontal_line(runs)
     assert list(axes.get_lines()[1].get_xdata()) == [10, 20]
 
 
-def test_a_report_draws_it_with_its_number_of_seeds(runs):
+def test_a_report_draws_it(runs):
     found = snapshot_measurements(runs, evaluations(runs))
     [figure] = [f for f in report_figures([], [], snapshots=found) if f.name.startswith("collapse")]
     assert figure.title == "Along training, Qwen2.5-Math-7B, AIME 24"
     assert "4 samples a problem" in figure.caption
-    assert "APO 2" in figure.caption

@@ -5,18 +5,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from jaxtyping import Float
+from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox, BboxBase
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
-from apo_lab.reporting.style import COLUMN_INCHES, INK, PAGE_INCHES, QUIET, RC, Style
+from apo_lab.reporting.style import COLUMN_INCHES, INK, PAGE_INCHES, QUIET, Style
 from apo_lightning.common.files import write_atomically
+from apo_lightning.evaluation.records import Estimate
 
 PNG_DOTS_PER_INCH = 300
 LABEL_POINTS = 8.5
@@ -28,8 +31,21 @@ _NO_METADATA = {
     "png": {"Software": None},
 }
 
-styled = rc_context(dict(RC))
-"""Decorator: draw under the settings of `style.RC`."""
+RC = rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
+"""Settings of matplotlib under which every figure is drawn *and* saved: ticks are made as late as that."""
+styled = rc_context(RC)
+"""Decorator: draw under the settings of `RC`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFigure:
+    """A figure with its title and caption."""
+
+    name: str
+    """Stem of its files: `pareto`."""
+    title: str
+    caption: str
+    figure: Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +60,7 @@ class EndLabel:
 
 
 def panels(count: int, *, height: float, most_columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` axes in rows; one alone is as wide as a column, more share the page.
-
-    Args:
-        count: at least 1.
-        height: of a row [inches].
-        most_columns: of a row.
-    """
+    """A figure with `count` axes in rows of a height [inches]; one alone fills a column, more share the page."""
     num_columns = min(most_columns, count)
     num_rows = -(-count // num_columns)
     figure = Figure(figsize=(PAGE_INCHES if count > 1 else COLUMN_INCHES, height * num_rows + 0.3))
@@ -63,7 +73,7 @@ def panels(count: int, *, height: float, most_columns: int = 3) -> tuple[Figure,
 def encode(figure: Figure, file_format: str) -> bytes:
     """The figure as "pdf", "svg" or "png"; the same bytes for the same figure."""
     buffer = io.BytesIO()
-    with rc_context(dict(RC)):
+    with rc_context(RC):
         figure.savefig(buffer, format=file_format, dpi=PNG_DOTS_PER_INCH, metadata=_NO_METADATA[file_format])
     content = buffer.getvalue()
     if file_format == "svg":
@@ -91,10 +101,6 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     """The heights moved apart, as little as possible (least squares), until no two are closer than `gap`.
 
     With the gaps taken off this is isotonic regression: neighbours that collide share their mean.
-
-    Example:
-        >>> spread([0.5, 0.5, 0.0], gap=0.25)
-        [0.375, 0.625, 0.0]
     """
     order = np.argsort(heights, kind="stable")
     gaps = gap * np.arange(len(heights))
@@ -134,72 +140,24 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel]) -> None:
         )
 
 
-def label_points(axes: Axes, labels: Sequence[EndLabel], avoid: Sequence[tuple[float, float]] = ()) -> None:
-    """Write each label next to its point, on the side where it covers the least of other labels and points.
-
-    Call it last: what is drawn later may move the points.
-
-    Args:
-        axes: where the points are.
-        labels: what to write.
-        avoid: further places, in data, that labels should leave free.
-    """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    scale = figure.dpi / 72
-    places = [axes.transData.transform(place).tolist() for place in [*((label.x, label.y) for label in labels), *avoid]]
-    marks = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in places]
-    taken: list[BboxBase] = []
-    for index, label in enumerate(labels):
-        text = axes.annotate(
-            label.text, (label.x, label.y), xytext=(0, 0), textcoords="offset points", fontsize=7, zorder=40
-        )
-        size, others = text.get_window_extent(), [*taken, *marks[:index], *marks[index + 1 :]]
-        boxes = [_beside(places[index], size, side, scale) for side in _SIDES]
-        # What a label covers costs its area [square dots]; what lies outside of the axes costs four times as much.
-        inside = axes.get_window_extent()
-        costs = [
-            sum(_overlap(box, other) for other in others) + 4 * (box.width * box.height - _overlap(box, inside))
-            for box in boxes
-        ]
-        best = costs.index(min(costs))
-        text.set(ha=_SIDES[best][0], va=_SIDES[best][1], position=_SIDES[best][2:])
-        taken.append(boxes[best])
+def ends(estimates: Iterable[Estimate], *, scale: float = 1.0) -> Float[np.ndarray, "3 estimates"]:
+    """Values, lower and upper ends of estimates, in a unit that is `scale` times smaller."""
+    return scale * np.array([(estimate.value, estimate.low, estimate.high) for estimate in estimates]).T
 
 
-_SIDES = (
-    ("left", "center", 6, 0),
-    ("right", "center", -6, 0),
-    ("center", "bottom", 0, 5),
-    ("center", "top", 0, -5),
-    ("left", "bottom", 4, 4),
-    ("left", "top", 4, -4),
-    ("right", "bottom", -4, 4),
-    ("right", "top", -4, -4),
-)
-"""Horizontal and vertical alignment and offset [points] of a label, the preferred first."""
-
-
-def _beside(point: Sequence[float], size: BboxBase, side: tuple[str, str, int, int], scale: float) -> Bbox:
-    x = point[0] + side[2] * scale - {"left": 0, "center": size.width / 2, "right": size.width}[side[0]]
-    y = point[1] + side[3] * scale - {"bottom": 0, "center": size.height / 2, "top": size.height}[side[1]]
-    return Bbox.from_bounds(x, y, size.width, size.height)
-
-
-def _overlap(one: BboxBase, other: BboxBase) -> float:
-    """Area that both cover [square dots]."""
-    shared = Bbox.intersection(one, other)
-    return 0.0 if shared is None else shared.width * shared.height
+def draw_band(axes: Axes, x: ArrayLike, y: Float[np.ndarray, "3 points"], style: Style, **line: Any) -> EndLabel:
+    """A method's line within its band, `y` being middle, low and high; returns its name at the line's end."""
+    middle, low, high = y
+    axes.fill_between(x, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=2)
+    axes.plot(x, middle, **{**style.marked_line, "markersize": 3.5, "zorder": 3 + style.rank, **line})
+    return EndLabel(text=style.label, x=float(np.asarray(x)[-1]), y=float(middle[-1]), color=style.color)
 
 
 def filled_and_hollow() -> list[Line2D]:
     """Legend entries: filled markers were measured here, hollow ones were published."""
     shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
-    return [
-        Line2D([], [], markerfacecolor=QUIET, label="measured", **shared),
-        Line2D([], [], markerfacecolor="white", label="published", **shared),
-    ]
+    fills = (("measured", QUIET), ("published", "white"))
+    return [Line2D([], [], markerfacecolor=fill, label=label, **shared) for label, fill in fills]
 
 
 def count_steps(axes: Axes) -> None:
@@ -211,10 +169,8 @@ def count_steps(axes: Axes) -> None:
 def log2_axis(axes: Axes, name: str) -> None:
     """The x axis doubles from tick to tick, or quadruples where it is long."""
     axes.set_xscale("log", base=2)
-    largest = max(1, int(axes.dataLim.x1))
-    powers = [2**power for power in range(largest.bit_length())]
-    shown = powers if len(powers) <= 6 else powers[::2]
-    axes.set_xticks(shown, [f"{power}" for power in shown])
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"{name} (log scale)")
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.reporting.laboratory.reading import BASELINES, LabRun, by_method, puzzles_of
+from apo_lab.reporting.laboratory.reading import BASELINES, LabRun, Methods, by_puzzle, pass_table
 from apo_lab.reporting.laboratory.statistics import difference_of, mean_of
 from apo_lab.reporting.names import method_name
 from apo_lab.reporting.records import Table, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, number_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.cells import EMPTY, points_cell, share_cell, with_best_bold
 from apo_lab.statistics.exact import exact_pass_at_k
 
 TEMPERATURES = (1.25, 1.5, 2.0)
@@ -48,17 +47,13 @@ def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problem
 def baselines_table(runs: Sequence[LabRun]) -> Table:
     """pass@k of GRPO's last policy, changed without training: warmer, averaged or mixed with the base model."""
     rows = []
-    for puzzle in puzzles_of(runs):
-        methods = by_method(runs, puzzle)
-        if "grpo" not in methods:
-            continue
-        grpo = [_stacked(methods["grpo"], k) for k in KS]
-        for name, pass_at, is_apo in _variants(methods["grpo"], methods.get("apo", ())):
-            against = EMPTY
-            if name != method_name("grpo"):
-                against = number_cell(difference_of(grpo[-1], pass_at[-1]), scale=100.0, decimals=2, signed=True)
-            means = (share_cell(mean_of(table)) for table in pass_at)
-            rows.append(row_of(name, *means, against, section=puzzle, highlight=is_apo))
+    for puzzle, methods in by_puzzle(runs).items():
+        if "grpo" in methods:
+            grpo = pass_table(methods["grpo"], KS[-1])
+            for name, tables in _variants(methods):
+                against = EMPTY if name == method_name("grpo") else points_cell(difference_of(grpo, tables[-1]))
+                means = (share_cell(mean_of(table)) for table in tables)
+                rows.append(row_of(name, *means, against, section=puzzle, highlight=name == method_name("apo")))
     return Table(
         name="lab_baselines",
         title="Baselines that cost no training, on GRPO's last policy, in per cent",
@@ -71,38 +66,32 @@ def baselines_table(runs: Sequence[LabRun]) -> Table:
     )
 
 
-def _variants(grpo: Sequence[LabRun], apo: Sequence[LabRun]) -> Iterator[tuple[str, list[Tensor], bool]]:
-    """Printed name, pass@k of every seed and problem for each of `KS`, and whether it is APO's row."""
-    yield method_name("grpo"), [_stacked(grpo, k) for k in KS], False
+def _variants(methods: Methods) -> Iterator[tuple[str, list[Tensor]]]:
+    """Printed name, and pass@k of every seed and problem for each of `KS`."""
+    grpo = methods["grpo"]
+    yield method_name("grpo"), [pass_table(grpo, k) for k in KS]
     folders = [(f"temperature {t:g}", temperature_name(t)) for t in TEMPERATURES]
     folders += [(f"averaged, w = {w:g}", averaged_name(w)) for w in BASE_WEIGHTS]
     for name, folder in folders:
-        success = [found for run in grpo if (found := _measured(run, folder)) is not None]
-        if success:
-            yield name, [exact_pass_at_k(torch.stack(success), k) for k in KS], False
+        if success := _measured(grpo, folder):
+            yield name, [exact_pass_at_k(torch.stack(success), k) for k in KS]
     for share in BASE_SHARES:
         tables = [torch.stack([mixed_pass_at_k(run, k, share) for run in grpo]) for k in KS]
-        yield f"{round(64 * share)} of 64 from the base", tables, False
-    if apo:
-        yield method_name("apo"), [_stacked(apo, k) for k in KS], True
+        yield f"{round(64 * share)} of 64 from the base", tables
+    if "apo" in methods:
+        yield method_name("apo"), [pass_table(methods["apo"], k) for k in KS]
 
 
 def averaged_points(grpo: Sequence[LabRun]) -> list[tuple[float, float]]:
     """(pass@1, pass@64) of GRPO's weights averaged with the base model's, w rising; empty where it was not measured."""
-    points = []
-    for weight in BASE_WEIGHTS:
-        success = [found for run in grpo if (found := _measured(run, averaged_name(weight))) is not None]
-        if success:
-            table = torch.stack(success)
-            points.append((table.mean().item(), exact_pass_at_k(table, 64).mean().item()))
-    return points
+    found = [torch.stack(success) for w in BASE_WEIGHTS if (success := _measured(grpo, averaged_name(w)))]
+    return [(table.mean().item(), exact_pass_at_k(table, 64).mean().item()) for table in found]
 
 
-def _measured(run: LabRun, name: str) -> Float[Tensor, "problems"] | None:
-    """p of each problem under a baseline; None where it was not measured."""
-    path = run.folder.parents[1] / f"{BASELINES}{run.method}" / run.folder.name / name / "step_000000.npz"
-    return run.listing.scores(torch.from_numpy(np.load(path)["logprobs"])).success if path.is_file() else None
-
-
-def _stacked(runs: Sequence[LabRun], k: int) -> Float[Tensor, "seeds problems"]:
-    return torch.stack([run.pass_at(k) for run in runs])
+def _measured(runs: Sequence[LabRun], name: str) -> list[Float[Tensor, "problems"]]:
+    """p of each problem under a baseline, of the runs where it was measured."""
+    paths = [
+        (run, run.folder.parents[1] / f"{BASELINES}{run.method}" / run.folder.name / name / "step_000000.npz")
+        for run in runs
+    ]
+    return [run.scored(path).success for run, path in paths if path.is_file()]

@@ -11,34 +11,31 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, PercentFormatter
-from torch import Tensor
 
-from apo_lab.reporting.figures.canvas import EndLabel, label_ends, panels, styled
-from apo_lab.reporting.figures.report import NamedFigure
+from apo_lab.reporting.figures.canvas import NamedFigure, draw_band, label_ends, panels, styled
 from apo_lab.reporting.laboratory.baselines import averaged_points
-from apo_lab.reporting.laboratory.reading import LabRun, by_method, puzzles_of
+from apo_lab.reporting.laboratory.reading import LabRun, Methods, by_puzzle
 from apo_lab.reporting.laboratory.sweeps import sweep_figure, sweep_of
-from apo_lab.reporting.names import method_name
+from apo_lab.reporting.names import BASE, method_name
 from apo_lab.reporting.style import COLLAPSE, QUIET, Style, styles_of
 from apo_lab.statistics.exact import DEAD
 
 MAIN = ("grpo", "nsr", "grpo_kl", "grpo_kl_error_only", "apo")
 """The paper's methods: figures of curves show these; the tables have all."""
 Styles = Mapping[str, Style]
-Methods = Mapping[str, Sequence[LabRun]]
-"""The runs of one puzzle, by method."""
 
 
 def laboratory_figures(
     runs: Sequence[LabRun], frontiers: Mapping[str, Sequence[tuple[float, float]]]
 ) -> list[NamedFigure]:
     """Every figure, puzzle by puzzle."""
-    styles = styles_of([method_name("base"), *(method_name(run.method) for run in runs)])
+    styles = styles_of([BASE, *(method_name(run.method) for run in runs)])
     figures = []
-    for puzzle in puzzles_of(runs):
-        methods, title = by_method(runs, puzzle), puzzle.capitalize()
+    for puzzle, methods in by_puzzle(runs).items():
+        title = puzzle.capitalize()
         seeds = len(next(iter(methods.values())))
         over = f"Means over {seeds} training seed{'s' if seeds > 1 else ''}."
+        shown = {method: methods[method] for method in MAIN if method in methods}
         figures += [
             NamedFigure(
                 f"lab_{puzzle}_pareto",
@@ -46,36 +43,27 @@ def laboratory_figures(
                 "Each method from the base model (cross) through its evaluation points to its last step (marker). "
                 f"{over} Open squares: GRPO's last weights averaged with the base model's, w = 0.25, 0.5, 0.75. "
                 "Grey line: the frontier, the best choice of strategies by class, executed without a mistake.",
-                trade_off_figure(methods, frontiers.get(puzzle, ()), styles),
+                trade_off_figure(shown, frontiers.get(puzzle, ()), styles),
             ),
             NamedFigure(
                 f"lab_{puzzle}_curves",
                 f"{title} over training",
                 f"{over} Bands: smallest to largest seed. Grey line: the base model.",
-                curves_figure(methods, styles),
-            ),
-            NamedFigure(
-                f"lab_{puzzle}_pass_at_k",
-                f"{title}: pass@k at the last step",
-                f"{over} Bands: smallest to largest seed. Grey: the base model.",
-                pass_at_k_figure(methods, styles),
+                curves_figure(shown, styles),
             ),
             NamedFigure(
                 f"lab_{puzzle}_survival",
                 f"{title}: ways to a right answer that are retained",
                 f"Share of valid (problem, strategy) pairs that the policy takes with a probability of {DEAD:g} "
                 f"or more at the last step, by the strategy's mass in the base model. {over}",
-                survival_figure(methods, styles),
+                survival_figure(shown, styles),
             ),
         ]
         if sweep := sweep_of(runs, puzzle):
+            caption = "At the last step, a mark a seed. Dotted: GRPO."
+            figure = sweep_figure(sweep, methods.get("grpo", ()), styles[method_name("apo")])
             figures.append(
-                NamedFigure(
-                    f"lab_{puzzle}_sweep",
-                    f"{title}: APO's coefficients, one at a time",
-                    "At the last step, a mark a seed. Dotted: GRPO.",
-                    sweep_figure(sweep, methods.get("grpo", ()), styles[method_name("apo")]),
-                )
+                NamedFigure(f"lab_{puzzle}_sweep", f"{title}: APO's coefficients, one at a time", caption, figure)
             )
     return figures
 
@@ -89,9 +77,9 @@ def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], 
         axes.plot(*zip(*ordered, strict=True), color=QUIET, linewidth=1.0, zorder=1)
         _note(axes, "frontier", ordered[-1], (-4, 4), color=QUIET, ha="right")
     handles = []
-    for method in _shown(methods):
+    curves = {method: [_table(runs, f"pass@{k}").mean(0) for k in (1, 64)] for method, runs in methods.items()}
+    for method, (ones, many) in curves.items():
         style = styles[method_name(method)]
-        ones, many = (_mean_curve(methods[method], f"pass@{k}") for k in (1, 64))
         axes.plot(ones, many, **style.line, linewidth=1.2, zorder=2 + style.rank)
         axes.plot(ones[-1], many[-1], style.marker, color=style.color, zorder=20 + style.rank)
         handles.append(Line2D([], [], **style.marked_line, label=style.label))
@@ -102,12 +90,11 @@ def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], 
         handles.append(Line2D([], [], **open_squares, label="GRPO, averaged\nwith the base"))
     base = _base(methods)
     start = (base["pass@1"], base["pass@64"])
-    axes.plot(*start, "X", color=styles["Base"].color, zorder=40)
-    _note(axes, "Base", start, (6, 5), color=styles["Base"].color)
-    if "grpo" in methods:  # the arrow that the paper draws
-        one, other = (_mean_curve(methods["grpo"], f"pass@{k}")[-1] for k in (1, 64))
+    axes.plot(*start, "X", color=styles[BASE].color, zorder=40)
+    _note(axes, BASE, start, (6, 5), color=styles[BASE].color)
+    if "grpo" in curves:  # the arrow that the paper draws
         arrow = {"arrowstyle": "->", "color": COLLAPSE, "linewidth": 0.8, "linestyle": (0, (2, 2))}
-        axes.annotate("", (one, other), start, arrowprops=arrow)
+        axes.annotate("", [curve[-1] for curve in curves["grpo"]], start, arrowprops=arrow)
     axes.set_xlabel("pass@1")
     axes.set_ylabel("pass@64")
     _per_cent(axes.xaxis, axes.yaxis)
@@ -119,8 +106,7 @@ def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], 
 def curves_figure(methods: Methods, styles: Styles) -> Figure:
     """pass@1, pass@64, entropy, max-prob and support mass over steps."""
     base = _base(methods)
-    kind = next(key.partition("/")[2] for key in base if key.startswith("entropy/"))
-    kind = "operator" if "entropy/operator" in base else kind
+    kind = "operator" if "entropy/operator" in base else "strategy"
     shown = (
         ("pass@1", "pass@1"),
         ("pass@64", "pass@64"),
@@ -131,12 +117,12 @@ def curves_figure(methods: Methods, styles: Styles) -> Figure:
     )
     figure, grid = panels(len(shown), height=1.75)
     for place, (axes, (metric, title)) in enumerate(zip(grid, shown, strict=True)):
-        axes.axhline(base[metric], color=styles["Base"].color, linewidth=1.0, linestyle=(0, (1, 1.3)))
+        axes.axhline(base[metric], color=styles[BASE].color, linewidth=1.0, linestyle=(0, (1, 1.3)))
         labels = []
-        for method in _shown(methods):
-            style, runs = styles[method_name(method)], methods[method]
-            table = np.array([run.curve(metric) for run in runs])
-            labels.append(_line_and_band(axes, runs[0].steps, table, style, width=1.2))
+        for method, runs in methods.items():
+            table = _table(runs, metric)
+            y = np.array([table.mean(0), table.min(0), table.max(0)])
+            labels.append(draw_band(axes, runs[0].steps, y, styles[method_name(method)], marker="", linewidth=1.2))
         axes.set_title(title)
         axes.set_xlim(0, None)
         if place >= 3:
@@ -147,44 +133,21 @@ def curves_figure(methods: Methods, styles: Styles) -> Figure:
 
 
 @styled
-def pass_at_k_figure(methods: Methods, styles: Styles) -> Figure:
-    """pass@k against k at the last step, with the base model's."""
-    figure, axes = _single()
-    base = _base(methods)
-    ks = [int(key.removeprefix("pass@")) for key in base if key.startswith("pass@")]
-    curve, style = [base[f"pass@{k}"] for k in ks], styles["Base"]
-    axes.plot(ks, curve, **style.line)
-    labels = [EndLabel(text="Base", x=ks[-1], y=curve[-1], color=style.color)]
-    for method in _shown(methods):
-        table = np.array([[run.points[-1][f"pass@{k}"] for k in ks] for run in methods[method]])
-        labels.append(_line_and_band(axes, ks, table, styles[method_name(method)]))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, [str(k) for k in ks])
-    axes.minorticks_off()
-    axes.set_xlabel("k")
-    axes.set_ylabel("pass@k")
-    _per_cent(axes.yaxis)
-    label_ends(axes, labels)
-    return figure
-
-
-@styled
 def survival_figure(methods: Methods, styles: Styles) -> Figure:
     """Share of valid ways retained at the last step, by their probability under the base model."""
     figure, axes = _single()
     base = next(iter(methods.values()))[0].scores(0)
     mass = base.valid_mass[base.has_valid]
-    edges = [DEAD, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0]
-    bins = list(itertools.pairwise(edges))
-    centres = np.array([math.sqrt(low * min(high, 0.3)) for low, high in bins])
-    for method in _shown(methods):
+    bins = list(itertools.pairwise((DEAD, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0)))
+    within = [(mass >= low) & (mass < high) for low, high in bins]
+    # A bin in which the base model takes no way has no share.
+    known = [place for place, inside in enumerate(within) if inside.any()]
+    centres = [math.sqrt(bins[place][0] * min(bins[place][1], 0.3)) for place in known]
+    for method, runs in methods.items():
         style = styles[method_name(method)]
-        retained = [run.last.valid_mass[run.last.has_valid] >= DEAD for run in methods[method]]
-        table = np.array([[_share(each[(mass >= low) & (mass < high)]) for low, high in bins] for each in retained])
-        known = ~np.isnan(table).any(0)
-        if not known.any():
-            continue  # the base model takes no way as often as that
-        axes.plot(centres[known], table[:, known].mean(0), **style.marked_line, label=style.label)
+        retained = [(run.last.valid_mass[run.last.has_valid] >= DEAD).double() for run in runs]
+        shares = np.array([[each[within[place]].mean().item() for place in known] for each in retained])
+        axes.plot(centres, shares.mean(0), **style.marked_line, label=style.label)
     axes.set_xscale("log")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
@@ -201,15 +164,6 @@ def _single() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _line_and_band(axes: Axes, x: Sequence[int], table: np.ndarray, style: Style, width: float = 1.5) -> EndLabel:
-    """The mean over seeds and the band from the smallest to the largest; returns the name at the end of the line."""
-    if len(table) > 1:
-        axes.fill_between(x, table.min(0), table.max(0), color=style.color, alpha=0.12, linewidth=0)
-    mean = table.mean(0)
-    axes.plot(x, mean, **style.line, linewidth=width, zorder=2 + style.rank)
-    return EndLabel(text=style.label, x=x[-1], y=float(mean[-1]), color=style.color)
-
-
 def _note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, int], **how: Any) -> None:
     axes.annotate(text, place, xytext=offset, textcoords="offset points", fontsize=7, **how)
 
@@ -219,18 +173,11 @@ def _per_cent(*axes: Axis) -> None:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _share(flags: Tensor) -> float:
-    return flags.double().mean().item() if len(flags) else math.nan
-
-
 def _base(methods: Methods) -> Mapping[str, float]:
     """The base model's evaluation point, the same for all runs of a puzzle."""
     return next(iter(methods.values()))[0].points[0]
 
 
-def _shown(methods: Methods) -> list[str]:
-    return [method for method in MAIN if method in methods]
-
-
-def _mean_curve(runs: Sequence[LabRun], metric: str) -> list[float]:
-    return np.mean([run.curve(metric) for run in runs], axis=0).tolist()
+def _table(runs: Sequence[LabRun], metric: str) -> np.ndarray:
+    """A row a seed, a column an evaluation point."""
+    return np.array([run.curve(metric) for run in runs])

@@ -7,23 +7,23 @@ been run on the puzzles; those on the controls when all but these had been.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 
-from apo_lab.reporting.laboratory.reading import LabRun
-from apo_lab.reporting.laboratory.statistics import difference, matched_difference, welch
-from apo_lab.reporting.names import method_name
+from apo_lab.reporting.laboratory.reading import LabRun, Methods, pass_table
+from apo_lab.reporting.laboratory.statistics import difference_of, matched_difference, welch
+from apo_lab.reporting.names import data_rows, method_name
 from apo_lab.statistics.exact import DEAD
 from apo_lightning.evaluation.records import Estimate
-
-Runs = Mapping[str, Sequence[LabRun]]
-"""The runs of one puzzle, by method."""
 
 LEVELS: Mapping[str, tuple[float, float, float]] = {"locks": (0.30, 0.33, 0.36), "countdown": (0.25, 0.265, 0.28)}
 """Levels of pass@1 at which methods are compared, by puzzle."""
 RECOVERED = 2.0
 """A lost branch counts as recovered from this many times `DEAD` on: at the barrier itself rounding would count."""
+NEAR = 0.03
+"""Methods whose pass@64 differs by no more are taken to be equal."""
 
 
 class Outcome(NamedTuple):
@@ -43,78 +43,51 @@ class Prediction:
     puzzles: tuple[str, ...]
     methods: tuple[str, ...]
     """Methods that it needs."""
-    decide: Callable[[Runs], Outcome]
+    decide: Callable[..., Outcome]
+    """Of the runs and the methods."""
 
-    def outcome(self, runs: Runs) -> Outcome:
+    def outcome(self, runs: Methods) -> Outcome:
         """Decide it, where all its methods were run with two seeds or more."""
         missing = [method for method in self.methods if len(runs.get(method, ())) < 2]
-        return Outcome("not run", f"needs two seeds of {', '.join(missing)}") if missing else self.decide(runs)
+        return (
+            Outcome("not run", f"needs two seeds of {', '.join(missing)}")
+            if missing
+            else self.decide(runs, *self.methods)
+        )
 
 
-PREDICTIONS: list[Prediction] = []
-"""All predictions, in the order of the page; docs/lab-predictions.md registers the statements word by word."""
-BOTH = ("locks", "countdown")
-
-
-def registered(
-    source: str, *methods: str, puzzles: tuple[str, ...] = ("locks",)
-) -> Callable[[Callable[[Runs], Outcome]], Callable[[Runs], Outcome]]:
-    """Register a function as a prediction, its docstring being the statement.
-
-    Args:
-        source: whose prediction it is.
-        methods: that it needs.
-        puzzles: on which it is decided.
-    """
-
-    def register(decide: Callable[[Runs], Outcome]) -> Callable[[Runs], Outcome]:
-        PREDICTIONS.append(Prediction(decide.__doc__ or "", source, puzzles, methods, decide))
-        return decide
-
-    return register
-
-
-@registered("paper", "grpo", puzzles=BOTH)
-def _collapse(runs: Runs) -> Outcome:
-    """Under GRPO pass@64 falls below the base model's, by .05 or more with every seed."""
-    changes = [(run.pass_at(64) - run.pass_at(64, 0)).mean().item() for run in runs["grpo"]]
+def _collapse(runs: Methods, method: str) -> Outcome:
+    changes = (pass_table(runs[method], 64) - pass_table(runs[method], 64, 0)).mean(1).tolist()
     text = "change of pass@64 by seed " + ", ".join(f"{change:+.3f}" for change in changes)
     return Outcome("held" if max(changes) <= -0.05 else "failed", text)
 
 
-@registered("paper", "grpo", "apo", puzzles=BOTH)
-def _last_step(runs: Runs) -> Outcome:
-    """At the last step APO's pass@64 is above GRPO's."""
-    return _above_zero(difference(runs["grpo"], runs["apo"], 64), "pass@64 at the last step, APO − GRPO")
+def _last_step(runs: Methods, low: str, high: str) -> Outcome:
+    return _above_zero(_difference(runs, low, high), "pass@64 at the last step, APO − GRPO")
 
 
-@registered("paper", "grpo", "apo", puzzles=BOTH)
-def _matched(runs: Runs) -> Outcome:
-    """At matched pass@1 APO's pass@64 is above GRPO's: it lies nearer the frontier."""
-    return _above_zero(_matched_gap(runs, "pass@64"), f"pass@64 at pass@1 = {_level(runs)}, APO − GRPO")
+def _at_matched(runs: Methods, low: str, high: str, metric: str, what: str) -> Outcome:
+    unit = " [nats]" if metric.startswith("entropy") else ""
+    found = matched_difference(runs[low], runs[high], _level(runs[high]), metric)
+    return _above_zero(found, f"{what} pass@1 = {_level(runs[high])}{unit}, APO − GRPO")
 
 
-@registered("theory", "grpo", "apo", puzzles=BOTH)
-def _smaller_when_matched(runs: Runs) -> Outcome:
-    """APO differs from GRPO less at matched pass@1 than at the last step."""
-    matched, last, level = _matched_gap(runs, "pass@64"), difference(runs["grpo"], runs["apo"], 64), _level(runs)
+def _smaller_when_matched(runs: Methods, low: str, high: str) -> Outcome:
+    last, level = _difference(runs, low, high), _level(runs[high])
+    matched = matched_difference(runs[low], runs[high], level, "pass@64")
     if matched is None:
         return Outcome("undecided", f"a seed does not pass pass@1 = {level}")
     text = f"APO − GRPO in pass@64: {matched.value:+.3f} at pass@1 = {level}, {last.value:+.3f} at the last step"
     return Outcome("held" if abs(matched.value) < abs(last.value) else "failed", text)
 
 
-@registered("theory", "grpo", "apo", puzzles=BOTH)
-def _slower_losses(runs: Runs) -> Outcome:
-    """Branches that shrink do so more slowly under APO: more valid branches are alive at the last step."""
-    retained = [[run.points[-1]["alive"] for run in runs[method]] for method in ("grpo", "apo")]
+def _slower_losses(runs: Methods, low: str, high: str) -> Outcome:
+    retained = [[run.points[-1]["alive"] for run in runs[method]] for method in (low, high)]
     return _above_zero(welch(*retained), "share of valid branches alive at the last step, APO − GRPO")
 
 
-@registered("theory", "apo", puzzles=BOTH)
-def _no_recovery(runs: Runs) -> Outcome:
-    """Branches that are dead stay dead under APO: at most 5 % of them are revived within the run."""
-    num_lost, num_recovered = (sum(counts) for counts in zip(*map(recovered_branches, runs["apo"]), strict=True))
+def _no_recovery(runs: Methods, method: str) -> Outcome:
+    num_lost, num_recovered = (sum(counts) for counts in zip(*map(recovered_branches, runs[method]), strict=True))
     if num_lost == 0:
         return Outcome("undecided", "no branch died")
     share = num_recovered / num_lost
@@ -122,79 +95,50 @@ def _no_recovery(runs: Runs) -> Outcome:
     return Outcome("held" if share <= 0.05 else "failed", text)
 
 
-@registered("theory", "grpo", "apo")
-def _outside_gains_less(runs: Runs) -> Outcome:
-    """Strategies outside the base model's top 8 gain less from APO than those inside."""
+def _outside_gains_less(runs: Methods, low: str, high: str) -> Outcome:
     gaps = [
-        [_retained(run, slice(0, 8)) - _retained(run, slice(8, 12)) for run in runs[method]]
-        for method in ("grpo", "apo")
+        [_retained(run, slice(0, 8)) - _retained(run, slice(8, 12)) for run in runs[method]] for method in (low, high)
     ]
     return _above_zero(welch(*gaps), "share alive, base ranks 1–8 minus 9–12, APO − GRPO")
 
 
-@registered("theory", "grpo", "apo")
-def _digit_entropy(runs: Runs) -> Outcome:
-    """At matched pass@1 the digits, where the reference is surer, keep more entropy under APO."""
-    return _entropy(runs, "digit")
-
-
-@registered("paper", "grpo", "apo")
-def _strategy_entropy(runs: Runs) -> Outcome:
-    """At matched pass@1 the choice of a strategy keeps more entropy under APO."""
-    return _entropy(runs, "strategy")
-
-
-@registered("theory", "push_only", "apo_k12")
-def _no_choice_among_all(runs: Runs) -> Outcome:
-    """With all twelve strategies among the anchors (K = 12) APO is its push alone: pass@64 within .03."""
-    found = difference(runs["push_only"], runs["apo_k12"], 64)
+def _no_choice_among_all(runs: Methods, low: str, high: str) -> Outcome:
+    found = _difference(runs, low, high)
     text = f"pass@64, K = 12 minus β = 0: {found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    return Outcome("held" if abs(found.value) <= 0.03 else "failed", text)
+    return Outcome("held" if abs(found.value) <= NEAR else "failed", text)
 
 
-@registered("theory", "apo")
-def _never_saturated(runs: Runs) -> Outcome:
-    """At strategy tokens r_anchor cannot reach 2.5, so the pull is never switched off there."""
+def _never_saturated(runs: Methods, method: str) -> Outcome:
     # 1/Z_ref bounds r_anchor; Z_ref is at least the base model's mass on its top 8 minus its largest.
-    base = runs["apo"][0].points[0]
+    base = runs[method][0].points[0]
     bound = 1 / (base["support/strategy"] - base["max_prob/strategy"])
     return Outcome("held" if bound < 2.5 else "failed", f"r_anchor at most {bound:.2f} at strategy tokens, against 2.5")
 
 
-@registered("paper", "apo_random_anchors", "apo")
-def _support_helps(runs: Runs) -> Outcome:
-    """It is the reference's support that helps: with anchors drawn at random pass@64 is below APO's."""
-    return _every_seed(runs, "apo_random_anchors", "apo")
+def _every_seed(runs: Methods, low: str, high: str) -> Outcome:
+    """Held where `high` has the higher pass@64 at the last step with every seed, failed where with none."""
+    gaps, text = _gaps(runs, low, high)
+    return Outcome("held" if min(gaps) > 0 else "failed" if max(gaps) < 0 else "undecided", text)
 
 
-@registered("theory", "apo_gate_only", "apo")
-def _gate_alone(runs: Runs) -> Outcome:
-    """The pull's gradient matters little here: with the gate alone pass@64 is within .03 of APO's."""
-    return _within(runs, "apo_gate_only", "apo", 0.03)
+def _within(runs: Methods, low: str, high: str) -> Outcome:
+    """Held where the mean gap in pass@64 at the last step is at most `NEAR`."""
+    gaps, text = _gaps(runs, low, high)
+    return Outcome("held" if abs(sum(gaps) / len(gaps)) <= NEAR else "failed", text)
 
 
-@registered("theory", "apo_ungated", "apo")
-def _clip_alone(runs: Runs) -> Outcome:
-    """The clip does not touch the pull here: with the pull outside it pass@64 is within .03 of APO's."""
-    return _within(runs, "apo_ungated", "apo", 0.03)
+def _gaps(runs: Methods, low: str, high: str) -> tuple[list[float], str]:
+    """By how much `high` exceeds `low` in pass@64 at the last step, seed by seed, and the same as text."""
+    by_seed = {run.seed: run for run in runs[low]}
+    above = [run for run in runs[high] if run.seed in by_seed]
+    below = [by_seed[run.seed] for run in above]
+    gaps = (pass_table(above, 64) - pass_table(below, 64)).mean(1).tolist()
+    values = ", ".join(f"{gap:+.3f}" for gap in gaps)
+    return gaps, f"pass@64 at the last step, {method_name(high)} − {method_name(low)}, by seed {values}"
 
 
-@registered("theory", "apo", "apo_cross_entropy")
-def _persistent_pull(runs: Runs) -> Outcome:
-    """A pull that does not fade with its anchor (cross-entropy) keeps more pass@64 than APO's."""
-    return _every_seed(runs, "apo", "apo_cross_entropy")
-
-
-@registered("theory", "apo", "grpo_topk_forward_kl")
-def _forward_kl(runs: Runs) -> Outcome:
-    """So does the forward KL on the same tokens, outside the ratio."""
-    return _every_seed(runs, "apo", "grpo_topk_forward_kl")
-
-
-@registered("theory", "apo", "apo_always")
-def _pull_everywhere(runs: Runs) -> Outcome:
-    """And so does a pull on correct answers too."""
-    return _every_seed(runs, "apo", "apo_always")
+def _difference(runs: Methods, before: str, after: str) -> Estimate:
+    return difference_of(pass_table(runs[before], 64), pass_table(runs[after], 64))
 
 
 def _above_zero(found: Estimate | None, what: str) -> Outcome:
@@ -205,38 +149,8 @@ def _above_zero(found: Estimate | None, what: str) -> Outcome:
     return Outcome("held" if found.low > 0 else "failed" if found.high < 0 else "undecided", text)
 
 
-def _every_seed(runs: Runs, low: str, high: str) -> Outcome:
-    """Held where `high` has the higher pass@64 at the last step with every seed, failed where with none."""
-    gaps, text = _gaps(runs, low, high)
-    return Outcome("held" if min(gaps) > 0 else "failed" if max(gaps) < 0 else "undecided", text)
-
-
-def _within(runs: Runs, low: str, high: str, bound: float) -> Outcome:
-    """Held where the mean gap in pass@64 at the last step is at most `bound`."""
-    gaps, text = _gaps(runs, low, high)
-    return Outcome("held" if abs(sum(gaps) / len(gaps)) <= bound else "failed", text)
-
-
-def _gaps(runs: Runs, low: str, high: str) -> tuple[list[float], str]:
-    """By how much `high` exceeds `low` in pass@64 at the last step, seed by seed, and the same as text."""
-    by_seed = {run.seed: run for run in runs[low]}
-    pairs = [(by_seed[run.seed], run) for run in runs[high] if run.seed in by_seed]
-    gaps = [(one.pass_at(64) - other.pass_at(64)).mean().item() for other, one in pairs]
-    values = ", ".join(f"{gap:+.3f}" for gap in gaps)
-    return gaps, f"pass@64 at the last step, {method_name(high)} − {method_name(low)}, by seed {values}"
-
-
-def _level(runs: Runs) -> float:
-    return LEVELS[runs["apo"][0].puzzle][1]
-
-
-def _matched_gap(runs: Runs, metric: str) -> Estimate | None:
-    return matched_difference(runs["grpo"], runs["apo"], _level(runs), metric)
-
-
-def _entropy(runs: Runs, kind: str) -> Outcome:
-    what = f"entropy of {kind} tokens at pass@1 = {_level(runs)} [nats], APO − GRPO"
-    return _above_zero(_matched_gap(runs, f"entropy/{kind}"), what)
+def _level(runs: Sequence[LabRun]) -> float:
+    return LEVELS[runs[0].puzzle][1]
 
 
 def _retained(run: LabRun, ranks: slice) -> float:
@@ -255,3 +169,31 @@ def recovered_branches(run: LabRun) -> tuple[int, int]:
         recovered |= lost & (mass >= RECOVERED * DEAD)
         lost |= mass < DEAD
     return int(lost.sum()), int(recovered.sum())
+
+
+_DECISIONS: Mapping[str, Callable[..., Outcome]] = {
+    "collapse": _collapse,
+    "higher at the last step": _last_step,
+    "higher at matched pass@1": partial(_at_matched, metric="pass@64", what="pass@64 at"),
+    "nearer at matched pass@1": _smaller_when_matched,
+    "more alive": _slower_losses,
+    "dead stay dead": _no_recovery,
+    "outside gains less": _outside_gains_less,
+    "entropy of digits": partial(_at_matched, metric="entropy/digit", what="entropy of digit tokens at"),
+    "entropy of strategies": partial(_at_matched, metric="entropy/strategy", what="entropy of strategy tokens at"),
+    "push alone": _no_choice_among_all,
+    "never saturated": _never_saturated,
+    "higher with every seed": _every_seed,
+    "near": _within,
+}
+PREDICTIONS = tuple(
+    Prediction(
+        statement=row["statement"],
+        source=row["source"],
+        puzzles=tuple(row["puzzles"].split()),
+        methods=tuple(row["methods"].split()),
+        decide=_DECISIONS[row["decision"]],
+    )
+    for row in data_rows("laboratory/predictions.csv")
+)
+"""All predictions, in the order of the page; docs/lab-predictions.md registers the statements word by word."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from apo_lab.reporting.figures.canvas import save
 from apo_lab.reporting.laboratory.baselines import baselines_table
 from apo_lab.reporting.laboratory.figures import laboratory_figures
 from apo_lab.reporting.laboratory.reading import LabRun, read_laboratory
@@ -19,9 +18,8 @@ from apo_lab.reporting.laboratory.tables import (
     prediction_table,
     revival_table,
 )
-from apo_lab.reporting.page import ReportContents, files_of, page
+from apo_lab.reporting.page import Report, write_report
 from apo_lab.reporting.records import Table
-from apo_lab.reporting.render import write_tables
 from apo_lightning.common.files import to_json, write_atomically
 
 FRONTIER_K = 64
@@ -52,22 +50,11 @@ def laboratory_report(folder: Path, *, date: str) -> Path:
         sweep_table(runs),
         cost_table(runs),
     )
-    tables = tuple(table for table in made if table.rows)
-    figures = laboratory_figures(runs, frontiers)
-    paths = [*write_tables(tables, output / "tables")]
-    for figure in figures:
-        paths += save(figure.figure, output / "figures" / figure.name)
+    tables = [table for table in made if table.rows]
     write_atomically(output / "results.json", to_json({table.name: _plain(table) for table in tables}, indent=1))
-    contents = ReportContents(
-        title="The laboratory: collapse of pass@k, and methods against it",
-        date=date,
-        num_runs=len(runs),
-        tables=tables,
-        files=files_of(paths, output),
-    )
-    path = output / "report.html"
-    write_atomically(path, page(contents, figures).encode())
-    return path
+    title = "The laboratory: collapse of pass@k, and methods against it"
+    figures = laboratory_figures(runs, frontiers)
+    return write_report(Report(title=title, date=date, num_runs=len(runs), tables=tables, figures=figures), output)
 
 
 def _frontiers(runs: Sequence[LabRun]) -> dict[str, list[tuple[float, float]]]:
@@ -75,9 +62,9 @@ def _frontiers(runs: Sequence[LabRun]) -> dict[str, list[tuple[float, float]]]:
     locks = next((run for run in runs if run.puzzle == "locks"), None)
     if locks is None:
         return {}
-    classes = sorted({problem[0] for problem in locks.listing.problems})
-    group = torch.tensor([classes.index(problem[0]) for problem in locks.listing.problems])
-    return {"locks": frontier(locks.scores(0).has_valid, group, FRONTIER_K)}
+    classes = sorted({problem[0] for problem in locks.problems})
+    group = torch.tensor([classes.index(problem[0]) for problem in locks.problems])
+    return {"locks": frontier(locks.answers.has_valid, group, FRONTIER_K)}
 
 
 def _plain(table: Table) -> list[dict[str, object]]:

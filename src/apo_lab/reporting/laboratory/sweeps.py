@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from apo_lab.reporting.figures.canvas import panels, styled
-from apo_lab.reporting.laboratory.reading import REVIVAL, LabRun, puzzles_of
-from apo_lab.reporting.laboratory.statistics import mean_pass_at_k
+from apo_lab.reporting.laboratory.reading import REVIVAL, LabRun, by_puzzle, pass_table
+from apo_lab.reporting.laboratory.statistics import mean_of
 from apo_lab.reporting.names import axis_name
 from apo_lab.reporting.records import Cell, Table, left, right, row_of
 from apo_lab.reporting.style import QUIET, Style
@@ -20,13 +20,12 @@ Sweep = Mapping[str, Sequence[tuple[float, Sequence[LabRun]]]]
 
 def sweep_of(runs: Sequence[LabRun], puzzle: str) -> Sweep:
     """Runs whose loss differs from APO's in one axis alone, by their configurations; axes of one value left out."""
-    default = next((run.loss for run in runs if (run.puzzle, run.method) == (puzzle, "apo")), None)
+    members = [run for run in runs if run.puzzle == puzzle and not run.method.startswith(REVIVAL)]
+    default = next((run.loss for run in members if run.method == "apo"), None)
     if default is None:
         return {}
     found: dict[str, dict[float, list[LabRun]]] = {axis: {} for axis in AXES}
-    for run in runs:
-        if run.puzzle != puzzle or run.method.startswith(REVIVAL):
-            continue
+    for run in members:
         others = {key for key in default.keys() | run.loss.keys() if default.get(key) != run.loss.get(key)}
         for axis in AXES:
             if others <= {axis}:
@@ -36,20 +35,18 @@ def sweep_of(runs: Sequence[LabRun], puzzle: str) -> Sweep:
 
 def sweep_table(runs: Sequence[LabRun]) -> Table:
     """pass@k at the last step, by value."""
-    rows = []
-    for puzzle in puzzles_of(runs):
-        for axis, values in sweep_of(runs, puzzle).items():
-            name = axis_name(f"algo.loss.{axis}")
-            for value, members in values:
-                rows.append(
-                    row_of(
-                        Cell(f"{name} = {value:g}", value),
-                        str(len(members)),
-                        *(share_cell(mean_pass_at_k(members, k)) for k in (1, 8, 64)),
-                        section=f"{puzzle}, {name}",
-                        highlight=any(run.method == "apo" for run in members),
-                    )
-                )
+    rows = [
+        row_of(
+            Cell(f"{axis_name(f'algo.loss.{axis}')} = {value:g}", value),
+            str(len(members)),
+            *(share_cell(mean_of(pass_table(members, k))) for k in (1, 8, 64)),
+            section=f"{puzzle}, {axis_name(f'algo.loss.{axis}')}",
+            highlight=any(run.method == "apo" for run in members),
+        )
+        for puzzle in by_puzzle(runs)
+        for axis, values in sweep_of(runs, puzzle).items()
+        for value, members in values
+    ]
     return Table(
         name="lab_sweep",
         title="APO with one coefficient changed, in per cent",
@@ -63,7 +60,7 @@ def sweep_table(runs: Sequence[LabRun]) -> Table:
 def sweep_figure(sweep: Sweep, grpo: Sequence[LabRun], style: Style) -> Figure:
     """pass@64 (filled) and pass@1 (open) at the last step against each coefficient; a mark a seed, a line of means."""
     figure, grid = panels(len(sweep), height=1.9)
-    for place, (axes, (axis, values)) in enumerate(zip(grid, sweep.items(), strict=True)):
+    for axes, (axis, values) in zip(grid, sweep.items(), strict=True):
         for k, fill in ((64, style.color), (1, "white")):
             marks = [[run.points[-1][f"pass@{k}"] for run in members] for _, members in values]
             for x, column in enumerate(marks):
@@ -76,6 +73,5 @@ def sweep_figure(sweep: Sweep, grpo: Sequence[LabRun], style: Style) -> Figure:
         axes.set_xlabel(axis_name(f"algo.loss.{axis}"))
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        if place == 0:
-            axes.set_ylabel("pass@64 (filled), pass@1 (open)")
+    grid[0].set_ylabel("pass@64 (filled), pass@1 (open)")
     return figure

@@ -3,19 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from apo_lab.reporting.laboratory.predictions import LEVELS, PREDICTIONS, recovered_branches
-from apo_lab.reporting.laboratory.reading import REVIVAL, SWEEP, LabRun, by_method, puzzles_of
+from apo_lab.reporting.laboratory.reading import REVIVAL, LabRun, Methods, by_puzzle, pass_table
 from apo_lab.reporting.laboratory.statistics import (
     at_matched,
-    bare,
-    difference,
+    difference_of,
     frontier_at,
     matched_difference,
-    mean_pass_at_k,
+    mean_of,
 )
-from apo_lab.reporting.names import BASE, in_method_order, method_name
-from apo_lab.reporting.records import Cell, Table, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, number_cell, share_cell, with_best_bold
+from apo_lab.reporting.names import BASE, method_name
+from apo_lab.reporting.records import Cell, Table, bare, left, right, row_of
+from apo_lab.reporting.tables.cells import EMPTY, number_cell, points_cell, share_cell, with_best_bold
 
 KS = (1, 8, 64)
 KINDS_OF_METRIC = ("entropy", "max_prob", "support")
@@ -26,28 +27,17 @@ Frontiers = Mapping[str, Sequence[tuple[float, float]]]
 def main_table(runs: Sequence[LabRun]) -> Table:
     """pass@k at the last step, and its distance to GRPO's."""
     rows = []
-    for puzzle, methods in _puzzles(runs):
-        base = next(iter(methods.values()))[0].points[0]
-        rows.append(
-            row_of(BASE, EMPTY, *(share_cell(bare(base[f"pass@{k}"])) for k in KS), EMPTY, EMPTY, section=puzzle)
-        )
-        for method in _ordered(methods):
-            members = methods[method]
+    for puzzle, methods in by_puzzle(runs).items():
+        shares = (share_cell(bare(_base(methods)[f"pass@{k}"])) for k in KS)
+        rows.append(row_of(BASE, EMPTY, *shares, EMPTY, EMPTY, section=puzzle))
+        for method, members in methods.items():
             against = EMPTY
             if method != "grpo" and "grpo" in methods:
-                against = number_cell(difference(methods["grpo"], members, 64), scale=100.0, decimals=2, signed=True)
-            retained = sum(run.points[-1]["alive"] for run in members) / len(members)
-            rows.append(
-                row_of(
-                    method_name(method),
-                    str(len(members)),
-                    *(share_cell(mean_pass_at_k(members, k)) for k in KS),
-                    against,
-                    share_cell(bare(retained)),
-                    section=puzzle,
-                    highlight=method == "apo",
-                )
-            )
+                against = points_cell(difference_of(pass_table(methods["grpo"], 64), pass_table(members, 64)))
+            shares = (share_cell(mean_of(pass_table(members, k))) for k in KS)
+            alive = share_cell(bare(_mean([run.points[-1]["alive"] for run in members])))
+            name, seeds, is_apo = method_name(method), str(len(members)), method == "apo"
+            rows.append(row_of(name, seeds, *shares, against, alive, section=puzzle, highlight=is_apo))
     return Table(
         name="lab_main",
         title="pass@k of the held-out problems at the last step, in per cent, without sampling noise",
@@ -64,27 +54,20 @@ def main_table(runs: Sequence[LabRun]) -> Table:
 def matched_table(runs: Sequence[LabRun], frontiers: Frontiers) -> Table:
     """pass@8 and pass@64 where pass@1 passes a level fixed in advance, against GRPO there, and the frontier."""
     rows = []
-    for puzzle, methods in _puzzles(runs):
+    for puzzle, methods in by_puzzle(runs).items():
         for level in LEVELS[puzzle]:
             best = frontier_at(frontiers[puzzle], level) if puzzle in frontiers else math.nan
-            for method in _ordered(methods):
-                members = methods[method]
+            for method, members in methods.items():
                 eights, manys = ([at_matched(run, level, f"pass@{k}") for run in members] for k in (8, 64))
                 against = None
                 if method != "grpo" and "grpo" in methods:
                     against = matched_difference(methods["grpo"], members, level, "pass@64")
-                rows.append(
-                    row_of(
-                        method_name(method),
-                        f"{sum(not math.isnan(value) for value in manys)} of {len(members)}",
-                        share_cell(bare(_mean(eights))),
-                        share_cell(bare(_mean(manys))),
-                        number_cell(against, scale=100.0, decimals=2, signed=True),
-                        share_cell(bare(best - _mean(manys))),
-                        section=f"{puzzle}, pass@1 = {level:.1%}",
-                        highlight=method == "apo",
-                    )
-                )
+                many = _mean(manys)
+                reached = f"{sum(not math.isnan(value) for value in manys)} of {len(members)}"
+                cells = (*(share_cell(bare(x)) for x in (_mean(eights), many)), points_cell(against))
+                cells += (share_cell(bare(best - many)),)
+                section = f"{puzzle}, pass@1 = {level:.1%}"
+                rows.append(row_of(method_name(method), reached, *cells, section=section, highlight=method == "apo"))
     return Table(
         name="lab_matched",
         title="At matched pass@1, in per cent",
@@ -104,12 +87,12 @@ def matched_table(runs: Sequence[LabRun], frontiers: Frontiers) -> Table:
 def entropy_table(runs: Sequence[LabRun]) -> Table:
     """Entropy, max-prob and support by kind of token at the last step."""
     rows = []
-    for puzzle, methods in _puzzles(runs):
-        base = next(iter(methods.values()))[0].points[0]
-        policies = {BASE: [base]}
-        policies |= {method_name(m): [run.points[-1] for run in methods[m]] for m in _ordered(methods)}
-        for name, points in policies.items():
-            for kind in (key.partition("/")[2] for key in base if key.startswith("entropy/")):
+    for puzzle, methods in by_puzzle(runs).items():
+        kinds = [key.partition("/")[2] for key in _base(methods) if key.startswith("entropy/")]
+        ends = {BASE: [_base(methods)]}
+        ends |= {method_name(method): [run.points[-1] for run in members] for method, members in methods.items()}
+        for name, points in ends.items():
+            for kind in kinds:
                 means = (_mean([point[f"{metric}/{kind}"] for point in points]) for metric in KINDS_OF_METRIC)
                 rows.append(row_of(name, kind, *(number_cell(bare(mean)) for mean in means), section=puzzle))
     return Table(
@@ -127,26 +110,16 @@ def entropy_table(runs: Sequence[LabRun]) -> Table:
 def revival_table(runs: Sequence[LabRun]) -> Table:
     """What is recovered when training continues from GRPO's last policy."""
     rows = []
-    for puzzle in puzzles_of(runs):
-        methods = by_method(runs, puzzle, revivals=True)
-        for method in _ordered(methods):
-            members = methods[method]
-            num_lost, num_recovered = (sum(column) for column in zip(*map(recovered_branches, members), strict=True))
-            ends = {
-                metric: [bare(_mean([run.points[point][metric] for run in members])) for point in (0, -1)]
-                for metric in ("pass@1", "pass@64", "valid_entropy")
-            }
-            rows.append(
-                row_of(
-                    method_name(method),
-                    str(len(members)),
-                    *(share_cell(mean) for metric in ("pass@1", "pass@64") for mean in ends[metric]),
-                    *(number_cell(mean) for mean in ends["valid_entropy"]),
-                    f"{num_recovered:,} of {num_lost:,}",
-                    section=puzzle,
-                    highlight=method == "apo",
-                )
-            )
+    for puzzle, methods in by_puzzle(runs, REVIVAL).items():
+        for method, members in methods.items():
+            num_lost, num_recovered = np.sum([recovered_branches(run) for run in members], axis=0)
+            ends = [
+                cell(bare(_mean([run.points[point][metric] for run in members])))
+                for metric, cell in (("pass@1", share_cell), ("pass@64", share_cell), ("valid_entropy", number_cell))
+                for point in (0, -1)
+            ]
+            name, seeds, revived = method_name(method), str(len(members)), f"{num_recovered:,} of {num_lost:,}"
+            rows.append(row_of(name, seeds, *ends, revived, section=puzzle, highlight=method == "apo"))
     return Table(
         name="lab_revival",
         title="Revival: begun with GRPO's last policy, anchored to the base model",
@@ -167,21 +140,11 @@ def revival_table(runs: Sequence[LabRun]) -> Table:
 def cost_table(runs: Sequence[LabRun]) -> Table:
     """What a run of each method took."""
     rows = []
-    for puzzle, methods in _puzzles(runs):
-        for method in _ordered(methods):
-            steps = methods[method][0].steps[-1]
-            samples, trained, training, reference = map(_mean, zip(*map(_cost, methods[method]), strict=True))
-            rows.append(
-                row_of(
-                    method_name(method),
-                    Cell(str(steps), steps),
-                    Cell(f"{samples:,.0f}", samples),
-                    Cell(f"{trained:,.0f}", trained),
-                    Cell(f"{training:.0f}", training),
-                    Cell(f"{reference:.1f}", reference),
-                    section=puzzle,
-                )
-            )
+    for puzzle, methods in by_puzzle(runs).items():
+        for method, members in methods.items():
+            costs = [members[0].steps[-1], *np.mean([_cost(run) for run in members], axis=0).tolist()]
+            cells = (Cell(f"{x:,.{decimals}f}", x) for x, decimals in zip(costs, (0, 0, 0, 0, 1), strict=True))
+            rows.append(row_of(method_name(method), *cells, section=puzzle))
     return Table(
         name="lab_cost",
         title="Cost of a run",
@@ -199,8 +162,8 @@ def cost_table(runs: Sequence[LabRun]) -> Table:
 
 def prediction_table(runs: Sequence[LabRun]) -> Table:
     """Each prediction and its outcome."""
+    puzzles = by_puzzle(runs)
     rows = []
-    puzzles = dict(_puzzles(runs))
     for prediction in PREDICTIONS:
         for puzzle in prediction.puzzles:
             if puzzle in puzzles:
@@ -218,25 +181,21 @@ def prediction_table(runs: Sequence[LabRun]) -> Table:
     )
 
 
-def _puzzles(runs: Sequence[LabRun]) -> list[tuple[str, dict[str, list[LabRun]]]]:
-    methods = [run for run in runs if not run.method.startswith((REVIVAL, SWEEP))]
-    return [(name, by_method(runs, name)) for name in puzzles_of(methods)]
-
-
-def _ordered(methods: Mapping[str, object]) -> list[str]:
-    by_name = {method_name(method): method for method in methods}
-    return [by_name[name] for name in in_method_order(by_name)]
+def _base(methods: Methods) -> Mapping[str, float]:
+    """The base model's evaluation point, the same for all runs of a puzzle."""
+    return next(iter(methods.values()))[0].points[0]
 
 
 def _mean(values: Sequence[float]) -> float:
+    """The mean of the values that are known; NaN of none."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
 
 def _cost(run: LabRun) -> tuple[float, float, float, float]:
     """Samples, tokens trained, seconds of training, and of it the reference's."""
-    correct, incorrect = run.column("reward/num_correct"), run.column("reward/num_incorrect")
-    samples = [one + other for one, other in zip(correct, incorrect, strict=True)]
-    tokens, skipped = run.column("train/completion_tokens"), run.column("train/skipped_fraction")
-    trained = sum(n * length * (1 - share) for n, length, share in zip(samples, tokens, skipped, strict=True))
-    return sum(samples), trained, sum(run.column("time/step")), sum(run.column("time/reference"))
+    steps = run.metrics
+    samples = steps["reward/num_correct"] + steps["reward/num_incorrect"]
+    trained = samples * steps["train/completion_tokens"] * (1 - steps["train/skipped_fraction"])
+    reference = steps["time/reference"].sum() if "time/reference" in steps else 0.0
+    return samples.sum(), trained.sum(), steps["time/step"].sum(), reference

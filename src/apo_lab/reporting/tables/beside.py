@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from apo_lab.reporting.axes import plain, same_value, value_place
+from apo_lab.reporting.axes import plain, value_place
 from apo_lab.reporting.names import (
+    BENCHMARKS,
+    HYPERPARAMETERS,
+    MODELS,
     benchmark_name,
-    in_benchmark_order,
-    in_method_order,
-    in_model_order,
+    in_order,
     method_name,
     model_name,
 )
@@ -16,7 +17,6 @@ from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, Name, Publ
 from apo_lab.reporting.records import (
     Cell,
     Covered,
-    Evaluations,
     Measurement,
     RunCard,
     Table,
@@ -27,25 +27,8 @@ from apo_lab.reporting.records import (
 )
 from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, share_cell
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.series import Series, average, evaluated_or_held_out, interval_note, series
+from apo_lab.reporting.tables.series import Series, average, evaluated, interval_note, series
 from apo_lightning.evaluation.records import Estimate
-
-SETTINGS: Mapping[str, str] = {
-    "prompts_per_step": "Global batch size [prompts]",
-    "prompts_per_minibatch": "Mini-batch size [prompts]",
-    "optimizer.lr": "Learning rate",
-    "group_size": "Group size",
-    "algo.loss.clip_eps": "Clip ratio ε",
-    "aggregation": "Loss aggregation",
-    "context_tokens": "Max. context [tokens]",
-    "data.max_prompt_tokens": "Max. prompt [tokens]",
-    "trainer.max_steps": "Training steps",
-    "platform": "Training platform",
-    "algo.loss.push_coef": "Push coefficient λ",
-    "algo.loss.pull_coef": "Pull coefficient β",
-    "algo.loss.anchor_size": "Anchor size K",
-    "algo.loss.kl_coef": "KL coefficient",
-}
 
 
 def beside_published(measurements: Sequence[Measurement]) -> Table:
@@ -54,102 +37,89 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
     Marked: a published number that does not add up. Averages only where all five benchmarks were evaluated with the
     paper's K.
     """
-    items = series([item for item in evaluated_or_held_out(measurements) if not item.held_out])
+    items = series(evaluated(measurements))
     found = [
         (item, name, metric, ours, theirs)
         for item in items
         for name, metric, ours in _numbers(item)
         if (theirs := _published_cell(item, name, metric)) is not None
     ]
-    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."] if found else []
+    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."]
     if faults := dict.fromkeys(FAULTS[fault] for *_, theirs in found for fault in theirs.mark.split()):
         notes.append(f"Marked: the published number does not add up: it {', or '.join(faults)}.")
     return Table(
         name="beside_published",
         title="Measured here and published",
-        columns=(
-            *left("Method"),
-            SEEDS,
-            *left("Benchmark", "Metric"),
-            *right("Here", "Published", "Difference"),
-        ),
+        columns=(*left("Method"), SEEDS, *left("Benchmark", "Metric"), *right("Here", "Published", "Difference")),
         rows=tuple(_comparison(*each) for each in found),
         notes=tuple(notes),
     )
 
 
 def _numbers(item: Series) -> Iterator[tuple[str, str, Estimate]]:
-    for name in in_benchmark_order(item.by_benchmark):
+    for name in in_order(item.by_benchmark, BENCHMARKS):
         measured = item.by_benchmark[name]
         for metric in dict.fromkeys(("pass@1", f"pass@{measured.num_samples}")):
             if metric in measured.metrics:
                 yield name, metric, measured.metrics[metric]
     if all(name in item.by_benchmark for name in NUM_SAMPLES):
-        wanted = {"pass@1": dict.fromkeys(NUM_SAMPLES, "pass@1")}
-        wanted["pass@K"] = {name: f"pass@{k}" for name, k in NUM_SAMPLES.items()}
-        for metric, metric_of in wanted.items():
-            if (mean := average(item, NUM_SAMPLES, metric_of)) is not None:
+        has_papers_k = all(item.by_benchmark[name].num_samples == k for name, k in NUM_SAMPLES.items())
+        for metric in ("pass@1", "pass@K") if has_papers_k else ("pass@1",):
+            if (mean := average(item, NUM_SAMPLES, metric)) is not None:
                 yield AVERAGE, metric, mean
 
 
 def _published_cell(item: Series, benchmark: str, metric: str) -> PublishedCell | None:
-    setting = ",".join(f"{key}={value}" for key, value in item.settings.items())
+    setting = ",".join(f"{key}={value}" for key, value in item.head.settings.items())
     table: Name = "sensitivity" if setting else "main_results"
-    names = {"model": item.model, "method": item.method, "benchmark": benchmark, "metric": metric}
+    names = {"model": item.head.model, "method": item.head.method, "benchmark": benchmark, "metric": metric}
     return published_cell(table, **names, setting=setting)
 
 
 def _comparison(item: Series, benchmark: str, metric: str, ours: Estimate, theirs: PublishedCell) -> TableRow:
     difference = ours.value * PER_CENT - theirs.value
     return row_of(
-        item.name,
+        item.head.name,
         seeds_cell(item, None if benchmark == AVERAGE else [benchmark]),
         "Average" if benchmark == AVERAGE else benchmark_name(benchmark),
         metric.replace("p", "P", 1),
         share_cell(ours),
         Cell(theirs.text, theirs.value, marked=bool(theirs.mark)),
         Cell(f"{difference:+.2f}", difference),
-        section=item.block,
+        section=item.head.block,
     )
 
 
-def coverage_table(evaluations: Evaluations) -> Table:
+def coverage_table(covered: Sequence[Covered]) -> Table:
     """Oracle recall at K [%] of every model that was measured, the published row last; a block for each preset.
 
     Source: the paper's table of oracle coverage.
     """
-    found = evaluations.coverage
-    sizes = sorted({k for item in found for k in item.result.recall})
-    rows = [_recall(item, sizes) for item in _in_order(found)]
+    sizes = sorted({k for item in covered for k in item.result.recall})
+    models = in_order((item.model for item in covered), MODELS.values())
+    rows = [
+        row_of(
+            item.model,
+            item.method,
+            Cell(f"{item.result.num_tokens:,}", float(item.result.num_tokens)),
+            *(share_cell(item.result.recall.get(k)) for k in sizes),
+            section=f"{item.result.preset} solutions",
+        )
+        for item in sorted(covered, key=lambda item: (item.result.preset, models.index(item.model)))
+    ]
     if rows:
-        rows.append(_published_recall(sizes))
+        recall = {cell.metric: cell for cell in published("coverage")}
+        first, cells = recall["recall@1"], [recall.get(f"recall@{k}") for k in sizes]
+        numbers = (Cell(cell.text, cell.value) if cell else EMPTY for cell in cells)
+        section = f"Published ({first.benchmark}, 1,000 problems)"
+        rows.append(row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section))
     return Table(
         name="coverage",
         title="Oracle coverage",
         columns=(*left("Model", "Method"), *right("Tokens", *(f"Top-{k}" for k in sizes))),
         rows=tuple(rows),
-        notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",) if rows else (),
+        notes=("Recall in per cent of solution tokens. In brackets: 95 % interval over problems.",),
     )
-
-
-def _in_order(found: tuple[Covered, ...]) -> list[Covered]:
-    models = in_model_order(item.model for item in found)
-    methods = in_method_order(item.method for item in found)
-    return sorted(found, key=lambda c: (c.result.preset, models.index(c.model), methods.index(c.method), str(c.path)))
-
-
-def _recall(item: Covered, sizes: list[int]) -> TableRow:
-    recalls = (share_cell(item.result.recall.get(k)) for k in sizes)
-    tokens = Cell(f"{item.result.num_tokens:,}", float(item.result.num_tokens))
-    return row_of(item.model, item.method, tokens, *recalls, section=f"{item.result.preset} solutions")
-
-
-def _published_recall(sizes: list[int]) -> TableRow:
-    recall = {cell.metric: cell for cell in published("coverage")}
-    first, cells = recall["recall@1"], [recall.get(f"recall@{k}") for k in sizes]
-    numbers = (Cell(cell.text, cell.value) if cell else EMPTY for cell in cells)
-    section = f"Published ({first.benchmark}, 1,000 problems)"
-    return row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section)
 
 
 def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
@@ -163,16 +133,16 @@ def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
         title="Hyper-parameters",
         columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
         rows=tuple(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
-        notes=("Marked: not the paper's value in every run.",) if runs else (),
+        notes=("Marked: not the paper's value in every run.",),
     )
 
 
 def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     values = Counter(_value(run, cell.metric) for run in runs)
     found = {value: count for value, count in values.items() if value is not None}
-    differs = cell.metric != "platform" and any(not same_value(value, cell.text) for value in found)
+    differs = cell.metric != "platform" and any(value != plain(cell.text) for value in found)
     methods = method_name(cell.method) if cell.method else "all"
-    return row_of(SETTINGS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
+    return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
 
 
 def _value(run: RunCard, key: str) -> str | None:

@@ -1,7 +1,7 @@
 """Numbers as cells, and the best of a column."""
 
+import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -37,25 +37,28 @@ def share_cell(estimate: Estimate | None) -> Cell:
     return number_cell(estimate, scale=PER_CENT, decimals=2)
 
 
+def points_cell(estimate: Estimate | None) -> Cell:
+    """A difference of fractions in points of per cent, with its sign."""
+    return number_cell(estimate, scale=PER_CENT, decimals=2, signed=True)
+
+
 def with_best_bold(rows: Sequence[TableRow], lower_is_better: Iterable[int] = ()) -> tuple[TableRow, ...]:
     """The rows with the best number of each column bold, within each section; ties as printed are bold together.
 
     Nothing is bold in a column in which fewer than two rows have a number, or all have the same.
     """
-    inverted = set(lower_is_better)
-    bold: set[tuple[int, int]] = set()
-    sections: dict[str, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        sections[row.section].append(index)
-    for indices in sections.values():
-        for column in range(len(rows[indices[0]].cells)):
-            cells = {index: rows[index].cells[column] for index in indices}
-            values = {index: cell.value for index, cell in cells.items() if cell.value is not None}
-            if len({cells[index].text for index in values}) > 1:
-                best = min(values.values()) if column in inverted else max(values.values())
-                text = next(cells[index].text for index, value in values.items() if value == best)
-                bold |= {(index, column) for index in values if cells[index].text == text}
-    return tuple(
-        replace(row, cells=tuple(replace(cell, bold=(i, j) in bold) for j, cell in enumerate(row.cells)))
-        for i, row in enumerate(rows)
-    )
+    inverted, marked = set(lower_is_better), []
+    for _, group in itertools.groupby(rows, key=lambda row: row.section):
+        section = list(group)
+        columns = zip(*(row.cells for row in section), strict=True)
+        bold = [_best_bold(column, place in inverted) for place, column in enumerate(columns)]
+        marked += [replace(row, cells=cells) for row, cells in zip(section, zip(*bold, strict=True), strict=True)]
+    return tuple(marked)
+
+
+def _best_bold(cells: Sequence[Cell], is_lower_better: bool) -> Sequence[Cell]:
+    numbers = {cell.value: cell.text for cell in cells if cell.value is not None}
+    if len(set(numbers.values())) < 2:
+        return cells
+    best = numbers[min(numbers) if is_lower_better else max(numbers)]
+    return [replace(cell, bold=cell.value is not None and cell.text == best) for cell in cells]

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from apo_lab.reporting.names import benchmark_name, in_benchmark_order
+from apo_lab.reporting.names import BENCHMARKS, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement, Table, left, right, row_of
 from apo_lab.reporting.tables.cells import number_cell, share_cell, with_best_bold
 from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.main_results import without_variants
-from apo_lab.reporting.tables.series import data_notes, interval_note, missing_note, series
+from apo_lab.reporting.tables.series import data_notes, evaluated, interval_note, series, without_variants
 
 METRICS = {
     "diversity": "Diversity ↑",
@@ -27,22 +26,22 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
 
     Source: the paper's table of distributional health.
     """
-    chosen = [item for item in measurements if not item.held_out and METRICS.keys() & item.metrics.keys()]
+    chosen = [item for item in evaluated(measurements) if METRICS.keys() & item.metrics.keys()]
     items = without_variants(series(chosen))
     rows = []
-    for block in dict.fromkeys(item.block for item in items):
-        for name in in_benchmark_order(name for item in items if item.block == block for name in item.by_benchmark):
+    for block in dict.fromkeys(item.head.block for item in items):
+        for name in in_order((n for item in items if item.head.block == block for n in item.by_benchmark), BENCHMARKS):
             for item in items:
-                if item.block == block and (measured := item.by_benchmark.get(name)):
+                if item.head.block == block and (measured := item.by_benchmark.get(name)):
                     pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
                     section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
-                    rows.append(row_of(item.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
+                    rows.append(row_of(item.head.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
     note = f"Pass@K in per cent, entropy in nats. In brackets: {interval_note(items)}. Bold: most spread of its block."
     return Table(
         name="health",
         title="Distributional health",
         columns=(*left("Method"), SEEDS, *right("Pass@K ↑", *METRICS.values())),
         rows=with_best_bold(rows, lower_is_better=LOWER_IS_HEALTHIER),
-        notes=(note, *missing_note(items, ("pass@", *METRICS)), *data_notes(chosen)) if rows else (),
+        notes=(note, *data_notes(chosen)),
     )

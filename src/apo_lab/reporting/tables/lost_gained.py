@@ -1,12 +1,11 @@
 """Problems that one method solves and another does not, in both directions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from apo_lab.reporting.names import BASE, METHODS, benchmark_name, in_benchmark_order
+from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import PER_CENT, number_cell
-from apo_lab.reporting.tables.main_results import without_variants
-from apo_lab.reporting.tables.series import Series, num_seeds, series
+from apo_lab.reporting.tables.cells import points_cell
+from apo_lab.reporting.tables.series import Series, evaluated, num_seeds, series, without_variants
 from apo_lab.statistics.comparison import Comparison, compare_methods
 from apo_lightning.evaluation.records import Estimate
 
@@ -21,13 +20,13 @@ def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
     evaluated on. K is the benchmark's common sample budget. Of a method with several training seeds a problem counts
     with the share of seeds, as expected of one seed of each.
     """
-    items = without_variants(series([item for item in measurements if not item.held_out]))
-    pairs = [(a, b) for a in items for b in items if a.block == b.block and _compared(a, b)]
-    both = [
-        (a, b, name) for a, b in pairs for name in in_benchmark_order(a.by_benchmark.keys() & b.by_benchmark.keys())
-    ]
-    comparable = [(a, b, name) for a, b, name in both if _same_problems(a.by_benchmark[name], b.by_benchmark[name])]
-    rows = tuple(_row(a, b, name) for a, b, name in comparable)
+    items = without_variants(series(evaluated(measurements)))
+    pairs = [(a, b) for a in items for b in items if a.head.block == b.head.block and _compared(a, b)]
+    rows = tuple(
+        _row(a, b, name)
+        for a, b in pairs
+        for name in in_order(a.by_benchmark.keys() & b.by_benchmark.keys(), BENCHMARKS)
+    )
     return Table(
         name="lost_gained",
         title="Problems lost and gained",
@@ -37,33 +36,17 @@ def lost_gained_table(measurements: Sequence[Measurement]) -> Table:
             *left("Scope"),
         ),
         rows=rows,
-        notes=tuple(_notes(rows, len(both) - len(comparable))),
+        notes=(
+            "Pass@K in per cent, its change in points, lost and gained as expected of one seed of each. In brackets: "
+            "95 % interval, paired by problem; over training seeds too where a method has two or more; none where "
+            "seeds and problems all agree. Scope: what the interval speaks of; one seed stands for its checkpoint, not "
+            "for its method.",
+        ),
     )
 
 
-def _notes(rows: Sequence[TableRow], num_left_out: int) -> Iterator[str]:
-    if rows:
-        yield (
-            "Pass@K in per cent, its change in points, lost and gained as expected of one seed of each. In brackets: "
-            "95 % interval, paired by problem; over training seeds too where a method has two or more. Scope: what the "
-            "interval speaks of; one seed stands for its checkpoint, not for its method."
-        )
-    if any(row.cells[_CHANGE].interval is None for row in rows):
-        yield "Without an interval: seeds and problems all agree, so nothing is known of their spread."
-    if num_left_out:
-        yield f"Left out: {num_left_out} pairs of evaluations whose problems are not the same."
-
-
-_CHANGE = 8
-
-
 def _compared(a: Series, b: Series) -> bool:
-    return a.method in COMPARED_FROM and b.method not in (BASE, a.method)
-
-
-def _same_problems(a: Measurement, b: Measurement) -> bool:
-    first, *others = ({p.prompt_id for p in policy.problems} for policy in (*a.policies, *b.policies))
-    return bool(first) and all(other == first for other in others)
+    return a.head.method in COMPARED_FROM and b.head.method not in (BASE, a.head.method)
 
 
 def _row(a: Series, b: Series, name: str) -> TableRow:
@@ -73,14 +56,14 @@ def _row(a: Series, b: Series, name: str) -> TableRow:
     change = result.difference
     estimate = Estimate(value=change.mean, low=change.low, high=change.high)
     return row_of(
-        a.name,
-        b.name,
+        a.head.name,
+        b.head.name,
         benchmark_name(name),
         f"{num_seeds([first])}, {num_seeds([second])}",
         *(_count(count) for count in (result.num_problems, result.num_lost, result.num_gained, result.k)),
-        number_cell(estimate, scale=PER_CENT, decimals=2, signed=True),
+        points_cell(estimate),
         _scope(a, b, result),
-        section=a.block,
+        section=a.head.block,
     )
 
 
@@ -93,6 +76,6 @@ def _scope(a: Series, b: Series, result: Comparison) -> str:
     """The scope of the interval: a method where it has several seeds, else one checkpoint of it."""
     if result.num_seeds_a == result.num_seeds_b == 1:
         return "these two checkpoints"
-    counts = {a.method: result.num_seeds_a, b.method: result.num_seeds_b}
+    counts = {a.head.method: result.num_seeds_a, b.head.method: result.num_seeds_b}
     alone = [method for method, count in counts.items() if count == 1 and method != BASE]
     return f"one checkpoint of {alone[0]}" if alone else "the methods"

@@ -1,20 +1,19 @@
 """Models × methods × benchmarks, and what training runs measured on their own held-out problems."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from apo_lab.reporting.names import BASE, benchmark_name, in_benchmark_order
+from apo_lab.reporting.names import BASE, BENCHMARKS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import share_cell, with_best_bold
-from apo_lab.reporting.tables.columns import SEEDS, Accuracies, gain_cell, seeds_cell
+from apo_lab.reporting.tables.cells import points_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.columns import SEEDS, Accuracies, accuracy_note, seeds_cell
 from apo_lab.reporting.tables.series import (
-    Series,
     budgets,
     common_benchmarks,
     data_notes,
-    evaluated_or_held_out,
+    evaluated,
     interval_note,
-    missing_note,
     series,
+    without_variants,
 )
 
 
@@ -27,19 +26,25 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
 
     Source: the paper's table of main results.
     """
-    chosen = evaluated_or_held_out(measurements)
+    chosen = evaluated(measurements)
     everything = series(chosen)
     shown = without_variants(everything)
-    common = {item.block: common_benchmarks([other for other in shown if other.block == item.block]) for item in shown}
+    common = {
+        item.head.block: common_benchmarks([other for other in shown if other.head.block == item.head.block])
+        for item in shown
+    }
     has_averages = any(len(names) > 1 for names in common.values())
-    benchmarks = in_benchmark_order(name for item in shown for name in item.by_benchmark)
-    accuracies = Accuracies.of(chosen, benchmarks, has_averages=has_averages)
+    benchmarks = in_order((name for item in shown for name in item.by_benchmark), BENCHMARKS)
+    accuracies = Accuracies(benchmarks, budgets(chosen), has_averages)
     rows = with_best_bold(
-        [row_of(item.name, *accuracies.cells(item, common[item.block]), section=item.block) for item in shown]
+        [
+            row_of(item.head.name, *accuracies.cells(item, common[item.head.block]), section=item.head.block)
+            for item in shown
+        ]
     )
-    notes = accuracies.notes(rows, shown)
+    notes = [accuracy_note(shown)]
     if has_averages:
-        notes.append(f"Average over the benchmarks that all methods of a block have: {_listed(common)}.")
+        notes.append("Average over the benchmarks that all methods of a block have.")
     if hidden := len(everything) - len(shown):
         notes.append(
             f"Not shown: {hidden} with other settings than their method's defaults; see the sensitivity table."
@@ -60,18 +65,18 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
     """
     held_out = [item for item in measurements if item.held_out]
     items, budget = series(held_out), budgets(held_out)
-    before = {(i.block, name): m for i in items if i.method == BASE for name, m in i.by_benchmark.items()}
-    several_k = any(k > 1 for k in budget.values())
-    names = ("Pass@1", "Pass@K") if several_k else ("Pass@1",)
+    before = {(i.head.block, name): m for i in items if i.head.method == BASE for name, m in i.by_benchmark.items()}
+    names = ("Pass@1", "Pass@K")
     rows: list[TableRow] = []
     for item in items:
-        for name in in_benchmark_order(item.by_benchmark) if item.method != BASE else ():
-            sides = (before.get((item.block, name)), item.by_benchmark[name])
-            metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
+        for name in in_order(item.by_benchmark, BENCHMARKS) if item.head.method != BASE else ():
+            sides = (before.get((item.head.block, name)), item.by_benchmark[name])
+            metrics = ("pass@1", f"pass@{budget[name]}")
             shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
-            k = [Cell(f"{budget[name]}", float(budget[name]))] if several_k else []
-            cells = (item.name, seeds_cell(item, [name]), benchmark_name(name), *k, *shares, gain_cell(item, name))
-            rows.append(row_of(*cells, section=item.block))
+            k = Cell(f"{budget[name]}", float(budget[name]))
+            gain = points_cell(item.by_benchmark[name].metrics["gain"])
+            cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), k, *shares, gain)
+            rows.append(row_of(*cells, section=item.head.block))
     note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {interval_note(items)}."
     return Table(
         name="held_out",
@@ -80,21 +85,10 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
             *left("Method"),
             SEEDS,
             *left("Problems"),
-            *right(*(["K"] if several_k else [])),
+            *right("K"),
             *(column for name in names for column in right("Before", "After", group=name)),
             *right("Gain"),
         ),
         rows=tuple(rows),
-        notes=(note, *missing_note(items), *data_notes(held_out)) if rows else (),
+        notes=(note, *data_notes(held_out)),
     )
-
-
-def without_variants(items: Sequence[Series]) -> list[Series]:
-    """The series with default settings, and those of methods that were run with no defaults."""
-    plain = {(item.block, item.method) for item in items if not item.settings}
-    return [item for item in items if not item.settings or (item.block, item.method) not in plain]
-
-
-def _listed(common: Mapping[str, set[str]]) -> str:
-    texts = {", ".join(map(benchmark_name, in_benchmark_order(names))) or "none" for names in common.values()}
-    return "; ".join(sorted(texts))

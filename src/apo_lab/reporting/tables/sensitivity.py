@@ -1,14 +1,24 @@
 """Sensitivity of a method to its settings: one row for each value of a sweep."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from apo_lab.reporting.axes import Defaults, plain, value_place
 from apo_lab.reporting.identity import blocks_in_order
-from apo_lab.reporting.names import algo_of, axis_name, axis_place, in_benchmark_order, in_method_order, slug
-from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, row_of
+from apo_lab.reporting.names import AXES, BENCHMARKS, METHODS, algo_of, axis_name, in_order, slug
+from apo_lab.reporting.records import Measurement, Table, row_of
 from apo_lab.reporting.tables.cells import with_best_bold
-from apo_lab.reporting.tables.columns import Accuracies
-from apo_lab.reporting.tables.series import Series, common_benchmarks, data_notes, evaluated_or_held_out, series
+from apo_lab.reporting.tables.columns import Accuracies, accuracy_note
+from apo_lab.reporting.tables.series import (
+    Series,
+    budgets,
+    common_benchmarks,
+    data_notes,
+    evaluated,
+    series_of,
+)
+
+Variants = Mapping[tuple[str, ...], Sequence[tuple[tuple[str, ...], Series]]]
+"""Keys of settings → the values of each, and what was measured with them, by value."""
 
 
 def sensitivity_table(
@@ -20,60 +30,60 @@ def sensitivity_table(
     of their values, and the default run among them, highlighted.
 
     Source: the paper's table of hyper-parameter sensitivity.
-
-    Args:
-        measurements: of which those of this block and method are taken.
-        block: a model, and how it was measured where that differs.
-        method: as tables print it.
-        defaults: the same as `measurements` was given; without it no run is the default.
     """
-    chosen = [item for item in evaluated_or_held_out(measurements) if (item.block, item.method) == (block, method)]
-    items = series(chosen)
-    names = in_benchmark_order(common_benchmarks(items))
-    accuracies = Accuracies.of(chosen, names, has_averages=len(names) > 1)
-    usual = (defaults or {}).get(algo_of(method), {})
-    rows = with_best_bold(_rows(items, usual, lambda item: accuracies.cells(item, names)))
+    items = series_of(measurements, block, method)
+    names = in_order(common_benchmarks(items), BENCHMARKS)
+    every = [measured for item in items for measured in item.by_benchmark.values()]
+    accuracies = Accuracies(names, budgets(every), has_averages=len(names) > 1)
+    rows = []
+    for keys, variants in variants_of(items, (defaults or {}).get(algo_of(method), {})).items():
+        for values, item in variants:
+            label = ", ".join(f"{axis_name(key)} = {value}" for key, value in zip(keys, values, strict=True))
+            remarks = ", ".join(filter(None, ("" if item.head.settings else "default", item.head.which)))
+            first = f"{label} ({remarks})" if remarks else label
+            section = f"Varying {', '.join(map(axis_name, keys))}"
+            rows.append(
+                row_of(first, *accuracies.cells(item, names), section=section, highlight=not item.head.settings)
+            )
     return Table(
         name=f"sensitivity_{slug(block)}_{slug(method)}",
         title=f"Sensitivity of {method} on {block}",
         columns=accuracies.columns("Setting"),
-        rows=rows,
-        notes=(*accuracies.notes(rows, items), *data_notes(chosen)),
+        rows=with_best_bold(rows),
+        notes=(accuracy_note(items), *data_notes(every)),
     )
 
 
 def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     """(block, method) of everything measured with more than one setting: what a sensitivity table can be made of."""
     settings: dict[tuple[str, str], set[tuple[tuple[str, str], ...]]] = {}
-    chosen = evaluated_or_held_out(measurements)
+    chosen = evaluated(measurements) or measurements
     for item in chosen:
         settings.setdefault((item.block, item.method), set()).add(tuple(item.settings.items()))
-    blocks, methods = blocks_in_order(chosen), in_method_order(item.method for item in chosen)
+    blocks = blocks_in_order(chosen)
+    methods = in_order((item.method for item in chosen), METHODS.values())
     found = [key for key, values in settings.items() if len(values) > 1]
     return sorted(found, key=lambda key: (blocks.index(key[0]), methods.index(key[1])))
 
 
-def _rows(
-    items: Sequence[Series], usual: Mapping[str, str], cells_of: Callable[[Series], tuple[Cell, ...]]
-) -> list[TableRow]:
-    """A block for each set of keys along which some run departs, single axes before their combinations."""
-    blocks = sorted({tuple(item.settings) for item in items if item.settings}, key=_block_place)
-    default = [item for item in items if not item.settings]
-    rows = []
-    for keys in blocks:
+def variants_of(items: Sequence[Series], usual: Mapping[str, str]) -> Variants:
+    """The runs along each set of keys in which some run departs from its defaults, and the default run among them.
+
+    Args:
+        items: of one method.
+        usual: value of each setting where nothing is overridden; one that is missing is called "default".
+
+    Returns:
+        Single keys before their combinations, the paper's first.
+    """
+    axes = in_order((key for item in items for key in item.head.settings), AXES)
+    sets = {tuple(item.head.settings) for item in items if item.head.settings}
+    found = {}
+    for keys in sorted(sets, key=lambda keys: (len(keys), [axes.index(key) for key in keys])):
         valued = [
-            ([item.settings.get(key, usual.get(key, "")) for key in keys], item)
-            for item in (*default, *(item for item in items if tuple(item.settings) == keys))
+            (tuple(plain(item.head.settings.get(key, usual.get(key, "default"))) for key in keys), item)
+            for item in items
+            if not item.head.settings or tuple(item.head.settings) == keys
         ]
-        for values, item in sorted(valued, key=lambda pair: [value_place(value) for value in pair[0]]):
-            is_default = not item.settings
-            label = ", ".join(f"{axis_name(key)} = {plain(value)}" for key, value in zip(keys, values, strict=True))
-            remarks = [*(["default"] if is_default else []), *([item.which] if item.which else [])]
-            first = f"{label} ({', '.join(remarks)})" if remarks else label
-            section = f"Varying {', '.join(map(axis_name, keys))}"
-            rows.append(row_of(first, *cells_of(item), section=section, highlight=is_default))
-    return rows
-
-
-def _block_place(keys: Sequence[str]) -> tuple[int, list[tuple[int, str]]]:
-    return len(keys), [axis_place(key) for key in keys]
+        found[keys] = sorted(valued, key=lambda pair: [value_place(value) for value in pair[0]])
+    return found

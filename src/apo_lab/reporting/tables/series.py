@@ -1,13 +1,12 @@
 """Measurements grouped for tables: seeds averaged, one sample budget a benchmark, in the paper's order."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds, series_name
-from apo_lab.reporting.identity import blocks_in_order, depends_on_n
-from apo_lab.reporting.names import BASE, in_method_order
+from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds
+from apo_lab.reporting.identity import OF_N, blocks_in_order
+from apo_lab.reporting.names import BASE, METHODS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
 
@@ -16,22 +15,14 @@ from apo_lightning.evaluation.records import Estimate
 class Series:
     """One method of one model with one setting, measured in one way: everything measured of it, by benchmark."""
 
-    block: str
-    """The model, and how it was measured where that differs; numbers of one block compare."""
-    model: str
-    method: str
-    settings: Mapping[str, str]
-    which: str
-    """A label that tells its policy from others of this name; empty where nothing needs to."""
-    name: str
-    """The printed name: the method, where its runs depart from the defaults, which weights."""
+    head: Measurement
+    """One of them: model, method, settings and name are those of all."""
     by_benchmark: Mapping[str, Measurement]
 
 
-def evaluated_or_held_out(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The evaluations; where there is none, the training runs' own measurements on held-out problems."""
-    evaluated = [item for item in measurements if not item.held_out]
-    return evaluated or list(measurements)
+def evaluated(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """The evaluations alone, without the training runs' own measurements on held-out problems."""
+    return [item for item in measurements if not item.held_out]
 
 
 def budgets(measurements: Iterable[Measurement]) -> dict[str, int]:
@@ -50,7 +41,7 @@ def at_budget(measurements: Sequence[Measurement]) -> list[Measurement]:
     common, cut = budgets(measurements), []
     for item in measurements:
         k = common[item.benchmark]
-        kept = {name: e for name, e in item.metrics.items() if item.num_samples == k or not depends_on_n(name)}
+        kept = {name: e for name, e in item.metrics.items() if item.num_samples == k or not name.startswith(OF_N)}
         at_k = {f"pass@{k}": item.pass_at_k[k - 1]} if item.pass_at_k else {}
         cut.append(replace(item, num_samples=k, metrics={**kept, **at_k}, pass_at_k=item.pass_at_k[:k]))
     return cut
@@ -62,21 +53,22 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
     for item in mean_over_seeds(at_budget(measurements)):
         groups[item.block, item.method, tuple(item.settings.items()), item.which][item.benchmark] = item
     blocks = blocks_in_order(measurements)
-    methods = in_method_order(method for _, method, _, _ in groups)
+    methods = in_order((method for _, method, _, _ in groups), METHODS.values())
     order = sorted(groups, key=lambda key: (blocks.index(key[0]), methods.index(key[1]), *key[2:]))
-    return [
-        Series(
-            block=first.block,
-            model=first.model,
-            method=first.method,
-            settings=first.settings,
-            which=first.which,
-            name=series_name(first),
-            by_benchmark=groups[key],
-        )
-        for key in order
-        for first in [next(iter(groups[key].values()))]
-    ]
+    return [Series(head=next(iter(groups[key].values())), by_benchmark=groups[key]) for key in order]
+
+
+def series_of(measurements: Sequence[Measurement], block: str, method: str) -> list[Series]:
+    """The settings of one method: as they were evaluated, or else on the training runs' own held-out problems."""
+    return series(
+        [item for item in evaluated(measurements) or measurements if (item.block, item.method) == (block, method)]
+    )
+
+
+def without_variants(items: Sequence[Series]) -> list[Series]:
+    """The series with default settings, and those of methods that were run with no defaults."""
+    plain = {(item.head.block, item.head.method) for item in items if not item.head.settings}
+    return [item for item in items if not item.head.settings or (item.head.block, item.head.method) not in plain]
 
 
 def common_benchmarks(items: Sequence[Series]) -> set[str]:
@@ -84,26 +76,22 @@ def common_benchmarks(items: Sequence[Series]) -> set[str]:
     return set.intersection(*(set(item.by_benchmark) for item in items)) if items else set()
 
 
-def average(item: Series, benchmarks: Iterable[str], metric_of: Mapping[str, str]) -> Estimate | None:
-    """Macro-average over the benchmarks; None where one lacks the metric.
+def average(item: Series, benchmarks: Iterable[str], metric: str) -> Estimate | None:
+    """Macro-average over the benchmarks; None where one lacks the metric. `pass@K` is at each benchmark's own budget.
 
     Half-widths of single policies add in quadrature. A training seed counts on all benchmarks at once.
     """
-    chosen = [(item.by_benchmark[name], metric_of[name]) for name in sorted(benchmarks)]
-    if not chosen or any(metric not in measured.metrics for measured, metric in chosen):
+    measured = [item.by_benchmark[name] for name in sorted(benchmarks)]
+    chosen = [(each, f"pass@{each.num_samples}" if metric == "pass@K" else metric) for each in measured]
+    if not chosen or any(name not in each.metrics for each, name in chosen):
         return None
-    if any(measured.seeds for measured, _ in chosen):
+    if any(each.seeds for each in measured):
         return mean_over_both(chosen)
-    return mean_over_benchmarks([measured.metrics[metric] for measured, metric in chosen])
+    return mean_over_benchmarks([each.metrics[name] for each, name in chosen])
 
 
 def num_seeds(items: Iterable[Measurement]) -> str:
-    """Training seeds as printed: `3`; `2 to 3` where benchmarks differ; a dash for a policy that nobody trained.
-
-    Example:
-        >>> num_seeds([Measurement(model="tiny", method="APO", benchmark="x", num_samples=1, metrics={})])
-        '1'
-    """
+    """Training seeds as printed: `3`; `2 to 3` where benchmarks differ; a dash for a policy that nobody trained."""
     counts = sorted({len(item.policies) for item in items if item.method != BASE or item.seeds})
     return " to ".join(dict.fromkeys(str(count) for count in (*counts[:1], *counts[-1:]))) or "–"
 
@@ -115,40 +103,17 @@ def interval_note(items: Iterable[Series]) -> str:
     return f"95 % confidence interval over {over}"
 
 
-def missing_note(items: Iterable[Series], shown: tuple[str, ...] = ("pass@", "gain")) -> tuple[str, ...]:
-    """Why some means over seeds have no interval; nothing where all have one.
-
-    Args:
-        items: the rows.
-        shown: how the names of the metrics begin that stand in them.
-    """
-    means = [measured for item in items for measured in item.by_benchmark.values() if measured.seeds]
-    estimates = [e for measured in means for name, e in measured.metrics.items() if name.startswith(shown)]
-    if all(math.isfinite(estimate.low) for estimate in estimates):
-        return ()
-    return (
-        "Means over seeds without an interval: the scores of each problem were not recorded, or the problems are not "
-        "the same; evaluate or train again.",
-    )
-
-
 def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """Notes on what makes numbers of one benchmark harder to compare, and on samples counted once or pooled."""
+    """Notes on numbers of samples that differ, samples that were pooled, and policies that were not averaged."""
     notes = []
     for benchmark, k in sorted(budgets(measurements).items()):
         group = [item for item in measurements if item.benchmark == benchmark]
         if len({item.num_samples for item in group}) > 1:
             most = max(item.num_samples for item in group)
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
-        if len({item.data_sha256 for item in group if item.data_sha256}) > 1:
-            notes.append(f"{benchmark}: NOT the same problems in every evaluation; its numbers do not compare.")
-    if repeats := sum(item.num_repeats for item in measurements):
-        notes.append(
-            f"Counted once: measurements of the same weights with the same settings and seed ({repeats} left out)."
-        )
-    if pooled := {series_name(item) for item in measurements if len(item.sampling_seeds) > 1}:
+    if pooled := {item.name for item in measurements if len(item.sampling_seeds) > 1}:
         notes.append(f"Samples drawn with several seeds from the same weights are pooled: {', '.join(sorted(pooled))}.")
-    if unclear := sorted({series_name(item) for item in measurements if item.which}):
+    if unclear := sorted({item.name for item in measurements if item.which}):
         notes.append(
             f"Not averaged: {', '.join(unclear)}. One name stands for several weights that are not different training "
             "seeds; name the folders of one in runs=, or give each a model.name of its own."

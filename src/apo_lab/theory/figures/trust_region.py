@@ -1,5 +1,7 @@
 """The ratio of an error within one rollout: KL moves it out of the trust region, APO's gate on ρ stops it."""
 
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -41,7 +43,7 @@ def _ratios(loss: PolicyLoss, old: Tensor, ref: Tensor) -> Tensor:
     return path.softmax(1) / old
 
 
-def _draw(axes: Axes, shown: list[Curve], title: str, top: float) -> None:
+def _draw(axes: Axes, shown: Sequence[Curve], title: str, top: float) -> None:
     """Ratios over time, and the window 1 ± ε."""
     axes.axhspan(0.8, 1.2, color=HAIRLINE, zorder=0)
     axes.text(_ETA * _STEPS, 1.19, "1 ± ε", fontsize=6.5, color=QUIET, va="top", ha="right")

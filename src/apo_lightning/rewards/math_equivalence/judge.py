@@ -15,6 +15,7 @@ from apo_lightning.rewards.math_equivalence.values import (
     is_imaginary_unit,
     names_of,
     point_for,
+    reach_of,
     values_of,
 )
 
@@ -70,30 +71,27 @@ def _with_imaginary_unit(value: Any) -> Any:
 def _agree(expected: Reading, stated: Reading) -> bool | None:
     """Whether two constants, two expressions in variables or two equations are equal; None where undecided."""
     gold, answer = expected.value, stated.value
-    if isinstance(gold, Equality) and isinstance(answer, Equality):
-        return _agree_at_a_solution(gold, answer)
-    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+    if not all(isinstance(value, Expr | Equality) for value in (gold, answer)):
         return None
+    reach = reach_of(gold, answer)
+    if isinstance(gold, Equality):
+        return _agree_at_a_solution(gold, answer)
     tolerance = max(expected.rounding, stated.rounding)
     try:
         if names_of(gold, answer):
             return _agree_at_points(gold, answer, tolerance)
-        return _agree_as_constants(gold, answer, tolerance)
-    except TooLargeError:
-        raise
+        # Equal constants agree to 40 digits beyond the range of their parts.
+        digits = 40 + int(0.31 * reach)
+        values = values_of((gold, answer), {}, digits=2 * digits)
+        return _is_near(values, max(tolerance, mpmath.mpf(10) ** -digits), 2 * digits)
     except NotComputableError:
         return None
 
 
-def _agree_as_constants(gold: Any, answer: Any, tolerance: float) -> bool:
-    """Whether two numbers are equal, real or complex."""
-    _, rough = values_of((gold, answer), {}, digits=30)
-    # A gap counts as zero 40 digits below the smallest part, farther than any rounding of the parts reaches.
-    (one, other), fine = values_of((gold, answer), {}, digits=60 + int(0.31 * 3 * rough.reach))
-    if fine.max_bits > rough.max_bits + 8:
-        raise NotComputableError  # the value grows with the digits: a division by zero
-    gap = abs(one - other)
-    return bool(gap <= mpmath.ldexp(1, -rough.reach - 130) or gap <= tolerance * max(abs(one), abs(other)))
+def _is_near(values: list[Any], tolerance: Any, digits: int) -> bool:
+    with mpmath.workdps(digits):
+        one, other = values
+        return bool(abs(one - other) <= tolerance * max(abs(one), abs(other)))
 
 
 def _agree_at_points(gold: Any, answer: Any, tolerance: float) -> bool | None:
@@ -106,9 +104,7 @@ def _agree_at_points(gold: Any, answer: Any, tolerance: float) -> bool | None:
     is_equal = True
     for index in range(4):
         point = point_for(index, names_of(gold, answer), both_signs=index >= 2)
-        (one, other), values = values_of((gold, answer), point, digits=60)
-        gap, size = abs(one - other), max(abs(one), abs(other))
-        is_near = gap <= max(tolerance, 1e-18) * size or gap <= mpmath.ldexp(1, values.max_bits - 170)
+        is_near = _is_near(values_of((gold, answer), point, digits=30), max(tolerance, 1e-18), 30)
         if index < 2 and not is_near:
             return False
         is_equal = is_equal and is_near
@@ -124,7 +120,7 @@ def _agree_at_a_solution(gold: Any, answer: Any) -> bool | None:
         for number in numbers:
             point = point_for(0, names) | {name: number}
             try:
-                (left, right), _ = values_of((equation.lhs, equation.rhs), point, digits=30)
+                left, right = values_of((equation.lhs, equation.rhs), point, digits=30)
             except NotComputableError:
                 continue
             found.append(complex(left - right))

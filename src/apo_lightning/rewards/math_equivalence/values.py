@@ -1,16 +1,19 @@
 """High-precision values of sympy expressions, at a point where they have variables."""
 
+import itertools
 import random
-from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import mpmath
-from sympy import Derivative, Float, Pow, Rational, Symbol
+import sympy
+from sympy import Float, Rational
 from sympy.core.function import AppliedUndef
 
 _MAX_BITS = 40_000
 """Larger numbers (beyond about 12000 digits) are not computed with: it would take unbounded time."""
+_GROWING = (sympy.factorial, sympy.binomial, sympy.gamma, sympy.sinh, sympy.cosh)
+_MAX_ARGUMENT = 4000
+"""Largest argument of a growing function: 4000! has 12674 digits."""
 
 
 class NotComputableError(Exception):
@@ -41,113 +44,81 @@ def point_for(index: int, names: frozenset[str], both_signs: bool = False) -> di
     }
 
 
-def values_of(expressions: tuple[Any, ...], point: dict[str, Any], digits: int) -> tuple[list[Any], "Values"]:
-    """The values of expressions at a point, computed with the given number of digits.
+def reach_of(*expressions: Any) -> int:
+    """A bound on the distance of the numbers in the expressions from 1, in bits; raises `TooLargeError` above a limit.
+
+    Towers of powers are found here: sympy would compute with them for hours.
+    """
+    bits = mpmath.mpf(0)
+    # A power comes after its base and exponent, which are then known to be moderate and take little time.
+    for part in itertools.chain(*map(sympy.postorder_traversal, expressions)):
+        if isinstance(part, _GROWING) and any(_rough(argument) > _MAX_ARGUMENT for argument in part.args):
+            raise TooLargeError
+        if isinstance(part, sympy.Pow | sympy.exp):
+            base, exponent = part.as_base_exp()
+            bits += _rough(exponent) * _num_bits(base)
+        elif part.is_Number:
+            bits += _num_bits(part)
+        if bits > _MAX_BITS:
+            raise TooLargeError
+    return int(bits)
+
+
+def values_of(expressions: tuple[Any, ...], point: dict[str, Any], digits: int) -> list[Any]:
+    """The values of moderate expressions (see `reach_of`) at a point; 0 where no digit is significant.
 
     Raises:
-        NotComputableError: an expression has no value or an unknown function.
+        NotComputableError: an expression has no finite value or an unknown function.
     """
     is_real = not any(symbol.name == "i" for expression in expressions for symbol in expression.free_symbols)
-    values = Values({"i": mpmath.j} | point, is_real)
+    numbers: dict[str, Any] = {"i": sympy.I} | {name: sympy.sympify(number) for name, number in point.items()}
+    values = []
     try:
-        with mpmath.workdps(digits):
-            return [values.of(expression) for expression in expressions], values
+        for expression in expressions:
+            computable = _computable(expression, is_real)
+            subs = {symbol: numbers[symbol.name] for symbol in computable.free_symbols}
+            parts = computable.evalf(digits, subs=subs).as_real_imag()
+            with mpmath.workdps(digits):
+                values.append(mpmath.mpc(*map(_as_mpf, parts)))
     except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise NotComputableError from error
+    return values
 
 
-def _floor(number: Any) -> Any:
-    # A computed integer may be slightly below itself.
-    nearest = mpmath.nint(number)
-    return nearest if abs(number - nearest) < mpmath.mpf(10) ** (-mpmath.mp.dps // 2) else mpmath.floor(number)
+def _rough(expression: Any) -> Any:
+    """The size of a number to few digits; 2, the largest size of a variable, where it is not a number."""
+    value = None if expression.free_symbols else abs(expression.evalf(5)).evalf(5)
+    return mpmath.mpmathify(value) if isinstance(value, Float) and value.is_finite else mpmath.mpf(2)
 
 
-_CONSTANTS = {"Pi": mpmath.pi, "Exp1": mpmath.e, "ImaginaryUnit": mpmath.j}
-_FUNCTIONS = {
-    name: getattr(mpmath, name)
-    for name in (
-        *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "asec", "acsc"),
-        *("sinh", "cosh", "tanh", "coth", "asinh", "acosh", "atanh", "erf"),
-        *("factorial", "binomial", "gamma", "re", "im", "arg", "sign"),
+def _num_bits(number: Any) -> Any:
+    size = _rough(number)
+    return abs(mpmath.log(size, 2)) if size else 0
+
+
+def _computable(expression: Any, is_real: bool) -> Any:
+    """The expression in terms that sympy evaluates; derivatives and unknown functions become some number."""
+    derivatives = expression.atoms(sympy.Derivative)
+    expression = expression.xreplace({one: Rational(random.Random(str(one)).uniform(0.5, 2.0)) for one in derivatives})
+    return expression.replace(
+        lambda part: isinstance(part, Float | AppliedUndef | sympy.Pow), lambda part: _converted(part, is_real)
     )
-} | {
-    "Abs": mpmath.fabs,
-    "conjugate": mpmath.conj,
-    "log": lambda number, base=mpmath.e: mpmath.log(number) / mpmath.log(base),
-    "floor": _floor,
-    "ceiling": lambda number: -_floor(-number),
-    "Mod": lambda number, modulus: number - modulus * _floor(number / modulus),
-    "Max": max,
-    "Min": min,
-    "UnevaluatedExpr": lambda number: number,
-}
-_GROWING = frozenset({"sinh", "cosh", "factorial", "binomial", "gamma"})
-_MAX_ARGUMENT = 4000
-"""Largest argument of a growing function: 4000! has 12674 digits."""
 
 
-@dataclass
-class Values:
-    """Evaluates expressions with mpmath and records the largest and smallest magnitude of any intermediate value."""
+def _converted(part: Any, is_real: bool) -> Any:
+    if isinstance(part, Float):
+        return Rational(str(part))  # a decimal is the number as written, not the nearest binary fraction
+    if isinstance(part, AppliedUndef):
+        shift = Rational(random.Random(part.func.__name__).uniform(0.5, 2.0))
+        return sympy.cos(sum((rank + shift) * argument for rank, argument in enumerate(part.args)) + shift)
+    if is_real and isinstance(part.exp, Rational) and part.exp.q > 1 and part.exp.q % 2:
+        return sympy.sign(part.base) ** part.exp.p * sympy.Abs(part.base) ** part.exp  # the cube root of -8 is -2
+    return part
 
-    point: dict[str, Any]
-    is_real: bool
-    """True where i does not occur: the cube root of -8 is then -2."""
-    max_bits: int = field(default=0, init=False)
-    min_bits: int = field(default=0, init=False)
 
-    @property
-    def reach(self) -> int:
-        """Largest distance of a value from 1, in bits."""
-        return max(self.max_bits, -self.min_bits)
-
-    def of(self, expression: Any) -> Any:
-        """The value of one expression; raises `NotComputableError` where it is not finite."""
-        value = self._compute(expression)
-        if not mpmath.isfinite(value):
-            raise NotComputableError
-        if value != 0:
-            bits = int(mpmath.mag(value))
-            if abs(bits) > _MAX_BITS:
-                raise TooLargeError
-            self.max_bits, self.min_bits = max(self.max_bits, bits), min(self.min_bits, bits)
-        return value
-
-    def _compute(self, expression: Any) -> Any:
-        kind = type(expression).__name__
-        if expression.is_Rational or isinstance(expression, Float):
-            # A decimal is the number as written, not the nearest binary fraction.
-            number = Fraction(str(expression)) if isinstance(expression, Float) else expression
-            return mpmath.mpf(int(number.numerator)) / int(number.denominator)
-        if isinstance(expression, Symbol):
-            return mpmath.mpmathify(self.point[expression.name])
-        if kind in _CONSTANTS:
-            return +_CONSTANTS[kind]
-        if isinstance(expression, Derivative):
-            # A fixed number per derivative, so that equal derivatives have equal values.
-            return mpmath.mpf(random.Random(str(expression)).uniform(0.5, 2.0))
-        arguments = [self.of(argument) for argument in expression.args]
-        if expression.is_Add:
-            return mpmath.fsum(arguments)
-        if expression.is_Mul:
-            return mpmath.fprod(arguments)
-        if isinstance(expression, Pow):
-            return self._power(arguments[0], arguments[1], expression.exp)
-        if kind == "exp":
-            return self._power(mpmath.e, arguments[0])
-        if isinstance(expression, AppliedUndef):
-            shift = random.Random(expression.func.__name__).uniform(0.5, 2.0)
-            return mpmath.cos(sum((rank + shift) * argument for rank, argument in enumerate(arguments)) + shift)
-        if kind in _GROWING and any(abs(argument) > _MAX_ARGUMENT for argument in arguments):
-            raise TooLargeError
-        if kind not in _FUNCTIONS:
-            raise NotComputableError
-        return _FUNCTIONS[kind](*arguments)
-
-    def _power(self, base: Any, exponent: Any, written: Any = None) -> Any:
-        if base != 0 and abs(exponent * mpmath.log(abs(base), 2)) > _MAX_BITS:
-            raise TooLargeError
-        is_negative = mpmath.im(base) == 0 and mpmath.re(base) < 0
-        if self.is_real and is_negative and isinstance(written, Rational) and written.q > 1 and written.q % 2:
-            return (-1) ** int(written.p) * mpmath.power(-base, exponent)
-        return mpmath.power(base, exponent)
+def _as_mpf(part: Any) -> Any:
+    if part == 0 or (isinstance(part, Float) and part._prec == 1):
+        return mpmath.mpf(0)
+    if not isinstance(part, Float) or not part.is_finite:
+        raise NotComputableError
+    return mpmath.mpmathify(part)
