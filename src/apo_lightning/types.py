@@ -155,11 +155,6 @@ class Rollouts:
         ]
 
     @property
-    def is_mixed(self) -> Bool[Tensor, "prompts"]:
-        """True where a group has both correct and wrong completions."""
-        return mixed(self.is_correct)
-
-    @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
         """The rewards as a table, one row a prompt."""
         return torch.tensor([verdict.reward for verdict in self.verdicts]).view(-1, self.group_size)
@@ -205,12 +200,7 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
 
 
 def mixed(is_correct: Bool[Tensor, "prompts group"]) -> Bool[Tensor, "prompts"]:
-    """True where a group has both correct and wrong completions: 0 < c < G.
-
-    Example:
-        >>> mixed(torch.tensor([[True, False], [True, True], [False, False]])).tolist()
-        [True, False, False]
-    """
+    """True where a group has both correct and wrong completions: 0 < c < G."""
     return is_correct.any(dim=1) & ~is_correct.all(dim=1)
 
 

@@ -1,14 +1,9 @@
-"""Moving rows of tensors to the ranks that work on them, and back; and objects."""
+"""Moving rows of tensors to the ranks that work on them, and back."""
 
-import pickle
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.gathering import from_all_ranks
 
 
 class Exchange:
@@ -56,24 +51,3 @@ class Exchange:
         as_bytes = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in (received, rows.contiguous())]
         torch.distributed.all_to_all_single(as_bytes[0], as_bytes[1], num_received, num_sent)
         return received
-
-
-def exchange_objects(objects: Sequence[Any], device: torch.device) -> list[Any]:
-    """Send one object to each rank, in rank order; returns what each rank sent to this one; collective.
-
-    Unlike a gather, it holds on each rank only what was sent there.
-
-    Args:
-        objects: one a rank; they are pickled, unless there is one rank.
-        device: on which the process group communicates.
-    """
-    if len(objects) == 1:
-        return list(objects)
-    sent = [torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8) for item in objects]
-    sizes = from_all_ranks([len(part) for part in sent])
-    num_received = [row[process_rank()] for row in sizes]
-    received = torch.empty(sum(num_received), dtype=torch.uint8, device=device)
-    torch.distributed.all_to_all_single(
-        received, torch.cat(sent).to(device), num_received, [len(part) for part in sent]
-    )
-    return [pickle.loads(part.numpy().tobytes()) for part in received.cpu().split(num_received)]

@@ -107,18 +107,14 @@ class Workload:
 
     def describe(self) -> str:
         """The assumptions, in two lines, or three with dynamic sampling."""
+        rounds = ", ".join(f"{prompts:g}" for prompts in self.rounds)
         return (
             f"assumed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
             f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
             f"in the pass of the reference {self.reference.completions:.0%}, "
             f"scored before {self.old_logprobs.completions + self.subset.completions:.0%}"
             + (f"; ranks {self.rank_balance:.0%} even" if self.rank_balance < 1 else "")
-            + (
-                f"\nsampled in {len(self.rounds)} rounds: {sum(self.rounds) / self.num_prompts:.2f} prompts for each in "
-                "the update"
-                if len(self.rounds) > 1
-                else ""
-            )
+            + (f"\nprompts a rank and round of sampling: {rounds}" if rounds else "")
         )
 
     def work(self, part: Part) -> Work:
@@ -150,12 +146,15 @@ def expected_workload(
     """The workload of one rank.
 
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
-    three groups: one whose rewards differ, one without wrong completions and one without correct ones.
+    three groups: one whose rewards differ, one without wrong completions and one without correct ones. Dynamic sampling
+    leaves groups of the first kind alone in the update.
     """
     rounds: list[int] = []
     if dynamic_sampling is not None:
-        rounds = dynamic_sampling.expected_rounds(settings.prompts_per_step, expected.signal_share)
-        expected = _selected(expected, sum(rounds) / settings.prompts_per_step)
+        signal = expected.signal_share
+        rounds = dynamic_sampling.expected_rounds(settings.prompts_per_step, signal)
+        errors = expected.error_share / signal if signal else 1.0
+        expected = replace(expected, signal_share=1.0, error_share=errors, failed_share=0.0)
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(
@@ -192,22 +191,6 @@ def expected_workload(
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
         rounds=[prompts / world_size for prompts in rounds],
-    )
-
-
-def _selected(expected: Expected, num_sampled: float) -> Expected:
-    """The shares among the groups of a batch that dynamic sampling fills with those whose rewards differ.
-
-    Args:
-        expected: the shares among all sampled groups.
-        num_sampled: sampled groups for each group of the batch.
-    """
-    signal = min(1.0, num_sampled * expected.signal_share)
-    return replace(
-        expected,
-        signal_share=signal,
-        error_share=signal * expected.error_share / expected.signal_share if signal else 0.0,
-        failed_share=(1 - signal) * expected.failed_share / (1 - expected.signal_share) if signal < 1 else 0.0,
     )
 
 

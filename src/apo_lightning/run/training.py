@@ -154,9 +154,6 @@ def prepare(cfg: DictConfig) -> Parts:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
-    if dynamic_sampling is not None:
-        has_critic = cfg.algo.get("critic") is not None
-        dynamic_sampling.check(settings.group_size, advantage, has_critic=has_critic)
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
@@ -189,7 +186,8 @@ def prepare(cfg: DictConfig) -> Parts:
     )
     data.prepare()
     if dynamic_sampling is not None:
-        dynamic_sampling.check_prompts(settings.prompts_per_step, len(data.train_prompts))
+        sizes = settings.group_size, settings.prompts_per_step, len(data.train_prompts)
+        dynamic_sampling.check(*sizes, advantage, cfg.algo.get("critic"))
     reward.check_answers(data.answers)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)

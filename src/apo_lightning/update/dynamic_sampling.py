@@ -1,23 +1,21 @@
 """Dynamic sampling: a step draws prompts until it has enough groups with both correct and wrong completions."""
 
 import math
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import lightning.pytorch as pl
 import torch
 
 from apo_lightning.advantages import AdvantageEstimator, Informative, SignedReward, estimators_in
-from apo_lightning.data.datamodule import PromptDataModule
-from apo_lightning.distributed.exchange import exchange_objects
+from apo_lightning.distributed.exchange import Exchange
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.types import Prompt, Rollouts, SamplingRounds, concatenate
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.types import Prompt, Rollouts, SamplingRounds, concatenate, mixed
+from apo_lightning.update.run import Run
 
 
 @dataclass(frozen=True)
@@ -33,16 +31,16 @@ class DynamicSampling:
 
     A round ends when all of it is judged; taking groups as they finish would prefer short completions. Surplus is
     thrown away, since the next step's policy has not sampled it. If the rounds find too few, the batch is filled with
-    the other groups in sampling order, which `Informative` leaves out of the update.
+    other groups in sampling order, which `Informative` leaves out of the update.
 
-    A group that is not mixed has no gradient under GRPO, so this trains in the same direction as `max_rounds: 1`, which
-    costs one round, with about 1/P(mixed) times as many groups. Compare methods at equal sampled tokens.
+    A group that is not mixed has no gradient under GRPO. So `max_rounds: 1` trains in the same direction at the cost of
+    one round, with about P(mixed) times as many groups. Compare methods at equal sampled tokens.
 
     Source: Yu et al. 2025 (DAPO), section 3.2.
 
-    Departure: verl ends the run when the rounds find too few groups. The prompts of later rounds do not continue the
-    epoch but have an order of their own at every step (`refill_order`): a resumed run needs no position, and the first
-    rounds see the same prompts in the same order as a run of any other algorithm.
+    Departure: verl ends the run when the rounds find too few groups. Prompts of later rounds do not continue the epoch
+    (`refill_order`): a resumed run needs no position within it, and first rounds see the same prompts in the same order
+    as runs of other algorithms.
 
     Attributes:
         max_rounds: at least 1; verl's `max_num_gen_batches`.
@@ -65,9 +63,9 @@ class DynamicSampling:
         if not 1 <= self.oversample < math.inf:
             raise ConfigError(f"oversample is {self.oversample}: give at least 1 prompt for a missing group")
 
-    def num_drawn(self, num_missing: int) -> int:
+    def num_drawn(self, num_missing: float | int) -> int:
         """Prompts of a round when this many groups are missing."""
-        return math.ceil(round(self.oversample * num_missing, 9))
+        return math.ceil(round(self.oversample * math.ceil(round(num_missing, 9)), 9))
 
     def most_prompts(self, prompts_per_step: int) -> int:
         """The prompts that a step samples if no group is mixed."""
@@ -80,35 +78,39 @@ class DynamicSampling:
             >>> DynamicSampling(max_rounds=4).expected_rounds(16, 0.5)
             [16, 8, 4, 2]
         """
-        rounds, num_missing = [prompts_per_step], prompts_per_step - mixed_share * prompts_per_step
-        while num_missing > 1e-9 and len(rounds) < self.max_rounds:
-            rounds.append(self.num_drawn(math.ceil(round(num_missing, 9))))
-            num_missing -= mixed_share * rounds[-1]
+        rounds = [prompts_per_step]
+        while (drawn := self.num_drawn(prompts_per_step - mixed_share * sum(rounds))) > 0:
+            if len(rounds) == self.max_rounds:
+                break
+            rounds.append(drawn)
         return rounds
 
-    def check(self, group_size: int, advantage: AdvantageEstimator, *, has_critic: bool) -> None:
-        """Raise `ConfigError` where no group can be mixed, or where other groups would be trained on."""
+    def check(
+        self, group_size: int, prompts_per_step: int, num_prompts: int, advantage: AdvantageEstimator, critic: Any
+    ) -> None:
+        """Raise `ConfigError` where it has no use or finds too few prompts.
+
+        A second draw of a prompt within a step would repeat its completions, whose seeds depend on step and prompt.
+
+        Args:
+            group_size: of the run.
+            prompts_per_step: of the run.
+            num_prompts: of the training set.
+            advantage: of the run.
+            critic: of the run; None: there is none.
+        """
         if group_size < 2:
+            raise ConfigError(f"group_size is {group_size}: algo.dynamic_sampling needs at least 2, or null")
+        if critic is not None:
             raise ConfigError(
-                f"group_size is {group_size} with algo.dynamic_sampling: a group of one is never mixed; give at least "
-                "2, or algo.dynamic_sampling=null"
-            )
-        if has_critic:
-            raise ConfigError(
-                "algo.dynamic_sampling with algo.critic: a critic learns from the groups of equal rewards that it "
-                "throws away; give algo.dynamic_sampling=null"
+                "algo.dynamic_sampling throws away groups of equal rewards, from which algo.critic learns: give "
+                "algo.dynamic_sampling=null"
             )
         if not any(isinstance(part, Informative) for part in estimators_in(advantage)):
             raise ConfigError(
-                f"algo.advantage is {type(advantage).__name__} with algo.dynamic_sampling: where its rounds find too "
-                "few groups, the others would be trained on; wrap the estimator in apo_lightning.advantages.Informative"
+                f"algo.advantage is {type(advantage).__name__}: with algo.dynamic_sampling, wrap it in "
+                "apo_lightning.advantages.Informative, which drops the groups that fill a batch"
             )
-
-    def check_prompts(self, prompts_per_step: int, num_prompts: int) -> None:
-        """Raise `ConfigError` if a step may draw more prompts than there are.
-
-        The seeds of a prompt's completions depend on the step, so a second draw would repeat the first.
-        """
         if (most := self.most_prompts(prompts_per_step)) > num_prompts:
             raise ConfigError(
                 f"algo.dynamic_sampling may draw {most} prompts in a step (max_rounds {self.max_rounds}, oversample "
@@ -120,54 +122,28 @@ class DynamicSampling:
         """What a user should know before the run; None: nothing."""
         if not any(isinstance(part, SignedReward) for part in estimators_in(advantage)):
             return None
-        return (
-            "algo.dynamic_sampling throws away groups that are all wrong or all correct, on which SignedReward (nsr, "
-            "psr, w_reinforce) trains"
-        )
+        return "algo.dynamic_sampling throws away groups that are all wrong or all correct: SignedReward trains on them"
 
 
 @runtime_checkable
-class Run(Protocol):
+class SamplingRun(Run, Protocol):
     """The training module, as far as dynamic sampling knows it."""
 
     dynamic_sampling: DynamicSampling | None
-    settings: StepSettings
-    ranks: Ranks
-    seed: int
-
-    @property
-    def device(self) -> torch.device:
-        """Of the policy."""
-        ...
-
-    @property
-    def trainer(self) -> pl.Trainer:
-        """Lightning's."""
-        ...
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
         """Completions with their verdicts; None: given up, because the run is asked to stop."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """A sampled group, of which all ranks know."""
-
-    is_mixed: bool
-    num_tokens: int
-    rollouts: Rollouts | None
-    """The prompt with its completions; None on all ranks but the one that sampled them."""
-
-
-def refill(run: Run, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
+def refill(run: SamplingRun, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
     """This rank's share of a step's groups under dynamic sampling; collective.
 
     Every rank samples its share of every round. Selection and order are global, so they do not depend on the number of
     ranks; selected groups move to the ranks that `Ranks.share` gives their places.
 
     Args:
-        run: with `dynamic_sampling` None it returns the rollouts as they are.
+        run: with `dynamic_sampling` None, the rollouts are returned as they are.
         batch: the step's prompts, of all ranks.
         rollouts: this rank's share of the first round; None: given up.
 
@@ -177,15 +153,20 @@ def refill(run: Run, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Roll
     settings, ranks = run.dynamic_sampling, run.ranks
     if settings is None:
         return rollouts
-    pool, part, parts, groups = _pool(run, batch), rollouts, [], []
+    pool, part, parts = _pool(run, batch), rollouts, []
     owners = [ranks.owner(place, run.settings.prompts_per_minibatch) for place in range(len(batch))]
+    facts: list[tuple[bool, int]] = []  # of all groups in sampling order: is it mixed, and its tokens
+    own: dict[int, Rollouts] = {}  # the groups that this rank sampled, by their place in that order
     for num_rounds in count(1):
         if ranks.max(part is None):
             return None
         assert part is not None
         parts.append(part)
-        groups += _judged(part, owners, ranks.rank)
-        num_missing = len(batch) - sum(group.is_mixed for group in groups)
+        own |= zip((len(facts) + i for i, owner in enumerate(owners) if owner == ranks.rank), part.groups, strict=False)
+        judged = zip(mixed(part.is_correct).tolist(), part.lengths.sum(dim=1).tolist(), strict=True)
+        by_rank = [iter(theirs) for theirs in from_all_ranks(list(judged))]
+        facts += [next(by_rank[owner]) for owner in owners]
+        num_missing = len(batch) - sum(is_mixed for is_mixed, _ in facts)
         if num_missing <= 0 or num_rounds == settings.max_rounds:
             break
         prompts = list(islice(pool, settings.num_drawn(num_missing)))
@@ -193,19 +174,17 @@ def refill(run: Run, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Roll
         # A rank without a prompt repeats the first: ranks that share an engine sample together.
         share = ranks.share(prompts, len(prompts)) or prompts[:1]
         part = run.sample(share, part.group_size, step=part.step, stream="train")
-    chosen = [groups[i] for i in select([group.is_mixed for group in groups], len(batch))]
-    return replace(
-        concatenate(_at_their_ranks(run, chosen)),
-        num_preempted=sum(part.num_preempted for part in parts),
-        rounds=SamplingRounds(
-            first=parts[0],
-            num_rounds=len(parts),
-            num_prompts=len(groups),
-            num_mixed=sum(group.is_mixed for group in groups),
-            num_tokens=sum(group.num_tokens for group in groups),
-            num_trained_tokens=sum(group.num_tokens for group in chosen if group.is_mixed),
-        ),
+    chosen = select([is_mixed for is_mixed, _ in facts], len(batch))
+    groups = _at_their_ranks(run, [own.get(place) for place in chosen])
+    rounds = SamplingRounds(
+        first=parts[0],
+        num_rounds=len(parts),
+        num_prompts=len(facts),
+        num_mixed=sum(is_mixed for is_mixed, _ in facts),
+        num_tokens=sum(num_tokens for _, num_tokens in facts),
+        num_trained_tokens=sum(num_tokens for is_mixed, num_tokens in (facts[place] for place in chosen) if is_mixed),
     )
+    return replace(concatenate(groups), num_preempted=sum(part.num_preempted for part in parts), rounds=rounds)
 
 
 def select(is_mixed: Sequence[bool], size: int) -> list[int]:
@@ -229,35 +208,28 @@ def refill_order(prompts: Sequence[Prompt], batch: Sequence[Prompt], seed: int, 
     return sorted(rest, key=lambda prompt: sample_seed(seed, "refill", step, prompt.id, 0))
 
 
-def _pool(run: Run, batch: Sequence[Prompt]) -> Iterator[Prompt]:
+def _pool(run: SamplingRun, batch: Sequence[Prompt]) -> Iterator[Prompt]:
     """`refill_order`, computed when a prompt is asked for."""
-    data = cast(PromptDataModule, run.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+    data: Any = run.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     yield from refill_order(data.train_prompts, batch, run.seed, run.trainer.global_step + 1)
 
 
-def _judged(part: Rollouts, owners: Sequence[int], rank: int) -> list[Group]:
-    """The groups of one round in the order of its prompts; collective.
+def _at_their_ranks(run: SamplingRun, chosen: Sequence[Rollouts | None]) -> list[Rollouts]:
+    """The groups of this rank's places in the batch; collective.
 
     Args:
-        part: sampled by this rank.
-        owners: the rank that sampled each prompt of the round.
-        rank: this one.
+        run: says which rank has which place.
+        chosen: the batch; None: sampled by another rank.
     """
-    facts = list(zip(part.is_mixed.tolist(), part.lengths.sum(dim=1).tolist(), strict=True))
-    by_rank, own = [iter(theirs) for theirs in from_all_ranks(facts)], iter(part.groups)
-    groups = []
-    for owner in owners:
-        is_mixed, num_tokens = next(by_rank[owner])
-        rollouts = next(own) if owner == rank else None
-        groups.append(Group(is_mixed=is_mixed, num_tokens=num_tokens, rollouts=rollouts))
-    return groups
-
-
-def _at_their_ranks(run: Run, chosen: Sequence[Group]) -> list[Rollouts]:
-    """The groups of this rank's places in the batch; collective."""
-    sent: list[list[tuple[int, Rollouts]]] = [[] for _ in range(run.ranks.world_size)]
+    rank, world_size = run.ranks.rank, run.ranks.world_size
+    sent: list[list[tuple[int, Rollouts]]] = [[] for _ in range(world_size)]
     for place, group in enumerate(chosen):
-        if group.rollouts is not None:
-            sent[run.ranks.owner(place, run.settings.prompts_per_minibatch)].append((place, group.rollouts))
-    received = dict(item for part in exchange_objects(sent, run.device) for item in part)
-    return [received[place] for place in sorted(received)]
+        if group is not None:
+            sent[run.ranks.owner(place, run.settings.prompts_per_minibatch)].append((place, group))
+    # A gather of objects would hold the whole batch on every rank.
+    pickled = [pickle.dumps(part) for part in sent]
+    sizes = from_all_ranks([len(part) for part in pickled])
+    exchange = Exchange([list(range(world_size))] * world_size, sizes, rank, run.device)
+    received = exchange.send(torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8))
+    parts = [pickle.loads(part.numpy().tobytes()) for part in received.split([row[rank] for row in sizes])]
+    return [group for _, group in sorted((item for part in parts for item in part), key=lambda item: item[0])]

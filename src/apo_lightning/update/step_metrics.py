@@ -12,7 +12,7 @@ from torchmetrics import CatMetric, Metric, SumMetric
 from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
 from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
 from apo_lightning.metrics.token_mean import TokenMean
-from apo_lightning.types import Rollouts, SamplingRounds, StepTokens
+from apo_lightning.types import Rollouts, SamplingRounds, StepTokens, mixed
 from apo_lightning.update.update_record import UpdateRecord
 
 # By default torchmetrics leaves NaN out of what it sums and gathers.
@@ -80,7 +80,7 @@ class StepMetrics(nn.Module):
             "train/zero_advantage_fraction": (~is_moving).float(),
         }
         if rollouts.rounds is not None:
-            means["train/kept/reward"] = _fault_if_nan(rollouts.rewards[rollouts.is_mixed].flatten())
+            means["train/kept/reward"] = _fault_if_nan(rollouts.rewards[mixed(rollouts.is_correct)].flatten())
         return means
 
     def _token_means(self, rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
