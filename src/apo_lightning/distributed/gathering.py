@@ -21,11 +21,7 @@ def from_all_ranks(part: Part) -> list[Part]:
 
 
 def in_rollout_order(parts: Sequence[Sequence[Item]], group_size: int) -> list[Item]:
-    """One item a completion of all ranks, in the order of the rollout, whose prompts the ranks take in turn.
-
-    Args:
-        parts: by rank, prompt-major.
-        group_size: completions a prompt.
+    """One item a completion, from the parts of all ranks, in the order of the rollout: ranks take its prompts in turn.
 
     Example:
         >>> in_rollout_order([["a1", "a2", "c1", "c2"], ["b1", "b2", "d1", "d2"]], group_size=2)

@@ -186,8 +186,7 @@ def prepare(cfg: DictConfig) -> Parts:
     )
     data.prepare()
     if dynamic_sampling is not None:
-        sizes = settings.group_size, settings.prompts_per_step, len(data.train_prompts)
-        dynamic_sampling.check(*sizes, advantage, cfg.algo.get("critic"))
+        dynamic_sampling.check(settings, len(data.train_prompts), advantage, cfg.algo.get("critic"))
     reward.check_answers(data.answers)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)

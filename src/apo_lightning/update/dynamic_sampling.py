@@ -33,21 +33,18 @@ class DynamicSampling:
     thrown away, since the next step's policy has not sampled it. If the rounds find too few, the batch is filled with
     other groups in sampling order, which `Informative` leaves out of the update.
 
-    A group that is not mixed has no gradient under GRPO. So `max_rounds: 1` trains in the same direction at the cost of
-    one round, with about P(mixed) times as many groups. Compare methods at equal sampled tokens.
+    Under GRPO a group that is not mixed has no gradient: `max_rounds: 1` trains in the same direction at the cost of one
+    round, on fewer groups. Compare methods at equal sampled tokens.
 
     Source: Yu et al. 2025 (DAPO), section 3.2.
 
-    Departure: verl ends the run when the rounds find too few groups. Prompts of later rounds do not continue the epoch
-    (`refill_order`): a resumed run needs no position within it, and first rounds see the same prompts in the same order
-    as runs of other algorithms.
+    Departure: verl ends the run when the rounds find too few groups. Later rounds do not continue the epoch, but draw
+    from an order of their own (`later_prompts`): a resumed run needs no position, and the first rounds see the prompts
+    that a run without dynamic sampling sees.
 
     Attributes:
         max_rounds: at least 1; verl's `max_num_gen_batches`.
         oversample: at least 1; above, later rounds draw more prompts than are missing.
-
-    Raises:
-        ConfigError: a value outside its range.
 
     Example:
         >>> DynamicSampling(oversample=1.5).num_drawn(5)
@@ -58,10 +55,9 @@ class DynamicSampling:
     oversample: float | int = 1
 
     def __post_init__(self) -> None:
-        if self.max_rounds < 1:
-            raise ConfigError(f"max_rounds is {self.max_rounds}: give at least 1 round of sampling")
-        if not 1 <= self.oversample < math.inf:
-            raise ConfigError(f"oversample is {self.oversample}: give at least 1 prompt for a missing group")
+        for name, value in (("max_rounds", self.max_rounds), ("oversample", self.oversample)):
+            if not 1 <= value < math.inf:
+                raise ConfigError(f"algo.dynamic_sampling.{name} is {value}: give at least 1")
 
     def num_drawn(self, num_missing: float | int) -> int:
         """Prompts of a round when this many groups are missing."""
@@ -72,35 +68,16 @@ class DynamicSampling:
         return prompts_per_step + (self.max_rounds - 1) * self.num_drawn(prompts_per_step)
 
     def expected_rounds(self, prompts_per_step: int, mixed_share: float | int) -> list[int]:
-        """The prompts of each round if this share of every round's groups is mixed.
-
-        Example:
-            >>> DynamicSampling(max_rounds=4).expected_rounds(16, 0.5)
-            [16, 8, 4, 2]
-        """
+        """The prompts of each round if this share of every round's groups is mixed."""
         rounds = [prompts_per_step]
-        while (drawn := self.num_drawn(prompts_per_step - mixed_share * sum(rounds))) > 0:
-            if len(rounds) == self.max_rounds:
-                break
-            rounds.append(drawn)
+        while len(rounds) < self.max_rounds and mixed_share * sum(rounds) < prompts_per_step - 1e-9:
+            rounds.append(self.num_drawn(prompts_per_step - mixed_share * sum(rounds)))
         return rounds
 
-    def check(
-        self, group_size: int, prompts_per_step: int, num_prompts: int, advantage: AdvantageEstimator, critic: Any
-    ) -> None:
-        """Raise `ConfigError` where it has no use or finds too few prompts.
-
-        A second draw of a prompt within a step would repeat its completions, whose seeds depend on step and prompt.
-
-        Args:
-            group_size: of the run.
-            prompts_per_step: of the run.
-            num_prompts: of the training set.
-            advantage: of the run.
-            critic: of the run; None: there is none.
-        """
-        if group_size < 2:
-            raise ConfigError(f"group_size is {group_size}: algo.dynamic_sampling needs at least 2, or null")
+    def check(self, settings: StepSettings, num_prompts: int, advantage: AdvantageEstimator, critic: Any) -> None:
+        """Raise `ConfigError` where it has no use, or fewer prompts to train on than it may draw."""
+        if settings.group_size < 2:
+            raise ConfigError(f"group_size is {settings.group_size}: algo.dynamic_sampling needs at least 2, or null")
         if critic is not None:
             raise ConfigError(
                 "algo.dynamic_sampling throws away groups of equal rewards, from which algo.critic learns: give "
@@ -111,11 +88,12 @@ class DynamicSampling:
                 f"algo.advantage is {type(advantage).__name__}: with algo.dynamic_sampling, wrap it in "
                 "apo_lightning.advantages.Informative, which drops the groups that fill a batch"
             )
-        if (most := self.most_prompts(prompts_per_step)) > num_prompts:
+        # A second draw within a step would repeat the completions, whose seeds depend on step and prompt.
+        if (most := self.most_prompts(settings.prompts_per_step)) > num_prompts:
             raise ConfigError(
-                f"algo.dynamic_sampling may draw {most} prompts in a step (max_rounds {self.max_rounds}, oversample "
-                f"{self.oversample}, prompts_per_step {prompts_per_step}) and there are {num_prompts} to train on: "
-                "lower one of these, or give more data"
+                f"algo.dynamic_sampling may draw {most} prompts in a step, and there are {num_prompts} to train on: "
+                f"lower prompts_per_step={settings.prompts_per_step}, max_rounds={self.max_rounds} or "
+                f"oversample={self.oversample}, or give more data"
             )
 
     def notice(self, advantage: AdvantageEstimator) -> str | None:
@@ -145,15 +123,14 @@ def refill(run: SamplingRun, batch: Sequence[Prompt], rollouts: Rollouts | None)
     Args:
         run: with `dynamic_sampling` None, the rollouts are returned as they are.
         batch: the step's prompts, of all ranks.
-        rollouts: this rank's share of the first round; None: given up.
-
-    Returns:
-        None if any rank gave up.
+        rollouts: this rank's share of the first round; None, and then the result: a rank gave up.
     """
     settings, ranks = run.dynamic_sampling, run.ranks
     if settings is None:
         return rollouts
-    pool, part, parts = _pool(run, batch), rollouts, []
+    data: Any = run.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    later = later_prompts(data.train_prompts, batch, run.seed, run.trainer.global_step + 1)
+    part, parts = rollouts, []
     owners = [ranks.owner(place, run.settings.prompts_per_minibatch) for place in range(len(batch))]
     facts: list[tuple[bool, int]] = []  # of all groups in sampling order: is it mixed, and its tokens
     own: dict[int, Rollouts] = {}  # the groups that this rank sampled, by their place in that order
@@ -169,7 +146,7 @@ def refill(run: SamplingRun, batch: Sequence[Prompt], rollouts: Rollouts | None)
         num_missing = len(batch) - sum(is_mixed for is_mixed, _ in facts)
         if num_missing <= 0 or num_rounds == settings.max_rounds:
             break
-        prompts = list(islice(pool, settings.num_drawn(num_missing)))
+        prompts = list(islice(later, settings.num_drawn(num_missing)))
         owners = [ranks.owner(place, len(prompts)) for place in range(len(prompts))]
         # A rank without a prompt repeats the first: ranks that share an engine sample together.
         share = ranks.share(prompts, len(prompts)) or prompts[:1]
@@ -188,46 +165,25 @@ def refill(run: SamplingRun, batch: Sequence[Prompt], rollouts: Rollouts | None)
 
 
 def select(is_mixed: Sequence[bool], size: int) -> list[int]:
-    """The groups of a batch, by their places in sampling order: the first mixed ones, then others to fill it.
-
-    Example:
-        >>> select([False, True, False, True, True], size=2), select([False, True, False], size=2)
-        ([1, 3], [1, 0])
-    """
+    """The groups of a batch, by their places in sampling order: the first mixed ones, then others to fill it."""
     return sorted(range(len(is_mixed)), key=lambda place: not is_mixed[place])[:size]
 
 
-def refill_order(prompts: Sequence[Prompt], batch: Sequence[Prompt], seed: int, step: int) -> list[Prompt]:
-    """The prompts outside the step's batch, in the order in which its later rounds draw them.
-
-    They are sorted by a hash of (seed, step, prompt), so the order depends neither on earlier steps nor on a resume or
-    the number of ranks.
-    """
+def later_prompts(prompts: Sequence[Prompt], batch: Sequence[Prompt], seed: int, step: int) -> Iterator[Prompt]:
+    """The prompts outside the step's batch by a hash of (seed, step, prompt), on which no resume or rank has effect."""
     taken = {prompt.id for prompt in batch}
     rest = (prompt for prompt in prompts if prompt.id not in taken)
-    return sorted(rest, key=lambda prompt: sample_seed(seed, "refill", step, prompt.id, 0))
-
-
-def _pool(run: SamplingRun, batch: Sequence[Prompt]) -> Iterator[Prompt]:
-    """`refill_order`, computed when a prompt is asked for."""
-    data: Any = run.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-    yield from refill_order(data.train_prompts, batch, run.seed, run.trainer.global_step + 1)
+    yield from sorted(rest, key=lambda prompt: sample_seed(seed, "refill", step, prompt.id, 0))
 
 
 def _at_their_ranks(run: SamplingRun, chosen: Sequence[Rollouts | None]) -> list[Rollouts]:
-    """The groups of this rank's places in the batch; collective.
-
-    Args:
-        run: says which rank has which place.
-        chosen: the batch; None: sampled by another rank.
-    """
+    """The groups of this rank's places in the batch, of which other ranks sampled those that are None; collective."""
     rank, world_size = run.ranks.rank, run.ranks.world_size
     sent: list[list[tuple[int, Rollouts]]] = [[] for _ in range(world_size)]
     for place, group in enumerate(chosen):
         if group is not None:
             sent[run.ranks.owner(place, run.settings.prompts_per_minibatch)].append((place, group))
-    # A gather of objects would hold the whole batch on every rank.
-    pickled = [pickle.dumps(part) for part in sent]
+    pickled = [pickle.dumps(part) for part in sent]  # a gather of objects would hold the whole batch on every rank
     sizes = from_all_ranks([len(part) for part in pickled])
     exchange = Exchange([list(range(world_size))] * world_size, sizes, rank, run.device)
     received = exchange.send(torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8))

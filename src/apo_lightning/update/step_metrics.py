@@ -89,10 +89,9 @@ class StepMetrics(nn.Module):
         With `old_logprobs: rollout` that policy is not run on the later mini-batches.
         """
         updated = record.updated
-        sampled = rollouts.first_round.completions
         logprobs = tokens.rollout_logprobs
         if rollouts.rounds is not None:
-            logprobs = torch.tensor([value for completion in sampled for value in completion.logprobs])
+            logprobs = torch.tensor([value for c in rollouts.first_round.completions for value in c.logprobs])
         asked = updated & tokens.required.to(updated.device)[tokens.sequence_ids]
         return {
             "train/surprisal": _fault_if_nan(-logprobs),
