@@ -105,9 +105,8 @@ class SamplingRounds:
     """The groups of the step's own prompts that this rank sampled: all of them, whatever was selected later."""
     num_rounds: int
     num_prompts: int
-    """Prompts that were sampled."""
     num_mixed: int
-    """Of these, prompts with both correct and wrong completions."""
+    """Prompts with both correct and wrong completions."""
     num_tokens: int
     """Response tokens that were sampled."""
     num_trained_tokens: int

@@ -16,6 +16,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Prompt, Rollouts, SamplingRounds, concatenate, mixed
 from apo_lightning.update.run import Run
+from apo_lightning.update.settings import StepSettings
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class DynamicSampling:
     thrown away, since the next step's policy has not sampled it. If the rounds find too few, the batch is filled with
     other groups in sampling order, which `Informative` leaves out of the update.
 
-    Under GRPO a group that is not mixed has no gradient: `max_rounds: 1` trains in the same direction at the cost of one
-    round, on fewer groups. Compare methods at equal sampled tokens.
+    Under GRPO a group that is not mixed has no gradient: `max_rounds: 1` trains in the same direction, on fewer groups,
+    and costs one round. Compare methods at equal sampled tokens.
 
     Source: Yu et al. 2025 (DAPO), section 3.2.
 
@@ -45,10 +46,6 @@ class DynamicSampling:
     Attributes:
         max_rounds: at least 1; verl's `max_num_gen_batches`.
         oversample: at least 1; above, later rounds draw more prompts than are missing.
-
-    Example:
-        >>> DynamicSampling(oversample=1.5).num_drawn(5)
-        8
     """
 
     max_rounds: int = 10
