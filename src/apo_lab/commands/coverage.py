@@ -28,9 +28,8 @@ def cover(cfg: DictConfig) -> CoverageResult:
         overrides["path"] = str(Path(cfg.data_dir) / f"{cfg.coverage.name}.jsonl")
     coverage: OracleCoverage = instantiate(cfg.coverage, **overrides, _convert_="all")
     coverage.check()
-    coverage.check_model(
-        evaluated.spec.name, evaluated.spec.load_config().vocab_size, evaluated.max_position_embeddings
-    )
+    config = evaluated.spec.load_config()
+    coverage.check_model(evaluated.spec.name, config.vocab_size, getattr(config, "max_position_embeddings", None))
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
     card = evaluated.card(sha256, Stage())

@@ -96,8 +96,9 @@ class ExactCoverage(StepCallback):
             support = statistics.anchor_logprobs.exp().sum(1)
             parts = (statistics.logprobs, statistics.entropy, statistics.max_prob, support)
             columns[index] = torch.stack(parts, dim=1).double().cpu()
-        by_token = dict(zip(("logprobs", "entropy", "max_prob", "support"), columns.unbind(1), strict=True))
-        logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, by_token.pop("logprobs"))
+        of_tokens, entropy, max_prob, support = columns.unbind(1)
+        by_token = {"entropy": entropy, "max_prob": max_prob, "support": support}
+        logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, of_tokens)
         metrics = exact_metrics(replace(listed.scores, logprobs=logprobs), self.ks)
         metrics |= means_by_kind(listed.kinds, by_token, logprobs.exp()[listed.owner])
         if process_rank() == 0:

@@ -140,12 +140,13 @@ def logit_geometry(measured: Measured) -> dict[str, float]:
             push, pull = (by_token[i, i, finite].clamp(min=0).sqrt() for i in map(names.index, ("push", "pull")))
             ref, moved = present(tokens.ref_logprobs)[index][finite].exp(), push > 0
             ratios += zip(ref[moved].tolist(), (pull[moved] / push[moved]).tolist(), strict=True)
-    products, num_left_out = (sum(column) for column in zip(*from_all_ranks((products, num_left_out)), strict=True))
+    parts = from_all_ranks((products, num_left_out))
+    products = torch.stack([part for part, _ in parts]).sum(0)
     # A force on raw logits has a factor of 1/τ.
     found = geometry(products / measured.settings.temperature**2, names, OBJECTIVES)
     metrics = {f"logits/{name}": value for name, value in found.items()}
     metrics["logits/square_gap"] = share_over_ranks(gap_sum, num_tokens)
-    metrics["logits/num_nonfinite"] = float(num_left_out)
+    metrics["logits/num_nonfinite"] = float(sum(number for _, number in parts))
     return metrics | (_pull_over_push(items_of_all_ranks(ratios)) if "pull" in names else {})
 
 

@@ -140,11 +140,12 @@ def read_probes(path: Path, origin: Mapping[str, Any]) -> list[RecoveryProbe]:
             )
     if hashlib.sha256(body).hexdigest() != head["sha256"]:
         raise ConfigError(f"{path}: the probes are not those that were written: give the run another folder")
-    records = (json.loads(line) for line in body.splitlines())
-    return [
-        RecoveryProbe(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
-        for record in records
-    ]
+    return [_probe_of(json.loads(line)) for line in body.splitlines()]
+
+
+def _probe_of(record: Mapping[str, Any]) -> RecoveryProbe:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return RecoveryProbe(**fields)
 
 
 def _scores(

@@ -151,7 +151,8 @@ class RecoveryTracker(StepCallback):
             found.append((place, float(logprobs[start:row].sum()), alternatives[row].tolist()))
             start = row + 1
         _, *columns = zip(*sorted(items_of_all_ranks(found)), strict=True)
-        return self.record(*(torch.tensor(column, dtype=torch.float64) for column in columns), step.step)
+        prefix, anchors = (torch.tensor(column, dtype=torch.float64) for column in columns)
+        return self.record(prefix, anchors, step.step)
 
     def record(
         self, prefix: Float[Tensor, "probes"], logprobs: Float[Tensor, "probes alternatives"], step: int

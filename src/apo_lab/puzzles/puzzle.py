@@ -29,36 +29,46 @@ class Puzzle(Protocol):
     @property
     def name(self) -> str:
         """The name of the data set."""
+        ...
 
     @property
     def strategies(self) -> Sequence[str]:
         """All strategies; those most common in demonstrations come first."""
+        ...
 
     @property
     def max_prompt_tokens(self) -> int:
         """Length of the longest problem [characters]."""
+        ...
 
     @property
     def max_completion_tokens(self) -> int:
         """Length of the longest answer with its end [characters]; a completion that is cut off there is no answer."""
+        ...
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
         """Draw distinct problems with at least one valid answer from one side of the split.
 
         Neither demonstrations nor RL use the held-out side. Raises `ConfigError` where a side has fewer problems.
         """
+        ...
 
     def demonstration(self, random: Random) -> tuple[str, str]:
         """Draw a problem from the training side, and the answer that the base model is trained on."""
+        ...
 
     def answers(self, problem: str) -> list[ListedAnswer]:
         """List the answers of a problem: all valid ones, and those that carry out a strategy correctly in vain."""
+        ...
 
     def is_problem(self, text: str) -> bool:
         """Whether a text states a problem of this puzzle, solvable or not."""
+        ...
 
     def is_correct(self, problem: str, answer: str) -> bool:
         """Whether a completion's text is a valid listed answer."""
+        ...
 
     def kinds(self, answer: str) -> list[str]:
         """Name what each token of a listed answer decides, including its end of sequence."""
+        ...

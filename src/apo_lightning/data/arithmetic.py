@@ -38,7 +38,7 @@ class ArithmeticSource:
         (7, 2)
         >>> row = problems.train[0]
         >>> row.problem, row.prefill, row.answer
-        ('What is 1 - 1?', '1 - 1 =', '0')
+        ('What is 1 - 2?', '1 - 2 =', '-1')
     """
 
     name: str = "arithmetic"

@@ -234,7 +234,7 @@ def _update(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> I
         yield "gradients of embedding and head", "memory", _root_gradient_bytes(model, run, total, parts)
 
 
-def _root_gradient_bytes(model: ModelShape, run: RunShape, work: Work, num_microbatches: int) -> float:
+def _root_gradient_bytes(model: ModelShape, run: RunShape, work: Work, num_microbatches: int) -> float | int:
     """Each micro-batch clears a whole gradient for the embedding, and adds it to the head's where they are tied.
 
     The head's gradient is written by the first chunk of tokens whose logits are held together, and read and written by

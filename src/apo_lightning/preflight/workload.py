@@ -66,13 +66,12 @@ NOTHING = Part(prompts=0.0, completions=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One rank's share of one step."""
+    """One rank's share of one step; token numbers are means."""
 
     num_prompts: float | int
     group_size: int
     prompt_tokens: float | int
     completion_tokens: float | int
-    """Mean lengths."""
     longest_completion: int
     num_minibatches: int
     updated: Part

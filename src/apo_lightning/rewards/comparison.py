@@ -53,9 +53,9 @@ def compare_answers(gold: str, answer: str, ask: Ask, depth: int = 0) -> Verdict
     """
     if _same_text(gold, answer):
         return "correct"
-    numbers = read_number(gold), read_number(answer)
-    if numbers[0] and numbers[1]:
-        return "correct" if same_number(*numbers) else "incorrect"
+    gold_number, number = read_number(gold), read_number(answer)
+    if gold_number and number:
+        return "correct" if same_number(gold_number, number) else "incorrect"
     if len(answer) > _MAX_CHARS:
         return ask(gold, answer)
     gold, answer, others, is_same_name = _without_names(gold, answer)

@@ -66,9 +66,9 @@ class MathVerifyReward:
         pairs = [(gold, _normalise(answer or "")) for gold, answer in zip(golds, stated, strict=True)]
         # The completions of a group often repeat a wrong answer: judge it once.
         statuses = self._judge(dict.fromkeys(pairs))
-        verdicts = ((statuses[pair], answer) for pair, answer in zip(pairs, stated, strict=True))
         return [
-            Verdict(reward=float(status == "correct"), status=status, extracted=answer) for status, answer in verdicts
+            Verdict(reward=float(statuses[pair] == "correct"), status=statuses[pair], extracted=answer)
+            for pair, answer in zip(pairs, stated, strict=True)
         ]
 
     def check_answers(self, answers: Sequence[str]) -> None:

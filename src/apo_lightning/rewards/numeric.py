@@ -29,8 +29,7 @@ class NumericReward(Reward):
     The number is read from the last `\boxed{…}`; without a box, from the line after the last "Answer:" or "####";
     without either, from anywhere in the text. A box and an answer line must contain one number and at most a unit
     (so `\boxed{\sqrt{2}}` is not 2); free text may contain more. Understood are integers, decimals, a/b, thousands
-    separators, a leading sign or dollar. A completion without a number, or with one of over 4096 characters, is
-    `unparsed`.
+    separators, a leading sign or dollar. No number, or one of over 4096 characters, is `unparsed`.
 
     Args:
         take: "first" or "last": which number of a *free* text is the answer. "first" suits a prefilled "13 + 5 =",
@@ -103,5 +102,6 @@ def _lone_number(text: str | None) -> re.Match[str] | None:
 
 def _value(number: re.Match[str] | None) -> Number | None:
     """The exact value of the number; None for n/0 or a number that is too long."""
-    is_readable = number is not None and len(number.group()) <= MAX_NUMBER_CHARS
-    return read_number(normalise(number.group())) if is_readable else None
+    if number is None or len(number.group()) > MAX_NUMBER_CHARS:
+        return None
+    return read_number(normalise(number.group()))

@@ -36,7 +36,9 @@ def command_page(command: Command) -> str:
     takes = " [key=value …]" if command.config is not None else ""
     parts = [[f"apo {command.name}{takes}", command.summary], textwrap.wrap(command.details, WIDTH)]
     if command.config is not None and command.axes:
-        chosen = [option.config_path for option in default_options(command.config) if option.parent == command.config]
+        chosen = [
+            str(option.config_path) for option in default_options(command.config) if option.parent == command.config
+        ]
         axes = (line for axis, sets in command.axes.items() for line in _axis(axis, sets, chosen))
         parts.append(["Axes, the default in brackets", *axes])
     if command.config is not None and command.settings:
@@ -59,7 +61,7 @@ def find_settings(config: str, keys: Sequence[str]) -> dict[str, Setting]:
     """
     found = {}
     for option in default_options(config):
-        text = _file(option.config_path).read_text()
+        text = _file(str(option.config_path)).read_text()
         root = yaml.compose(text, Loader=yaml.CSafeLoader)
         for key in keys:
             node = _find(root, f"{option.package}." if option.package else "", key)

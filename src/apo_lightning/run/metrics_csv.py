@@ -36,7 +36,10 @@ class MetricsCSV(Logger):
         """Empty: Lightning's folder of the logger is the run's folder itself."""
         return ""
 
-    version = name
+    @property
+    def version(self) -> str:
+        """Empty, as the name."""
+        return ""
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

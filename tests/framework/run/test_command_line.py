@@ -130,7 +130,10 @@ def test_the_names_of_the_composition_root_are_its_functions():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["experiment=paper/qwen_math7b_apoo"], ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "7b_apo,")),
+        (
+            ["experiment=paper/qwen_math7b_apoo"],
+            ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
+        ),
         (["experiment=null"], ("experiment=null: leave it out",)),
         (["-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of lab/countdown",)),
         (["-m", "seed=glob(*)"], ("seed is no config group",)),
