@@ -20,7 +20,7 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 VerdictStatus = Literal["correct", "incorrect", "unparsed", "timeout", "error"]
-AdvantageInput = Literal["truncated", "mean_logprobs", "answers", "history"]
+AdvantageInput = Literal["truncated", "mean_logprobs", "answers", "history", "max_completion_tokens"]
 """The optional fields of `AdvantageInputs`."""
 
 
@@ -129,6 +129,8 @@ class Rollouts:
     policy_version: int
     num_preempted: int = 0
     """How often the engine evicted a sequence's keys and values for lack of memory, and computed them again."""
+    max_completion_tokens: int | None = None
+    """The length at which completions were cut."""
     rounds: SamplingRounds | None = None
     """What these groups were selected from; None: there was no selection."""
 
@@ -232,6 +234,7 @@ class AdvantageInputs:
     """[P][G] the parsed answers; None where none was found."""
     history: tuple[PromptRecord, ...] | None = None
     """[P] what earlier steps saw of each prompt, on all ranks."""
+    max_completion_tokens: int | None = None
 
     @classmethod
     def of(
@@ -254,6 +257,7 @@ class AdvantageInputs:
             "mean_logprobs": lambda: rollouts.mean_logprobs,
             "answers": lambda: answers,
             "history": lambda: tuple(history(prompt.id) for prompt in rollouts.prompts),
+            "max_completion_tokens": lambda: rollouts.max_completion_tokens,
         }
         return cls(
             rewards=rollouts.rewards,
@@ -275,6 +279,7 @@ class AdvantageInputs:
             mean_logprobs=None if self.mean_logprobs is None else self.mean_logprobs[prompt : prompt + 1, wanted],
             answers=None if self.answers is None else (tuple(self.answers[prompt][i] for i in wanted),),
             history=None if self.history is None else (self.history[prompt],),
+            max_completion_tokens=self.max_completion_tokens,
         )
 
 

@@ -28,6 +28,7 @@ def inputs(rewards):
         mean_logprobs=-torch.arange(table.numel()).view(table.shape) / table.numel(),
         answers=tuple(tuple(f"{value:g}" for value in row) for row in rewards),
         history=tuple(PromptRecord() for _ in rewards),
+        max_completion_tokens=8,
     )
 
 

@@ -17,16 +17,6 @@ class Informative(Wrapper):
 
     Attributes:
         estimator: gives the advantages.
-
-    Example:
-        >>> import torch
-        >>> from apo_lightning.advantages import GroupNormalized
-        >>> rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-        >>> lengths = torch.ones_like(rewards, dtype=torch.long)
-        >>> inputs = AdvantageInputs(rewards=rewards, is_correct=rewards > 0, lengths=lengths)
-        >>> Informative(GroupNormalized())(inputs).keep
-        tensor([[ True,  True],
-                [False, False]])
     """
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:

@@ -60,7 +60,6 @@ class OverlongPenalty:
     Source: Yu et al. 2025 (DAPO), Eq. 13.
 
     Attributes:
-        max_completion_tokens: L.
         cache_share: C/L, in (0, 1]; 4096 of 20480 tokens in the paper.
         penalty: the weight, ≥ 0.
 
@@ -69,15 +68,15 @@ class OverlongPenalty:
 
     Example:
         >>> inputs = AdvantageInputs(rewards=torch.ones(1, 3), is_correct=torch.ones(1, 3).bool(),
-        ...     lengths=torch.tensor([[4, 6, 8]]))
-        >>> OverlongPenalty(max_completion_tokens=8, cache_share=0.5)(inputs)
+        ...     lengths=torch.tensor([[4, 6, 8]]), max_completion_tokens=8)
+        >>> OverlongPenalty(cache_share=0.5)(inputs)
         tensor([[1.0000, 0.5000, 0.0000]])
     """
 
-    max_completion_tokens: int
     cache_share: float | int = 0.2
     penalty: float | int = 1.0
 
+    reads: ClassVar[Collection[AdvantageInput]] = ("max_completion_tokens",)
     punishes_correct: ClassVar[bool] = True
     """A long right answer may fall below the mean of its group."""
 
@@ -89,8 +88,9 @@ class OverlongPenalty:
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """R + penalty·R_len."""
-        cache = self.cache_share * self.max_completion_tokens
-        excess = (inputs.lengths - (self.max_completion_tokens - cache)).clamp(min=0, max=cache)
+        assert inputs.max_completion_tokens is not None
+        cache = self.cache_share * inputs.max_completion_tokens
+        excess = (inputs.lengths - (inputs.max_completion_tokens - cache)).clamp(min=0, max=cache)
         return inputs.rewards - self.penalty * excess.to(inputs.rewards.dtype) / cache
 
 

@@ -165,6 +165,7 @@ def expected_workload(
             mean_logprobs=torch.zeros_like(rewards),
             answers=tuple(tuple(map(str, row)) for row in is_correct.tolist()),
             history=tuple(PromptRecord() for _ in is_correct),
+            max_completion_tokens=settings.max_completion_tokens,
         )
     )
     masks = masks_of(loss, given.values.flatten(), is_correct.flatten())

@@ -227,14 +227,19 @@ def test_groups_are_dropped_by_their_verdicts_and_not_by_their_rewards():
         is_correct=torch.tensor([[True, True], [True, False]]),
         lengths=torch.tensor([[1, 10], [1, 1]]),
         truncated=torch.tensor([[False, True], [False, True]]),
+        max_completion_tokens=10,
     )
-    shaped = Shaped(GroupNormalized(), OverlongPenalty(max_completion_tokens=10))
+    shaped = Shaped(GroupNormalized(), OverlongPenalty())
     given = Informative(shaped)(inputs)
     assert given.values[0].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
     assert given.keep.tolist() == [[False, False], [True, True]]
     both = Informative(Truncated(shaped))
     assert both(inputs).keep.tolist() == [[False, False], [True, False]]
-    assert (both.punishes_correct, both.spares_errors, set(both.reads)) == (True, False, {"truncated"})
+    assert (both.punishes_correct, both.spares_errors, set(both.reads)) == (
+        True,
+        False,
+        {"truncated", "max_completion_tokens"},
+    )
     assert Informative(SignedReward(1.0, 0.0)).spares_errors
     with pytest.raises(ConfigError, match="group_size is 1"):
         both.check(1)
