@@ -34,6 +34,7 @@ from apo_lightning.types import (
     StepOutput,
     ValidationOutput,
 )
+from apo_lightning.update.dynamic_sampling import DynamicSampling, refill
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.minibatch_update import minibatch_gradient
@@ -73,6 +74,7 @@ class RLVRModule(pl.LightningModule):
         validation_names: the held-out sets, in the order of the data module's loaders.
         seed: the run's.
         critic: predicts values, for an advantage that is estimated with GAE; None: there is none.
+        dynamic_sampling: draws more prompts for groups without a signal; None: off.
         trainer_bytes: of a GPU, claimed after the engine has started and while it is awake.
     """
 
@@ -118,14 +120,15 @@ class RLVRModule(pl.LightningModule):
         rollouts = self.checkpointer.sampled_rollouts()
         if rollouts is None:
             prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
-            rollouts = self._sample(prompts, self.settings.group_size, step=step, stream="train")
+            rollouts = self.sample(prompts, self.settings.group_size, step=step, stream="train")
+            rollouts = refill(self, batch, rollouts)
             self.checkpointer.after_sampling(self, rollouts)
             assert rollouts is not None
         self.engine.sleep()
         check_error_rate(items_of_all_ranks(rollouts.verdicts), of=f"step {step}")
         return rollouts
 
-    def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
+    def sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
         """Completions with their verdicts; None: given up, because the run is asked to stop."""
         try:
             rollouts = self.collector.collect(
@@ -194,7 +197,7 @@ class RLVRModule(pl.LightningModule):
         name = self.validation.names[dataloader_idx]
         with self.clock.phase("validate"):
             prompts = self.validation.share(batch, self.ranks.rank, self.ranks.world_size)
-            share = self._sample(prompts, self.settings.validation_samples, step=0, stream=name)
+            share = self.sample(prompts, self.settings.validation_samples, step=0, stream=name)
             self.checkpointer.while_validating(self)
             assert share is not None
             self.validation.add(name, batch, share)
@@ -224,6 +227,7 @@ class RLVRModule(pl.LightningModule):
         scheduler: Callable[..., LRScheduler],
         validation_names: Sequence[str],
         seed: int,
+        dynamic_sampling: DynamicSampling | None = None,
         trainer_bytes: int = 0,
         critic: Critic | None = None,
     ) -> None:
@@ -251,6 +255,7 @@ class RLVRModule(pl.LightningModule):
         self.validation = ValidationPass(validation_names)
         self.validation_outputs: list[ValidationOutput] = []
         self.seed = seed
+        self.dynamic_sampling = dynamic_sampling
         self.trainer_bytes = trainer_bytes
         self.policy_version = 0
 

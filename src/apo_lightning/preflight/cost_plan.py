@@ -6,7 +6,7 @@ diagnostics, validation passes, checkpoints, start-up, and what only CPUs do: al
 repacking weights for vLLM.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
@@ -79,7 +79,7 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     rescored = work.work(work.old_logprobs) + work.work(work.subset)
     values = replace(work.work(work.values), num_rows=0)  # of the vocabulary's head
     counts = {
-        "generate": _generation(model, run, work, rates),
+        "generate": _sum(count for part in work.sampling for count in _generation(model, run, part, rates)),
         "values": _forward(model, run, values, rates),
         "reference": _forward(model, run, work.work(work.reference), rates),
         "old_logprobs": _forward(model, run, rescored, rates),
@@ -100,6 +100,14 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
         for name, bound, amount in of_phase
     )
     return CostPlan(items=tuple(item for item in items if item.seconds > 0), rates=rates, work=work)
+
+
+def _sum(counts: Iterable[Count]) -> Iterator[Count]:
+    """Items of one name and rate, added up."""
+    amounts: dict[tuple[str, str], float] = {}
+    for name, bound, amount in counts:
+        amounts[name, bound] = amounts.get((name, bound), 0) + amount
+    yield from ((name, bound, amount) for (name, bound), amount in amounts.items())
 
 
 def model_size_of(model: ModelShape) -> ModelSize:
@@ -125,7 +133,7 @@ def attention_flops(size: ModelSize, work: Work) -> int:
 
 
 def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | int]:
-    """Forwards of the engine in one training step: with all slots occupied, and in the tail after that.
+    """Forwards of the engine in one round of sampling: with all slots occupied, and in the tail after that.
 
     There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: n·R/s forwards,
     and a tail of L − R. transformers starts the next batch when the current one has ended: L forwards per batch.

@@ -1,6 +1,7 @@
 """The expected work of one rank in one step, in completions, tokens and attention pairs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +14,7 @@ from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.critic import CriticSettings
 from apo_lightning.model.flops import Work
 from apo_lightning.types import AdvantageInputs, PromptRecord
+from apo_lightning.update.dynamic_sampling import DynamicSampling
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
 
@@ -89,25 +91,34 @@ class Workload:
     """Whether the reference runs with every micro-batch of the update."""
     rank_balance: float | int = 1.0
     """Mean ÷ maximum of the ranks' tokens in everything after sampling."""
+    rounds: Sequence[float | int] = ()
+    """With dynamic sampling, the prompts that one rank samples in each round; else it samples `num_prompts` once."""
 
     @property
     def num_completions(self) -> float | int:
-        """Completions that one rank samples."""
+        """Completions of a rank's prompts."""
         return self.num_prompts * self.group_size
+
+    @property
+    def sampling(self) -> list["Workload"]:
+        """The workload of each round of sampling, in which only prompts and completions count."""
+        return [replace(self, num_prompts=prompts, rounds=()) for prompts in self.rounds] or [self]
 
     @property
     def num_sampled_tokens(self) -> float | int:
         """Tokens that one rank samples."""
-        return self.num_completions * self.completion_tokens
+        return sum(part.num_completions for part in self.sampling) * self.completion_tokens
 
     def describe(self) -> str:
-        """The assumptions, in two lines."""
+        """The assumptions, in two lines, or three with dynamic sampling."""
+        rounds = ", ".join(f"{prompts:g}" for prompts in self.rounds)
         return (
             f"assumed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
             f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
             f"in the pass of the reference {self.reference.completions:.0%}, "
             f"scored before {self.old_logprobs.completions + self.subset.completions:.0%}"
             + (f"; ranks {self.rank_balance:.0%} even" if self.rank_balance < 1 else "")
+            + (f"\nprompts a rank and round of sampling: {rounds}" if rounds else "")
         )
 
     def work(self, part: Part) -> Work:
@@ -135,14 +146,22 @@ def expected_workload(
     expected: Expected,
     world_size: int,
     critic: CriticSettings | None = None,
+    dynamic_sampling: DynamicSampling | None = None,
 ) -> Workload:
     """The workload of one rank.
 
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
-    three groups: one whose rewards differ, one without wrong completions and one without correct ones.
+    three groups: one whose rewards differ, one without wrong completions and one without correct ones. Dynamic sampling
+    leaves groups of the first kind alone in the update.
 
     With a critic all kept completions are run, and any may have a token on which the loss reads the reference.
     """
+    rounds: list[int] = []
+    if dynamic_sampling is not None:
+        signal = expected.signal_share
+        rounds = dynamic_sampling.expected_rounds(settings.prompts_per_step, signal)
+        errors = expected.error_share / signal if signal else 1.0
+        expected = replace(expected, signal_share=1.0, error_share=errors, failed_share=0.0)
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(
@@ -154,6 +173,7 @@ def expected_workload(
             mean_logprobs=torch.zeros_like(rewards),
             answers=tuple(tuple(map(str, row)) for row in is_correct.tolist()),
             history=tuple(PromptRecord() for _ in is_correct),
+            max_completion_tokens=settings.max_completion_tokens,
         )
     )
     masks = masks_of(loss, given.values.flatten(), is_correct.flatten())
@@ -181,6 +201,7 @@ def expected_workload(
         has_separate_critic=has_critic and critic.kind == "separate",
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
+        rounds=[prompts / world_size for prompts in rounds],
     )
 
 

@@ -46,8 +46,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         with _errors_to(findings):
             run = prepare(cfg)  # checks of tokenizer, data and answers
             run.reward.close()
-            if run.loss.notice is not None:
-                findings.append(Finding("warning", run.loss.notice))
+            findings += [Finding("warning", notice) for notice in run.notices]
     show(Group(*parts))
     show(findings_text(findings), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))

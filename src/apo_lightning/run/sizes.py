@@ -141,8 +141,11 @@ def bytes_beside_engine(cfg: DictConfig) -> int:
 def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
     """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
-    expected, critic = instantiate(cfg.expected), instantiate(cfg.algo.get("critic"))
-    work = expected_workload(plan.settings, loss, advantage, expected, plan.ranks.world_size, critic)
+    critic, dynamic_sampling = instantiate(cfg.algo.get("critic")), instantiate(cfg.algo.get("dynamic_sampling"))
+    expected, world_size = instantiate(cfg.expected), plan.ranks.world_size
+    work = expected_workload(
+        plan.settings, loss, advantage, expected, world_size, critic=critic, dynamic_sampling=dynamic_sampling
+    )
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
         if plan.run.is_cuda and not torch.cuda.is_available():

@@ -38,6 +38,7 @@ from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
 from apo_lightning.types import Needs
+from apo_lightning.update.dynamic_sampling import DynamicSampling
 from apo_lightning.update.settings import StepSettings
 
 
@@ -57,8 +58,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
-    if parts.loss.notice is not None:
-        say(parts.loss.notice)
+    for notice in parts.notices:
+        say(notice)
     fail_fast = FailFast()
     trainer = instantiate(
         cfg.trainer,
@@ -96,6 +97,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         scheduler=instantiate(cfg.scheduler),
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
+        dynamic_sampling=parts.dynamic_sampling,
         trainer_bytes=parts.trainer_bytes,
         critic=None if parts.critic is None else Critic(parts.critic, policy),
     )
@@ -125,6 +127,7 @@ class Parts:
     advantage: AdvantageEstimator
     critic: CriticSettings | None
     """None: the advantage needs no values."""
+    dynamic_sampling: DynamicSampling | None
     model: PolicySpec
     lora: LoRA | None
     tokenizer: PreTrainedTokenizerBase
@@ -138,6 +141,12 @@ class Parts:
     trainer_bytes: int
     """GPU memory claimed after the engine has started and while it is awake; 0 if nothing depends on it."""
 
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know before the run, one line each."""
+        of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
+        return [notice for notice in (self.loss.notice, of_sampling) if notice is not None]
+
 
 def prepare(cfg: DictConfig) -> Parts:
     """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
@@ -149,6 +158,7 @@ def prepare(cfg: DictConfig) -> Parts:
     loss.check(
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
+    dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
@@ -180,6 +190,8 @@ def prepare(cfg: DictConfig) -> Parts:
         seed=cfg.seed,
     )
     data.prepare()
+    if dynamic_sampling is not None:
+        dynamic_sampling.check(settings, len(data.train_prompts), advantage, cfg.algo.get("critic"))
     reward.check_answers(data.answers)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)
@@ -192,6 +204,7 @@ def prepare(cfg: DictConfig) -> Parts:
         loss=loss,
         advantage=advantage,
         critic=critic,
+        dynamic_sampling=dynamic_sampling,
         model=model,
         lora=lora,
         tokenizer=tokenizer,

@@ -246,6 +246,21 @@ def test_loss_and_advantage_say_who_runs_what(algo, updated, prompts, reference)
     assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
 
 
+def test_dynamic_sampling_samples_in_rounds_and_trains_on_mixed_groups():
+    # Half of the groups are mixed and half of their completions wrong: 16, 8, 4, 2, 1 and 1 prompts on two ranks.
+    work = workload(composed("algo=dapo"), Expected(signal_share=0.5, error_share=0.25, failed_share=0.5))
+    assert [prompts * 2 for prompts in work.rounds] == [16, 8, 4, 2, 1, 1]
+    assert work.num_sampled_tokens == 16 * 8 * 8
+    assert (work.num_prompts, work.updated.completions) == (8, 1)
+    assert "8, 4, 2, 1, 0.5, 0.5" in work.describe()
+    at_once = workload(composed("algo=dapo"), Expected())
+    assert (list(at_once.rounds), at_once.num_sampled_tokens) == ([8], 8 * 8 * 8)
+    # A second round of the same size costs what the first one does, its tail included.
+    one, two = (plan_cost(MODEL, RUN, replace(WORK, rounds=[64] * n), RATES).phases() for n in (1, 2))
+    assert one == plan_cost(MODEL, RUN, WORK, RATES).phases()
+    assert two == one | {"generate": pytest.approx(2 * one["generate"])}
+
+
 def test_what_is_dropped_is_not_run_though_the_loss_has_a_gradient_there():
     cfg = composed("algo=nsr", "algo.loss.entropy_coef=0.01")
     work = workload(cfg, Expected(signal_share=1.0, error_share=0.25))
@@ -260,9 +275,10 @@ def test_the_fullest_rank_has_the_mean_over_the_balance_but_samples_no_more():
 
 def workload(cfg, expected: Expected) -> Workload:
     settings = step_settings(cfg, instantiate(cfg.data))
-    critic = instantiate(cfg.algo.get("critic"))
+    parts = ("loss", "advantage", "critic", "dynamic_sampling")
+    loss, advantage, critic, sampling = (instantiate(cfg.algo.get(part)) for part in parts)
     return expected_workload(
-        settings, instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage), expected, world_size=2, critic=critic
+        settings, loss, advantage, expected, world_size=2, critic=critic, dynamic_sampling=sampling
     )
 
 
