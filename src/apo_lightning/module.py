@@ -33,6 +33,7 @@ from apo_lightning.types import (
     ValidationOutput,
 )
 from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.history import History
 from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.nonfinite import NonfiniteSteps
@@ -80,7 +81,8 @@ class RLVRModule(pl.LightningModule):
         self.timer.enter()
         with phase("generate"):
             rollouts = self._sample_step(batch)
-        advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage)))
+        advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage), self.history.of))
+        self.history.add(rollouts)
         with phase("prepare"):
             plan = plan_step(self, rollouts, advantages)
         with phase("reference"):
@@ -219,6 +221,7 @@ class RLVRModule(pl.LightningModule):
         self.reference = reference
         self.loss = loss
         self.advantage = advantage
+        self.history = History(reads_of(advantage))
         self.collector = collector
         self.engine = collector.engine
         self.clock = collector.clock

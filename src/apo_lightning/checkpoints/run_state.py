@@ -14,6 +14,7 @@ from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
 from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.history import History
 from apo_lightning.update.nonfinite import NonfiniteSteps
 
 
@@ -39,6 +40,7 @@ class TrainingRun(Run, Protocol):
 
     schedule: LRScheduler
     nonfinite: NonfiniteSteps
+    history: History
 
     @property
     def optimizer(self) -> Optimizer:
