@@ -1,5 +1,7 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
+from apo_lightning.advantages.adjusted import Adjusted, Adjustment
+from apo_lightning.advantages.differential_smoothing import DifferentialSmoothing
 from apo_lightning.advantages.estimator import AdvantageEstimator, reads_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
@@ -10,7 +12,10 @@ from apo_lightning.advantages.unlikeliness import Unlikeliness
 
 __all__ = [
     "PKPO",
+    "Adjusted",
+    "Adjustment",
     "AdvantageEstimator",
+    "DifferentialSmoothing",
     "GroupNormalized",
     "LeaveOneOut",
     "OverlongPenalty",

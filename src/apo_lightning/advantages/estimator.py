@@ -4,7 +4,7 @@ An estimator is called once a step, with whole groups. `keep` False removes a co
 denominator; an advantage of 0 does not.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -35,15 +35,45 @@ class AdvantageEstimator(Protocol):
         ...
 
 
-def reads_of(estimator: AdvantageEstimator) -> Collection[AdvantageInput]:
-    """The optional fields of `AdvantageInputs` that an estimator names in `reads`.
+def reads_of(part: object) -> Collection[AdvantageInput]:
+    """The optional fields of `AdvantageInputs` that an estimator, or a part of one, names in `reads`.
 
     Example:
         >>> from apo_lightning.advantages import GroupNormalized
         >>> reads_of(GroupNormalized())
         ()
     """
-    return getattr(estimator, "reads", ())
+    return getattr(part, "reads", ())
+
+
+class Composed:
+    """What an estimator that is made of an inner one and others takes over from its parts."""
+
+    @property
+    def parts(self) -> Sequence[object]:
+        """The inner estimator first."""
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> Collection[AdvantageInput]:
+        """What any part reads."""
+        return {name for part in self.parts for name in reads_of(part)}
+
+    @property
+    def spares_errors(self) -> bool:
+        """As the inner estimator does."""
+        return getattr(self.parts[0], "spares_errors", False)
+
+    @property
+    def punishes_correct(self) -> bool:
+        """Whether any part may give a correct completion A < 0."""
+        return any(getattr(part, "punishes_correct", False) for part in self.parts)
+
+    def check(self, group_size: int) -> None:
+        """Refuse what any part refuses."""
+        for part in self.parts:
+            if hasattr(part, "check"):
+                part.check(group_size)
 
 
 def zero_where_equal(

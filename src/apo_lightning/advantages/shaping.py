@@ -1,6 +1,6 @@
 """Estimators that change what another estimator sees: shaped rewards, and completions that were cut."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, keep_all, reads_of
+from apo_lightning.advantages.estimator import AdvantageEstimator, Composed, keep_all
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
 
 
 @runtime_checkable
 class Shaping(Protocol):
-    """Rewards → other rewards; verdicts stay. `reads` as for an estimator."""
+    """Rewards → other rewards; verdicts stay. It may have an estimator's `reads`, `check` and `punishes_correct`."""
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """The rewards from which advantages are taken."""
@@ -23,7 +23,7 @@ class Shaping(Protocol):
 
 
 @dataclass(frozen=True)
-class Shaped:
+class Shaped(Composed):
     """An estimator of shaped rewards. With another `Shaped` as its estimator, two shapings act in turn.
 
     Attributes:
@@ -35,23 +35,9 @@ class Shaped:
     shaping: Shaping
 
     @property
-    def reads(self) -> Collection[AdvantageInput]:
-        """What the estimator or the shaping reads."""
-        return {*reads_of(self.estimator), *getattr(self.shaping, "reads", ())}
-
-    @property
-    def spares_errors(self) -> bool:
-        """As the estimator does."""
-        return getattr(self.estimator, "spares_errors", False)
-
-    @property
-    def punishes_correct(self) -> bool:
-        """Where the estimator or the shaping may give a correct completion A < 0."""
-        return any(getattr(part, "punishes_correct", False) for part in (self.estimator, self.shaping))
-
-    def check(self, group_size: int) -> None:
-        """Refuse what the estimator refuses."""
-        self.estimator.check(group_size)
+    def parts(self) -> Sequence[object]:
+        """Estimator and shaping."""
+        return self.estimator, self.shaping
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages of the shaped rewards."""
@@ -107,7 +93,7 @@ class OverlongPenalty:
 
 
 @dataclass(frozen=True)
-class Truncated:
+class Truncated(Composed):
     """What becomes of completions that were cut at the length limit.
 
     | `how` | in the group's mean and std | in the loss | source |
@@ -134,23 +120,14 @@ class Truncated:
             raise ConfigError(f"how is {self.how!r}: choose drop or exclude, or leave this estimator out to train them")
 
     @property
+    def parts(self) -> Sequence[object]:
+        """The estimator."""
+        return (self.estimator,)
+
+    @property
     def reads(self) -> Collection[AdvantageInput]:
         """Which completions were cut, and what the estimator reads."""
-        return {"truncated", *reads_of(self.estimator)}
-
-    @property
-    def spares_errors(self) -> bool:
-        """As the estimator does."""
-        return getattr(self.estimator, "spares_errors", False)
-
-    @property
-    def punishes_correct(self) -> bool:
-        """As the estimator does."""
-        return getattr(self.estimator, "punishes_correct", False)
-
-    def check(self, group_size: int) -> None:
-        """Refuse what the estimator refuses."""
-        self.estimator.check(group_size)
+        return {"truncated", *super().reads}
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages, with truncated completions left out of the update."""
