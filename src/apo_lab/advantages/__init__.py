@@ -1,0 +1,5 @@
+"""Advantages of rival methods: adjustments of an estimator, one small frozen dataclass and one YAML each."""
+
+from apo_lab.advantages.uniform_correct import UniformCorrect
+
+__all__ = ["UniformCorrect"]
