@@ -2,6 +2,15 @@
 
 from apo_lab.losses.apo_pulls import CrossEntropyAPO, GateOnlyAPO, LogMassAPO, UngatedAPO
 from apo_lab.losses.apo_random import RandomAnchorAPO
+from apo_lab.losses.entropy_advantage import EntropyAdvantage
 from apo_lab.losses.topk_forward_kl import TopKForwardKL
 
-__all__ = ["CrossEntropyAPO", "GateOnlyAPO", "LogMassAPO", "RandomAnchorAPO", "TopKForwardKL", "UngatedAPO"]
+__all__ = [
+    "CrossEntropyAPO",
+    "EntropyAdvantage",
+    "GateOnlyAPO",
+    "LogMassAPO",
+    "RandomAnchorAPO",
+    "TopKForwardKL",
+    "UngatedAPO",
+]
