@@ -31,6 +31,10 @@ def log_softmax(logits: Sequence[float]) -> list[float]:
     return [z - largest - log_sum for z in logits]
 
 
+def entropy_of(p: Sequence[float], logp: Sequence[float]) -> float:
+    return -math.fsum(p[v] * logp[v] for v in range(len(p)) if p[v] > 0)
+
+
 def top_k(logits: Sequence[float], k: int) -> list[int]:
     return [v for v in sorted(range(len(logits)), key=lambda v: (-logits[v], v))[:k] if logits[v] > -INF]
 
@@ -43,6 +47,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     kind = settings["loss"]
     if kind == "ClipCov" and token.mark:
         a = 0.0
+    if kind == "EntropyAdvantage":
+        a += min(settings["alpha"] * entropy_of(p, logp), abs(a) / settings["kappa"])
 
     # r and dr/dz
     raw = logp[token.y] - token.old_logprob
@@ -91,7 +97,7 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     gradient = [-weight * (d + e) for d, e in zip(slopes, doutside, strict=True)]
 
     if settings["entropy_coef"]:
-        entropy = -math.fsum(p[v] * logp[v] for v in vocab if p[v] > 0)
+        entropy = entropy_of(p, logp)
         loss -= settings["entropy_coef"] * entropy
         for v in vocab:
             if p[v] > 0:
@@ -175,6 +181,9 @@ def divergence(settings, token, logp, p, dlogp_y):
         kl = math.fsum(p[v] * (logp[v] - ref[v]) for v in live)
         return kl, [p[v] * (logp[v] - ref[v] - kl) if v in live else 0.0 for v in range(len(p))]
     raw = ref[token.y] - logp[token.y]
+    if "guide_ratio" in settings:
+        q = 1 + settings["guide_ratio"] * max(0.0, entropy_of(p, logp) - settings["guide_threshold"])
+        raw += math.log(min(max(q, settings["lowest_guide"]), settings["highest_guide"]))
     delta = min(max(raw, -LIMIT), LIMIT)
     k3 = math.exp(delta) - delta - 1
     cap = INF if settings["kl_clamp"] is None else settings["kl_clamp"]
