@@ -4,6 +4,7 @@ from apo_lab.losses.apo_pulls import CrossEntropyAPO, GateOnlyAPO, LogMassAPO, U
 from apo_lab.losses.apo_random import RandomAnchorAPO
 from apo_lab.losses.entropy_advantage import EntropyAdvantage
 from apo_lab.losses.sage import SAGE
+from apo_lab.losses.simko import SimKO
 from apo_lab.losses.topk_forward_kl import TopKForwardKL
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "GateOnlyAPO",
     "LogMassAPO",
     "RandomAnchorAPO",
+    "SimKO",
     "TopKForwardKL",
     "UngatedAPO",
 ]

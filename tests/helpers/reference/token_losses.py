@@ -23,6 +23,7 @@ class Token:
     importance_weight: float = 1.0
     mark: float = 0.0
     sequence_mean: float = 0.0
+    entropy_rank: float = 0.0
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
@@ -58,6 +59,15 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     if kind == "GSPO":
         rho = math.exp(token.sequence_mean)
         drho = [rho * d for d in dlogp_y]
+
+    if kind == "SimKO" and token.entropy_rank > settings["quantile"]:
+        top, alpha = top_k(token.logits, settings["top_k"]), settings["alpha"]
+        if token.is_correct and abs(raw) <= LIMIT:
+            drho = [
+                r * sum((1 - alpha) * dlogp_y[v] + alpha * ((v == k) - p[v]) for k in top) / len(top) for v in vocab
+            ]
+        if a < 0 and token.y == top[0]:
+            a *= settings["top_penalty"]
 
     # rho = push * r - pull * r_anchor on triggered errors, r + pull * r_anchor on other triggered tokens
     outside, doutside = 0.0, [0.0] * len(p)
