@@ -36,6 +36,7 @@ from apo_lightning.types import (
 )
 from apo_lightning.update.dynamic_sampling import DynamicSampling, refill
 from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.history import History
 from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.nonfinite import NonfiniteSteps
@@ -86,7 +87,8 @@ class RLVRModule(pl.LightningModule):
         self.timer.enter()
         with phase("generate"):
             rollouts = self._sample_step(batch)
-        advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage)))
+        advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage), self.history.of))
+        self.history.add(rollouts)
         with phase("prepare"):
             table = step_table(self, rollouts, advantages)
         with phase("values"):
@@ -240,6 +242,7 @@ class RLVRModule(pl.LightningModule):
         self.num_critic_steps = 0 if critic is None else critic.settings.warmup_steps
         self.loss = loss
         self.advantage = advantage
+        self.history = History(reads_of(advantage))
         self.collector = collector
         self.engine = collector.engine
         self.clock = collector.clock

@@ -307,6 +307,16 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The current policy's K most likely tokens at each position."""
+
+    token_ids: Int[Tensor, "tokens candidates"]
+    """In descending order of probability, ties by the lower id."""
+    logprobs: Float[Tensor, "tokens candidates"]
+    """log π [nats] at these ids; carries the gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
     """Everything a loss may read, one row per packed response token.
 
@@ -337,6 +347,10 @@ class LossInputs:
     """What the loss's `marks` said of each token when the mini-batch was planned; constant."""
     sequence_mean: Float[Tensor, "tokens"] | None = None
     """The mean of the loss's `sequence_term` over the token's completion, at the current policy; constant."""
+    candidates: Candidates | None = None
+    entropy_rank: Float[Tensor, "tokens"] | None = None
+    """The share of the completion's other tokens at which the current policy has a lower entropy, in [0, 1]; constant,
+    0 in a completion of one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +427,10 @@ class Needs:
     sequence_mean: bool = False
     """A mean over each completion at the current policy; see `PolicyLoss.sequence_term`. Costs one more forward of the
     head in every mini-batch but the first."""
+    candidate_size: int = 0
+    """K of the policy's own most likely tokens per token; 0 for none. Costs one more forward of the head."""
+    entropy_rank: bool = False
+    """The rank of each token's entropy in its completion. Costs one more forward of the head."""
 
     @property
     def reference_statistics(self) -> bool:
@@ -433,6 +451,8 @@ class Needs:
             full_kl=self.full_kl or other.full_kl,
             marks=self.marks or other.marks,
             sequence_mean=self.sequence_mean or other.sequence_mean,
+            candidate_size=max(self.candidate_size, other.candidate_size),
+            entropy_rank=self.entropy_rank or other.entropy_rank,
         )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from hydra.utils import instantiate
 
-from apo_lightning.losses.aggregation import sequence_means
-from apo_lightning.types import Anchor, LossInputs, MinibatchTokens
+from apo_lightning.losses.aggregation import sequence_means, sequence_ranks
+from apo_lightning.types import Anchor, Candidates, LossInputs, MinibatchTokens
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 
@@ -43,6 +43,7 @@ class Case:
     importance_weights: torch.Tensor | None = None
     marks: torch.Tensor | None = None
     sequence_mean: torch.Tensor | None = None
+    entropy_rank: torch.Tensor | None = None
 
     def prepared(self, loss) -> "Case":
         """With what the module computes of the whole mini-batch and of whole completions for this loss."""
@@ -58,7 +59,10 @@ class Case:
         if loss.needs.sequence_mean:
             term = loss.sequence_term(at_y - self.old_logprobs.double(), self.advantages.double())
             sequence_mean = sequence_means(term, torch.arange(len(at_y)) // 4)
-        return replace(self, marks=marks, sequence_mean=sequence_mean)
+        entropy_rank = None
+        if loss.needs.entropy_rank:
+            entropy_rank = sequence_ranks(entropy(self.logits.double().log_softmax(1)), torch.arange(len(at_y)) // 4)
+        return replace(self, marks=marks, sequence_mean=sequence_mean, entropy_rank=entropy_rank)
 
     def tokens(self):
         for t in range(len(self.logits)):
@@ -73,6 +77,7 @@ class Case:
                 importance_weight=weight,
                 mark=0.0 if self.marks is None else self.marks[t].item(),
                 sequence_mean=0.0 if self.sequence_mean is None else self.sequence_mean[t].item(),
+                entropy_rank=0.0 if self.entropy_rank is None else self.entropy_rank[t].item(),
             )
 
     def inputs(self, needs, logits, logprobs=None) -> LossInputs:
@@ -94,6 +99,8 @@ class Case:
             importance_weights=None if self.importance_weights is None else self.importance_weights.to(logits.dtype),
             marks=None if self.marks is None else self.marks.to(logits.dtype),
             sequence_mean=None if self.sequence_mean is None else self.sequence_mean.to(logits.dtype),
+            candidates=own_candidates(logprobs, needs.candidate_size) if needs.candidate_size else None,
+            entropy_rank=None if self.entropy_rank is None else self.entropy_rank.to(logits.dtype),
         )
 
     def _anchor(self, k, ref, logprobs):
@@ -111,6 +118,11 @@ class Case:
         table = torch.tensor([[0.0] * VOCAB if row is None else row for row in ref], dtype=logprobs.dtype)
         table = table.view(-1, VOCAB)
         return (logprobs.exp() * (logprobs - table)).sum(1)
+
+
+def own_candidates(logprobs, k):
+    ids = logprobs.detach().argsort(dim=1, descending=True, stable=True)[:, :k]
+    return Candidates(token_ids=ids, logprobs=logprobs.gather(1, ids))
 
 
 def entropy(logprobs):

@@ -3,7 +3,12 @@
 import math
 import os
 import signal
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from apo_lightning.rewards import CallableReward
+from apo_lightning.types import Verdict
 
 
 def even_start(completions: list[str], **columns: object) -> list[float]:
@@ -25,3 +30,11 @@ def never(completions: list[str], **columns: object) -> list[float]:
 def failing_once_on_the_second_rank(completions: list[str], **columns: object) -> list[float]:
     rewards = even_start(completions)
     return [math.nan, *rewards[1:]] if os.environ.get("LOCAL_RANK") == "1" else rewards
+
+
+class StatingReward(CallableReward):
+    """Verdicts with an answer: the first character."""
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        verdicts = super().score(completions, answers)
+        return [replace(v, extracted=text[:1] or None) for v, text in zip(verdicts, completions, strict=True)]

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,19 @@ def finish(process: subprocess.Popen[str]) -> str:
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
     return printed
+
+
+class Stopper:
+    """Sends the process a signal at the n-th call of something."""
+
+    def __init__(self, monkeypatch, owner, name, call, number=signal.SIGTERM):
+        original = getattr(owner, name)
+        self.calls = 0
+
+        def wrapped(*args, **kwargs):
+            self.calls += 1
+            if self.calls == call:
+                os.kill(os.getpid(), number)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)

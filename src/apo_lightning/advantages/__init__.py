@@ -1,5 +1,7 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
+from apo_lightning.advantages.adjusted import Adjusted, Adjustment
+from apo_lightning.advantages.differential_smoothing import DifferentialSmoothing
 from apo_lightning.advantages.estimator import AdvantageEstimator, estimators_in, reads_of
 from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
@@ -13,7 +15,10 @@ from apo_lightning.advantages.unlikeliness import Unlikeliness
 __all__ = [
     "GAE",
     "PKPO",
+    "Adjusted",
+    "Adjustment",
     "AdvantageEstimator",
+    "DifferentialSmoothing",
     "GroupNormalized",
     "Informative",
     "LeaveOneOut",

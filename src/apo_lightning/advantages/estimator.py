@@ -4,7 +4,7 @@ An estimator is called once a step, with whole groups. `keep` False removes a co
 denominator; an advantage of 0 does not.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,20 +36,20 @@ class AdvantageEstimator(Protocol):
         ...
 
 
-def reads_of(estimator: AdvantageEstimator) -> Collection[AdvantageInput]:
-    """The optional fields of `AdvantageInputs` that an estimator names in `reads`.
+def reads_of(part: object) -> Collection[AdvantageInput]:
+    """The optional fields of `AdvantageInputs` that an estimator, or a part of one, names in `reads`.
 
     Example:
         >>> from apo_lightning.advantages import GroupNormalized
         >>> reads_of(GroupNormalized())
         ()
     """
-    return getattr(estimator, "reads", ())
+    return getattr(part, "reads", ())
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """An estimator that changes what another estimator sees or gives; what it says of itself is what that one says.
+    """An estimator that changes what another estimator sees or gives.
 
     Attributes:
         estimator: the other estimator.
@@ -58,23 +58,29 @@ class Wrapper:
     estimator: AdvantageEstimator
 
     @property
+    def parts(self) -> Sequence[object]:
+        """What says of itself what the wrapper then says: the inner estimator, and in subclasses what changes it."""
+        return (self.estimator,)
+
+    @property
     def reads(self) -> Collection[AdvantageInput]:
-        """What the estimator reads."""
-        return reads_of(self.estimator)
+        """What any part reads."""
+        return {name for part in self.parts for name in reads_of(part)}
 
     @property
     def spares_errors(self) -> bool:
-        """Where no wrong completion gets A < 0."""
-        return getattr(self.estimator, "spares_errors", False)
+        """As the inner estimator does."""
+        return getattr(self.parts[0], "spares_errors", False)
 
     @property
     def punishes_correct(self) -> bool:
-        """Where a correct completion may get A < 0."""
-        return getattr(self.estimator, "punishes_correct", False)
+        """Whether any part may give a correct completion A < 0."""
+        return any(getattr(part, "punishes_correct", False) for part in self.parts)
 
     def check(self, group_size: int) -> None:
-        """Refuse what the estimator refuses."""
-        self.estimator.check(group_size)
+        """Refuse what any part refuses."""
+        for part in self.parts:
+            getattr(part, "check", lambda group_size: None)(group_size)
 
 
 def estimators_in(estimator: Any) -> Iterator[AdvantageEstimator]:

@@ -1,6 +1,6 @@
 """Estimators that change what another estimator sees: shaped rewards, and completions that were cut."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, keep_all, reads_of
+from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, keep_all
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
 
 
 @runtime_checkable
 class Shaping(Protocol):
-    """Rewards → other rewards; verdicts stay. `reads` as for an estimator."""
+    """Rewards → other rewards; verdicts stay. It may have an estimator's `reads`, `check` and `punishes_correct`."""
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """The rewards from which advantages are taken."""
@@ -34,14 +34,9 @@ class Shaped(Wrapper):
     shaping: Shaping
 
     @property
-    def reads(self) -> Collection[AdvantageInput]:
-        """What the estimator or the shaping reads."""
-        return {*reads_of(self.estimator), *getattr(self.shaping, "reads", ())}
-
-    @property
-    def punishes_correct(self) -> bool:
-        """Where the estimator or the shaping may give a correct completion A < 0."""
-        return any(getattr(part, "punishes_correct", False) for part in (self.estimator, self.shaping))
+    def parts(self) -> Sequence[object]:
+        """Estimator and shaping."""
+        return self.estimator, self.shaping
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages of the shaped rewards."""
@@ -123,7 +118,7 @@ class Truncated(Wrapper):
     @property
     def reads(self) -> Collection[AdvantageInput]:
         """Which completions were cut, and what the estimator reads."""
-        return {"truncated", *reads_of(self.estimator)}
+        return {"truncated", *super().reads}
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages, with truncated completions left out of the update."""

@@ -1,6 +1,7 @@
 """Saves a run where it can be resumed, and restores it from there."""
 
 import functools
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -33,6 +34,7 @@ from apo_lightning.checkpoints.run_state import (
 )
 from apo_lightning.checkpoints.settings import CheckpointSettings
 from apo_lightning.checkpoints.small_files import (
+    HISTORY,
     SHARED,
     TENSORS,
     load_plain,
@@ -45,6 +47,7 @@ from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, tensor_shapes
 from apo_lightning.checkpoints.writing import Written
 from apo_lightning.common.console import say
+from apo_lightning.common.files import to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, Preempted, in_brief
@@ -119,6 +122,8 @@ class Checkpointer:
             load_tensors(tensors, folder / TENSORS)
         restore_shared_state(run, shared)
         run.engine_check.load_state_dict(shared["engine_check"])
+        if run.history.is_kept:
+            run.history.load_state_dict(json.loads((folder / HISTORY).read_bytes()))
         own = folder / rank_file(run.ranks.rank)
         if own.is_file():
             mine = load_plain(own)
@@ -187,6 +192,9 @@ class Checkpointer:
         def small_files(folder: Path, written: Written) -> None:
             if run.ranks.rank == 0:
                 save_plain(shared_state(run), folder / SHARED, written)
+                if run.history.is_kept:
+                    with written.open(folder / HISTORY) as file:
+                        file.write(to_json(run.history.state_dict()))
             own = {"random": random_states(), "rollouts": None if rollouts is None else asdict(rollouts)}
             save_plain(own, folder / rank_file(run.ranks.rank), written)
 

@@ -16,6 +16,7 @@ from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import unwrapped_name
 from apo_lightning.update.engine_check import EngineCheck
+from apo_lightning.update.history import History
 from apo_lightning.update.nonfinite import NonfiniteSteps
 
 
@@ -42,6 +43,7 @@ class TrainingRun(Run, Protocol):
     schedule: LRScheduler
     critic: Critic | None
     nonfinite: NonfiniteSteps
+    history: History
 
     @property
     def optimizer(self) -> Optimizer:

@@ -164,6 +164,15 @@ class Policy(nn.Module):
         with self.autocast():
             return token_statistics(hidden, self.head_weight, targets, anchor_ids, temperature=temperature)
 
+    def top_ids(
+        self, hidden: Float[Tensor, "tokens hidden"], targets: Int[Tensor, "tokens"], k: int, *, temperature: float
+    ) -> Int[Tensor, "tokens candidates"]:
+        """The own k most likely tokens, from the `hidden_states` of a micro-batch."""
+        with self.autocast():
+            ids = reference_statistics(hidden, self.head_weight, targets, k, temperature=temperature).anchor_ids
+        assert ids is not None
+        return ids
+
     def detached_head(self, hidden: Float[Tensor, "tokens hidden"], *, temperature: float) -> DetachedHead:
         """The head over the `hidden_states` of a micro-batch, for a loss whose gradient is taken chunk by chunk."""
         with self.autocast():

@@ -1,19 +1,22 @@
 """The gradient of one mini-batch: from hidden states to the loss and back, one micro-batch after the other."""
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
-from apo_lightning.losses.aggregation import sequence_means
+from apo_lightning.logprobs.detached import DetachedHead
+from apo_lightning.losses.aggregation import sequence_means, sequence_ranks
 from apo_lightning.losses.value_loss import clipped_value_loss
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
-from apo_lightning.types import LossOutput
+from apo_lightning.types import Candidates, LossOutput, TokenStatistics
 from apo_lightning.update.memory import release_memory
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
@@ -78,11 +81,14 @@ def microbatch_loss(
     hidden = run.policy.hidden_states(microbatch)
     sequence_mean = _sequence_mean(run, plan, minibatch, microbatch, hidden) if needs.sequence_mean else None
     values = None if run.critic is None else critic_loss(run.critic, table, microbatch, hidden)
+    ranks = _entropy_ranks(run, plan, microbatch, hidden) if needs.entropy_rank else None
+    top_ids = _top_ids(run, microbatch, hidden) if needs.candidate_size else None
     head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
         chunk = microbatch.part(tokens)
         anchor_ids = table.anchor_ids(chunk, needs.anchor_size, plan.reference_mask)
-        statistics = head.statistics(tokens, chunk.targets, anchor_ids, *compared)
+        own_ids = None if top_ids is None else top_ids[tokens]
+        statistics, candidates = _statistics(head, tokens, chunk, anchor_ids, own_ids, compared)
         if minibatch.is_first:
             table.record_policy(chunk, statistics)
         inputs = table.loss_inputs(
@@ -94,6 +100,8 @@ def microbatch_loss(
             importance_cap=run.settings.importance_cap,
             marks=plan.marks,
             sequence_mean=None if sequence_mean is None else sequence_mean[tokens],
+            candidates=candidates,
+            entropy_rank=None if ranks is None else ranks[tokens],
         )
         output = run.loss(inputs)
         weighted_sum = (minibatch.weights[chunk.token_index] * output.per_token).sum()
@@ -128,6 +136,41 @@ def critic_loss(
 def _part(output: LossOutput | None, tokens: slice) -> dict[str, Tensor]:
     """The metrics of some tokens."""
     return {} if output is None else {name: values[tokens] for name, values in output.metrics.items()}
+
+
+def _statistics(
+    head: DetachedHead,
+    tokens: slice,
+    chunk: Microbatch,
+    anchor_ids: Tensor | None,
+    own_ids: Tensor | None,
+    compared: Sequence[Tensor],
+) -> tuple[TokenStatistics, Candidates | None]:
+    """Statistics of a chunk, and the policy's own candidates there, of which the table's anchors know nothing."""
+    if own_ids is None:
+        return head.statistics(tokens, chunk.targets, anchor_ids, *compared), None
+    asked = own_ids if anchor_ids is None else torch.cat([own_ids, anchor_ids], dim=1)
+    statistics = head.statistics(tokens, chunk.targets, asked, *compared)
+    assert statistics.anchor_logprobs is not None
+    own, others = statistics.anchor_logprobs.tensor_split([own_ids.shape[1]], dim=1)
+    statistics = replace(statistics, anchor_logprobs=None if anchor_ids is None else others)
+    return statistics, Candidates(token_ids=own_ids, logprobs=own)
+
+
+@torch.no_grad()
+def _top_ids(run: Run, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]) -> Int[Tensor, "tokens top"]:
+    """The policy's own most likely tokens."""
+    k = run.loss.needs.candidate_size
+    return run.policy.top_ids(hidden.detach(), microbatch.targets, k, temperature=run.settings.temperature)
+
+
+@torch.no_grad()
+def _entropy_ranks(
+    run: Run, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
+) -> Float[Tensor, "tokens"]:
+    """The rank of each token's entropy in its completion; a micro-batch holds whole ones."""
+    statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
+    return sequence_ranks(statistics.entropy, plan.table.sequence_ids[microbatch.token_index])
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from apo_lightning.model.packing import Microbatch, PackedSequences, padding_mic
 from apo_lightning.types import (
     Advantages,
     Anchor,
+    Candidates,
     LossInputs,
     Needs,
     ReferenceStatistics,
@@ -175,6 +176,8 @@ class StepTable:
         importance_cap: float | None,
         marks: Float[Tensor, "tokens"] | None = None,
         sequence_mean: Float[Tensor, "part"] | None = None,
+        candidates: Candidates | None = None,
+        entropy_rank: Float[Tensor, "part"] | None = None,
     ) -> LossInputs:
         """The inputs of the loss: what it declared, on the tokens it declared, and no more.
 
@@ -190,6 +193,8 @@ class StepTable:
             importance_cap: of the truncated importance weights; None: none.
             marks: [T] of the whole step.
             sequence_mean: of these tokens.
+            candidates: of these tokens.
+            entropy_rank: of these tokens.
         """
         index = microbatch.token_index
         wanted = reference_mask[index]
@@ -224,6 +229,8 @@ class StepTable:
             importance_weights=importance_weights,
             marks=None if marks is None else marks[index],
             sequence_mean=sequence_mean,
+            candidates=candidates,
+            entropy_rank=entropy_rank,
         )
 
     def of_minibatch(self, minibatch: int, prompts_per_minibatch: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""PKPO, the unlikeliness reward and truncated completions: by hand, by brute force, by identities."""
+"""Families of advantages (PKPO, shaped rewards, adjusted advantages, truncation): by hand, by brute force, by identities."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -11,6 +11,8 @@ from hypothesis import given
 
 from apo_lightning.advantages import (
     PKPO,
+    Adjusted,
+    DifferentialSmoothing,
     GroupNormalized,
     LeaveOneOut,
     OverlongPenalty,
@@ -136,6 +138,25 @@ def test_a_likely_right_answer_may_be_punished(size, first):
     assert lowest_of_correct(first - 1) >= 0 > lowest_of_correct(first)
 
 
+def test_differential_smoothing():
+    # log π = length·mean: −2, −6, −1, −4 nats; A = ±√3/2 but for the estimator's ε.
+    step = inputs(
+        [[1.0, 1.0, 0.0, 0.0]],
+        mean_logprobs=torch.tensor([[-2.0, -3.0, -0.5, -2.0]]),
+        lengths=torch.tensor([[1, 2, 2, 2]]),
+    )
+    smoothed = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0.1, incorrect_coef=0.05))
+    a = sqrt(3) / 2
+    expected = [a + 0.2, a + 0.6, -a - 0.05, -a - 0.2]
+    assert smoothed(step).values[0].tolist() == pytest.approx(expected, abs=1e-5)
+    plain = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0, incorrect_coef=0))
+    assert torch.equal(plain(step).values, GroupNormalized()(step).values)
+    APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=smoothed)
+    assert (smoothed.reads, smoothed.spares_errors, smoothed.punishes_correct) == ({"mean_logprobs"}, False, False)
+    equal = smoothed(replace(step, rewards=torch.zeros_like(step.rewards), is_correct=step.rewards < 0)).values[0]
+    assert equal.tolist() == pytest.approx([-0.1, -0.3, -0.05, -0.2], abs=1e-6)
+
+
 def test_overlong_penalty():
     # The paper's shares, L = 20 and C = 4: a quarter for each token after 16.
     step = inputs([[1.0] * 4], lengths=torch.tensor([[16, 17, 18, 20]]), max_completion_tokens=20)
@@ -182,6 +203,7 @@ def test_values_out_of_range():
         (lambda: PKPO(k=8).check(8), "at most 7"),
         (lambda: PKPO(k=2, later_k={5: 9}).check(8), "k is 9"),
         (lambda: Unlikeliness(coef=2), "coef is 2"),
+        (lambda: DifferentialSmoothing(correct_coef=0, incorrect_coef=-1), "incorrect_coef is -1"),
         (lambda: OverlongPenalty(cache_share=1.5), "cache_share is 1.5"),
         (lambda: Truncated(GroupNormalized(), "hide"), "how is 'hide'"),
     ):

@@ -1,7 +1,6 @@
 """A run that is stopped anywhere and gone on from is the run that was not stopped, to the last bit."""
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -16,7 +15,7 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from running import SIGNAL, read_metrics, train_tiny, weights, without_clock
+from running import SIGNAL, Stopper, read_metrics, train_tiny, weights, without_clock
 
 STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
 SETTINGS = (
@@ -64,22 +63,6 @@ def assert_is(uninterrupted, weights: dict[str, torch.Tensor], folder: Path) -> 
     summaries = [json.loads((path / "summary.json").read_bytes()) for path in (folder, expected_folder)]
     assert summaries[0]["held_out"] == summaries[1]["held_out"]
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
-
-
-class Stopper:
-    """Sends the process a signal at the n-th call of something."""
-
-    def __init__(self, monkeypatch, owner, name, call, number=signal.SIGTERM):
-        original = getattr(owner, name)
-        self.calls = 0
-
-        def wrapped(*args, **kwargs):
-            self.calls += 1
-            if self.calls == call:
-                os.kill(os.getpid(), number)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, wrapped)
 
 
 # The held-out set is sampled before the first step and after the second and the third.

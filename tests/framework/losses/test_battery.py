@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lab.losses import RandomAnchorAPO, TopKForwardKL, UngatedAPO
+from apo_lab.losses import SAGE, RandomAnchorAPO, SimKO, TopKForwardKL, UngatedAPO
 from apo_lightning.losses import APO, CISPO, GRPO, GRPOKL, ClipCov, KLCov
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
@@ -30,6 +30,8 @@ VARIANTS = {
     "always": APO(trigger="always", pull_coef=0.15, clip_eps_high=0.28),
     "ungated_always": UngatedAPO(trigger="always", anchor_size=3, dual_clip=3.0),
     "few_of_a_small_pool": RandomAnchorAPO(anchor_size=2, pool_size=7),
+    "sage_far_guide": SAGE(guide_ratio=2.0, guide_threshold=0.5, highest_guide=3.0, kl_coef=0.5, error_only=True),
+    "simko_strong": SimKO(alpha=0.5, top_k=5, quantile=0.3, top_penalty=3.0, dual_clip=4.0),
     "topk_forward_kl_everywhere": TopKForwardKL(error_only=False, kl_coef=0.5, anchor_size=3),
 }
 LOSSES = CONFIGURED | VARIANTS
@@ -66,7 +68,10 @@ def test_value_and_gradient_follow_the_equations(name, kind):
     close(gradient, [row for _, row in expected])
 
 
-STRAIGHT_THROUGH = ("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "cispo", "gspo", "gmpo")
+STRAIGHT_THROUGH = (
+    *("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "cispo", "gspo", "gmpo"),
+    *("entropy_advantage", "sage", "sage_far_guide", "simko", "simko_strong"),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in STRAIGHT_THROUGH])
@@ -149,7 +154,8 @@ def take(case: Case, index) -> Case:
     picked = {
         name: getattr(case, name)[index] for name in ("logits", "token_ids", "old_logprobs", "advantages", "is_correct")
     }
-    picked |= {name: value[index] for name in ("marks", "sequence_mean") if (value := getattr(case, name)) is not None}
+    prepared = {name: getattr(case, name) for name in ("marks", "sequence_mean", "entropy_rank")}
+    picked |= {name: value[index] for name, value in prepared.items() if value is not None}
     return Case(**picked, ref_logits=[case.ref_logits[i] for i in index.tolist()])
 
 

@@ -23,12 +23,17 @@ class Token:
     importance_weight: float = 1.0
     mark: float = 0.0
     sequence_mean: float = 0.0
+    entropy_rank: float = 0.0
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
     largest = max(logits)
     log_sum = math.log(math.fsum(math.exp(z - largest) for z in logits))
     return [z - largest - log_sum for z in logits]
+
+
+def entropy_of(p: Sequence[float], logp: Sequence[float]) -> float:
+    return -math.fsum(p[v] * logp[v] for v in range(len(p)) if p[v] > 0)
 
 
 def top_k(logits: Sequence[float], k: int) -> list[int]:
@@ -43,6 +48,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     kind = settings["loss"]
     if kind == "ClipCov" and token.mark:
         a = 0.0
+    if kind == "EntropyAdvantage":
+        a += min(settings["alpha"] * entropy_of(p, logp), abs(a) / settings["kappa"])
 
     # r and dr/dz
     raw = logp[token.y] - token.old_logprob
@@ -52,6 +59,15 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     if kind == "GSPO":
         rho = math.exp(token.sequence_mean)
         drho = [rho * d for d in dlogp_y]
+
+    if kind == "SimKO" and token.entropy_rank > settings["quantile"]:
+        top, alpha = top_k(token.logits, settings["top_k"]), settings["alpha"]
+        if token.is_correct and abs(raw) <= LIMIT:
+            drho = [
+                r * sum((1 - alpha) * dlogp_y[v] + alpha * ((v == k) - p[v]) for k in top) / len(top) for v in vocab
+            ]
+        if a < 0 and token.y == top[0]:
+            a *= settings["top_penalty"]
 
     # rho = push * r - pull * r_anchor on triggered errors, r + pull * r_anchor on other triggered tokens
     outside, doutside = 0.0, [0.0] * len(p)
@@ -91,7 +107,7 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     gradient = [-weight * (d + e) for d, e in zip(slopes, doutside, strict=True)]
 
     if settings["entropy_coef"]:
-        entropy = -math.fsum(p[v] * logp[v] for v in vocab if p[v] > 0)
+        entropy = entropy_of(p, logp)
         loss -= settings["entropy_coef"] * entropy
         for v in vocab:
             if p[v] > 0:
@@ -175,6 +191,9 @@ def divergence(settings, token, logp, p, dlogp_y):
         kl = math.fsum(p[v] * (logp[v] - ref[v]) for v in live)
         return kl, [p[v] * (logp[v] - ref[v] - kl) if v in live else 0.0 for v in range(len(p))]
     raw = ref[token.y] - logp[token.y]
+    if "guide_ratio" in settings:
+        q = 1 + settings["guide_ratio"] * max(0.0, entropy_of(p, logp) - settings["guide_threshold"])
+        raw += math.log(min(max(q, settings["lowest_guide"]), settings["highest_guide"]))
     delta = min(max(raw, -LIMIT), LIMIT)
     k3 = math.exp(delta) - delta - 1
     cap = INF if settings["kl_clamp"] is None else settings["kl_clamp"]

@@ -1,0 +1,151 @@
+"""Adjusted advantages: by hand, by brute force, and where they are the estimator's own."""
+
+from math import comb, exp
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from apo_lab.advantages import BoundaryGate, PassAtKWeight, RareAnswers, RepeatedAnswers, UniformCorrect
+from apo_lab.advantages.boundary_gate import boundary_utility
+from apo_lightning.advantages import Adjusted, GroupNormalized, SignedReward
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import APO
+from apo_lightning.types import AdvantageInputs, PromptRecord
+
+
+def inputs(rewards, **others):
+    table = torch.tensor(rewards, dtype=torch.float64)
+    return AdvantageInputs(
+        rewards=table, is_correct=table > 0, lengths=torch.ones_like(table, dtype=torch.long), **others
+    )
+
+
+GROUP = st.lists(st.tuples(st.booleans(), st.floats(-5, 0)), min_size=2, max_size=8)
+
+
+@given(GROUP, st.floats(0, 1))
+def test_ucpo_is_the_inverse_probability_of_its_code(group, tau):
+    """q = softmax(ℓ) over the correct, weights (1 − τ)/n + τ·q⁻¹/Σ q⁻¹, times n."""
+    correct, logprobs = zip(*group, strict=True)
+    step = inputs([[float(c) for c in correct]], mean_logprobs=torch.tensor([logprobs], dtype=torch.float64))
+    values = torch.randn(1, len(group), dtype=torch.float64)
+    adjusted = UniformCorrect(tau=tau)(step, values)[0].tolist()
+    total = sum(exp(x) for c, x in group if c)
+    inverse = [total / exp(x) if c else 0.0 for c, x in group]
+    n = sum(correct)
+    for i, (is_correct, _) in enumerate(group):
+        factor = n * ((1 - tau) / n + tau * inverse[i] / sum(inverse)) if is_correct else 1.0
+        assert adjusted[i] == pytest.approx(values[0, i].item() * factor, rel=1e-9)
+
+
+def test_ucpo_keeps_the_total_and_without_tau_it_is_its_estimator():
+    step = inputs(
+        [[1.0, 1.0, 1.0, 0.0], [0.0] * 4], mean_logprobs=torch.tensor([[-3.0, -0.1, -1.0, -2.0]] * 2).double()
+    )
+    plain = GroupNormalized()(step).values
+    shared = Adjusted(GroupNormalized(), UniformCorrect())(step).values
+    torch.testing.assert_close(shared.sum(1), plain.sum(1))
+    assert shared[0, 0] > shared[0, 2] > shared[0, 1] > 0
+    assert torch.equal(Adjusted(GroupNormalized(), UniformCorrect(tau=0))(step).values, plain)
+
+
+@pytest.mark.parametrize(("n", "c", "k", "weight"), [(8, 3, 4, 0.714286), (8, 5, 5, 0.0), (8, 8, 1, 1.0), (4, 0, 4, 4)])
+def test_pass_at_k_weight(n, c, k, weight):
+    # k·C(n − c, k − 1)/C(n, k − 1): 4·10/56; C(3, 4) = 0; k = 1 changes nothing; without a success 4·4/4.
+    step = inputs([[1.0] * c + [0.0] * (n - c)])
+    assert PassAtKWeight(k=k)(step, torch.ones(1, n))[0].tolist() == pytest.approx([weight] * n, abs=1e-6)
+
+
+@given(st.integers(1, 8), st.floats(0.05, 0.95))
+def test_the_pass_at_k_weight_is_unbiased(k, p):
+    n = 8
+    mean = 0.0
+    for c in range(n + 1):
+        step = inputs([[1.0] * c + [0.0] * (n - c)])
+        weight = PassAtKWeight(k=k)(step, torch.ones(1, n, dtype=torch.float64))[0, 0].item()
+        mean += comb(n, c) * p**c * (1 - p) ** (n - c) * weight
+    assert mean == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+@pytest.mark.parametrize(("m", "n"), [(0, 0), (0, 3), (2, 5), (5, 5)])
+def test_the_boundary_utility_is_the_posterior_mean(m, n, k):
+    # Of k·(1 − p)^(k−1) under Beta(m + 1, n − m + 1), by the midpoint rule.
+    steps = 20_000
+    points = [(i + 0.5) / steps for i in range(steps)]
+    weights = [p**m * (1 - p) ** (n - m) for p in points]
+    mean = sum(w * k * (1 - p) ** (k - 1) for w, p in zip(weights, points, strict=True)) / sum(weights)
+    assert boundary_utility(m, n, k) == pytest.approx(mean, rel=1e-5)
+
+
+def test_the_gate_shuts_on_prompts_that_were_solved_often():
+    # k = 16, n = 8: u(m)/u(0) = 8/23, 56/506, 336/10626 = 0.032, 0.0083 for m = 1 … 4.
+    shut_by_history = PromptRecord(num_sampled=8, num_correct=8)
+    step = inputs(
+        [[1.0] * 3 + [0.0] * 5, [1.0] * 4 + [0.0] * 4, [0.0] * 8, [0.0] * 8],
+        history=(PromptRecord(), PromptRecord(), shut_by_history, PromptRecord(num_sampled=9999)),
+    )
+    gated = Adjusted(SignedReward(1.0, 1.0), BoundaryGate(k=16, threshold=0.01))
+    values = gated(step)
+    assert (values.values != 0).all(1).tolist() == [True, False, False, True]
+    assert (values.values[1:3] == 0).all()
+    assert values.keep.all()
+    open_gate = Adjusted(SignedReward(1.0, 1.0), BoundaryGate(k=16, threshold=0))
+    assert torch.equal(open_gate(step).values, SignedReward(1.0, 1.0)(step).values)
+
+
+def test_rare_answers():
+    # N = 0, 4, 9, and one without an answer: b = 1, 1/2, 1/3.
+    record = PromptRecord(num_sampled=20, answers={"4": 4, "9": 9})
+    step = inputs([[1.0, 0.0, 0.0, 0.0]], answers=(("0", "4", "9", None),), history=(record,))
+    zeros = torch.zeros(1, 4, dtype=torch.float64)
+    against_half = RareAnswers(coef=0.6)(step, zeros)[0].tolist()
+    assert against_half == pytest.approx([0.3, 0.0, -0.1, 0.0])
+    # The mean of b is 11/18.
+    against_mean = RareAnswers(coef=1.8, baseline=None)(step, zeros)[0].tolist()
+    assert against_mean == pytest.approx([0.7, -0.2, -0.5, 0.0])
+    assert RareAnswers(coef=1, baseline=0)(step, zeros)[0].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 0])
+    silent = inputs([[0.0, 0.0]], answers=((None, None),), history=(record,))
+    assert RareAnswers(coef=1, baseline=None)(silent, zeros[:, :2]).tolist() == [[0.0, 0.0]]
+
+
+def test_repeated_answers():
+    step = inputs([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]], answers=(("7", "7", "7", "2", None, None),))
+    penalised = RepeatedAnswers(coef=0.6)(step, torch.ones(1, 6, dtype=torch.float64))[0].tolist()
+    assert penalised == pytest.approx([0.8, 0.8, 0.8, 1, 1, 1])
+
+
+def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
+    def check(trigger, adjustment):
+        advantage = Adjusted(GroupNormalized(), adjustment)
+        APO(trigger=trigger).check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
+
+    for punishing in (RareAnswers(coef=0.1), RepeatedAnswers(coef=0.1)):
+        check("incorrect", punishing)
+        with pytest.raises(ConfigError, match="trigger=incorrect"):
+            check("negative_advantage", punishing)
+    for sparing in (UniformCorrect(), PassAtKWeight(k=4), BoundaryGate(k=4, threshold=0.1)):
+        check("negative_advantage", sparing)
+
+
+def test_an_adjusted_estimator_reads_what_its_adjustment_reads():
+    assert Adjusted(GroupNormalized(), RareAnswers(coef=0.1)).reads == {"answers", "history"}
+    assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).reads == set()
+
+
+def test_values_out_of_range():
+    for make, match in (
+        (lambda: UniformCorrect(tau=1.5), "tau is 1.5"),
+        (lambda: PassAtKWeight(k=0), "k is 0"),
+        (lambda: Adjusted(GroupNormalized(), PassAtKWeight(k=10)).check(8), "at most 9"),
+        (lambda: Adjusted(GroupNormalized(), PassAtKWeight(k=1)).check(1), "group_size is 1"),
+        (lambda: BoundaryGate(k=0, threshold=0.1), "k is 0"),
+        (lambda: BoundaryGate(k=4, threshold=2), "threshold is 2"),
+        (lambda: RareAnswers(coef=-1), "coef is -1"),
+        (lambda: RareAnswers(coef=1, baseline=2), "baseline is 2"),
+        (lambda: RepeatedAnswers(coef=float("nan")), "coef is nan"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            make()
