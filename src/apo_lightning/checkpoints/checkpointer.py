@@ -26,6 +26,7 @@ from apo_lightning.checkpoints.run_state import (
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
+    reference_tensors,
     restore_callbacks,
     restore_shared_state,
     shared_state,
@@ -108,12 +109,13 @@ class Checkpointer:
         return shared["policy_version"] - 1
 
     def restore_training(self, run: TrainingRun) -> None:
-        """Restore optimizer, schedule, random states and sampled rollouts, once the optimizer exists."""
+        """Restore optimizer, schedule, reference, random states and sampled rollouts, once the optimizer exists."""
         if self._resumed is None:
             return
         folder, self._resumed = self._resumed.folder, None
         shared = load_plain(folder / SHARED)
         tensors = new_optimizer_tensors(run.policy, run.optimizer, tensor_shapes(folder / TENSORS))
+        tensors |= reference_tensors(run.reference)
         if tensors:
             load_tensors(tensors, folder / TENSORS)
         restore_shared_state(run, shared)
@@ -191,7 +193,7 @@ class Checkpointer:
 
         def large_files(folder: Path, written: Written) -> None:
             tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)
-            save_tensors(tensors, folder / TENSORS, written)
+            save_tensors(tensors | reference_tensors(run.reference), folder / TENSORS, written)
 
         if self._write(run, self.root, position, self._score(run), small_files, large_files):
             self._saved = position

@@ -43,6 +43,8 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         self.stop_tokens = tuple(stop_tokens)
         self.compiles_layers = compiles_layers
+        self.is_rounded_when_frozen = True
+        """False: a frozen copy keeps its matrices in float32, since they are averaged with others."""
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:

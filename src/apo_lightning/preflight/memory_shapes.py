@@ -120,6 +120,12 @@ class RunShape:
     engine: EngineSize
     gpu_bytes: int = GPU_BYTES
     compiles_layers: bool = False
+    changes_reference: bool = False
+    """Whether the reference follows the policy, and so is in checkpoints."""
+    mixes_reference: bool = False
+    """Whether the reference is averaged with the policy, and so is in float32."""
+    averages_base: bool = False
+    """Whether the policy is averaged with the weights before training, of which a copy is kept."""
 
     @property
     def num_shards(self) -> int:
