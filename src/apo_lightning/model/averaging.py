@@ -10,7 +10,7 @@ from apo_lightning.errors import ConfigError
 
 
 @torch.no_grad()
-def average(weights: Mapping[str, Tensor], others: Mapping[str, Tensor], weight: float) -> None:
+def average(weights: Mapping[str, Tensor], others: Mapping[str, Tensor], weight: float | int) -> None:
     """θ ← (1 − w)·θ + w·θ_other, in place, for every name of `others`; of sharded weights each rank its own part.
 
     w = 0 changes nothing and w = 1 copies, both to the bit.
@@ -59,7 +59,7 @@ class BaseAveraging:
         ConfigError: a value is out of range.
     """
 
-    def __init__(self, weight: float = 0.0, every_n_steps: int = 1) -> None:
+    def __init__(self, weight: float | int = 0.0, every_n_steps: int = 1) -> None:
         if not 0 <= weight < 1:
             raise ConfigError(f"averaging.weight is {weight}: give the weight of the base, from 0 (off) to below 1")
         if every_n_steps < 1:

@@ -58,7 +58,7 @@ class Reference:
             self._follow(policy, weight)
         return bool(weight) and self.schedule.rule == "reset_every"
 
-    def _follow(self, policy: Policy, weight: float) -> None:
+    def _follow(self, policy: Policy, weight: float | int) -> None:
         """θ_ref ← (1 − weight)·θ_ref + weight·θ."""
         average(dict(self.policy.model.named_parameters()), dict(policy.model.named_parameters()), weight)
 

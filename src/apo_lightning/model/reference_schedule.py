@@ -41,8 +41,8 @@ class ReferenceSchedule:
     path: str | None = None
     reset_every: int | None = None
     refresh_every: int | None = None
-    refresh_alpha: float = 0.6
-    ema_tau: float | None = None
+    refresh_alpha: float | int = 0.6
+    ema_tau: float | int | None = None
 
     def __post_init__(self) -> None:
         rules = {name: getattr(self, name) for name in ("reset_every", "refresh_every", "ema_tau")}
@@ -75,7 +75,7 @@ class ReferenceSchedule:
         every = self.reset_every or self.refresh_every
         return None if every is None else (step - 1) % every
 
-    def policy_weight(self, step: int) -> float:
+    def policy_weight(self, step: int) -> float | int:
         """The weight of the policy in the reference after a training step; 0: the reference stays as it is."""
         if self.age(step + 1) != 0:
             return 0.0

@@ -128,8 +128,7 @@ AVERAGE = Command(
     work="apo_lightning.run.averaging:average_with_base",
     config="average",
     details="Writes (1 - w)·θ + w·θ_base as a Hugging Face folder that transformers, vLLM and model.path= load. With "
-    "adapters their product is scaled by 1 - w. Needs no samples: at some w the policy may keep its pass@1 and regain "
-    "pass@k of the base.",
+    "adapters their product is scaled by 1 - w. Measure a folder with apo evaluate model=… model.path=….",
     settings=("run", "weight", "checkpoint", "to", "dtype"),
     examples=(
         "apo average run=outputs/mine weight=0.3 to=outputs/averaged",

@@ -244,9 +244,7 @@ def _check_reference(
         raise ConfigError(f"{given}, whose tokens differ from those of {model.path}")
     shape, own = shape_of(other.load_config()), shape_of(model.load_config())
     if shape.vocab_size != own.vocab_size:
-        raise ConfigError(
-            f"{given}, whose head has {shape.vocab_size} tokens, and that of {model.path} {own.vocab_size}"
-        )
+        raise ConfigError(f"{given}, whose head has {shape.vocab_size} rows, and that of {model.path} {own.vocab_size}")
     if rule and shape != own:
         raise ConfigError(f"{rule}, but {given}, which has other layers than {model.path}: leave {schedule.rule} null")
 
