@@ -29,6 +29,7 @@ RUNS = {
     "apo": ("algo=apo", *DIAGNOSTICS, *GEOMETRY, "validation_samples=2"),
     "grpo": ("algo=grpo", *RECOVERY),
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
+    "reset": ("algo=grpo_kl", "reference.reset_every=1"),
     "nsr": ("algo=nsr", "prompts_per_minibatch=4"),
 }
 ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)

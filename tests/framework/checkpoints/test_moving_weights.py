@@ -39,7 +39,7 @@ def trained(folder: Path, *overrides: str) -> RLVRModule:
 
 def state(module: RLVRModule) -> list[torch.Tensor]:
     """Weights, reference and optimizer state."""
-    optimizer = [value for entry in module.optimizer.state.values() for value in entry.values()]
+    optimizer = [entry[key] for entry in module.optimizer.state.values() for key in sorted(entry)]
     assert module.reference is not None
     return [*weights(module).values(), *module.reference.changing_weights.values(), *optimizer]
 
@@ -104,7 +104,6 @@ def test_a_reset_makes_the_policy_the_reference_and_starts_the_optimizer_again(t
     pairs = zip(module.policy.parameters(), module.reference.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not module.optimizer.state
-    # lr goes on, and Adam's first update is lr·sign(g) again.
     trained(tmp_path / "one", "reference.reset_every=1")
     assert [row["reference/age"] for row in training_rows(tmp_path / "one")] == ["0.0"] * 3
     assert [row["reference/age"] for row in training_rows(tmp_path / "all")] == ["0.0", "1.0", "2.0"]
@@ -124,8 +123,6 @@ def test_refreshed_every_step_the_anchors_have_the_policys_own_probability(froze
     [
         (("algo=grpo", RESET), "reset_every is 2, but neither the loss nor a callback reads a reference"),
         (("policy=lora", EMA), r"ema_tau is 0\.9: with adapters the reference is the policy without them"),
-        (("averaging.weight=2",), "weight is 2"),
-        ((EMA, REFRESH), "the reference follows one rule"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_any_weights_are_loaded(options, message, tmp_path, monkeypatch):
