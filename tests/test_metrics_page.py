@@ -31,6 +31,7 @@ RUNS = {
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
     "ppo": ("algo=ppo",),
     "dapo": ("algo=dapo",),
+    "reset": ("algo=grpo_kl", "reference.reset_every=1"),
     "nsr": ("algo=nsr", "prompts_per_minibatch=4"),
 }
 ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)

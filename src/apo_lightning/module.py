@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator, reads_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
+from apo_lightning.common.console import say
 from apo_lightning.common.phases import StepTimer
 from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.gathering import items_of_all_ranks
@@ -17,6 +18,7 @@ from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.model.averaging import BaseAveraging
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.flops import model_size
 from apo_lightning.model.policy import Policy
@@ -64,7 +66,7 @@ class RLVRModule(pl.LightningModule):
 
     Args:
         policy: the model that is trained.
-        reference: the frozen reference; None when neither the loss nor a callback reads it.
+        reference: π_ref, with its schedule; None when neither the loss nor a callback reads it.
         loss: from `apo_lightning.losses`.
         advantage: from `apo_lightning.advantages`.
         collector: samples through the engine and scores.
@@ -77,6 +79,7 @@ class RLVRModule(pl.LightningModule):
         critic: predicts values, for an advantage that is estimated with GAE; None: there is none.
         dynamic_sampling: draws more prompts for groups without a signal; None: off.
         trainer_bytes: of a GPU, claimed after the engine has started and while it is awake.
+        averaging: of the policy with the model before training; None: off.
     """
 
     # ------------------------------------------------------------------ one step
@@ -111,6 +114,7 @@ class RLVRModule(pl.LightningModule):
                 if record.needs_engine_check(gradient):  # once, before the policy moves
                     record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(plan.table)
                 self._optimizer_step(may_step=record.count_step(minibatch, gradient))
+            self._move_weights(rollouts.step)
         with phase("probe"):
             probes = self.memory.retry(probing.score_after, self)
         self._publish()
@@ -150,11 +154,21 @@ class RLVRModule(pl.LightningModule):
         trains_policy = self.global_step >= self.num_critic_steps
         if may_step and trains_policy:
             self.optimizer.step()
+            if self.reference is not None:
+                self.reference.after_optimizer_step(self.policy)
         if may_step and self.critic is not None:
             self.critic.optimizer.step()
         if trains_policy:
             self.schedule.step()
         self.zero_grad(set_to_none=True)
+
+    def _move_weights(self, step: int) -> None:
+        """Average the policy with the base and let the reference follow, if the step is due."""
+        self.averaging.after_step(self.policy.model, step)
+        if self.reference is not None and self.reference.after_step(self.policy, step):
+            # Adam's step count is part of it: with moments of 0 alone the next updates would be three times as long.
+            self.optimizer.state.clear()
+            say(f"step {step}: the policy becomes the reference, and the optimizer starts again")
 
     def _publish(self) -> None:
         """Give the engine the policy's weights, under the next version."""
@@ -179,6 +193,8 @@ class RLVRModule(pl.LightningModule):
         metrics |= speed_metrics(num_sampled, work, self.model_size, self.peak_flops, timings)
         metrics |= plan.table.critic_metrics
         metrics["perf/rank_balance"] = plan.table.assignment.balance
+        age = None if self.reference is None else self.reference.schedule.age(rollouts.step)
+        metrics |= {} if age is None else {"reference/age": float(age)}
         self.log_dict({**metrics, "step": float(rollouts.step)}, on_step=True, batch_size=1)
         return StepOutput(
             step=rollouts.step,
@@ -232,6 +248,7 @@ class RLVRModule(pl.LightningModule):
         dynamic_sampling: DynamicSampling | None = None,
         trainer_bytes: int = 0,
         critic: Critic | None = None,
+        averaging: BaseAveraging | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -240,6 +257,7 @@ class RLVRModule(pl.LightningModule):
         self.critic = critic
         self.critic_copies = nn.ModuleList([] if critic is None else critic.copies)
         self.num_critic_steps = 0 if critic is None else critic.settings.warmup_steps
+        self.averaging = BaseAveraging() if averaging is None else averaging
         self.loss = loss
         self.advantage = advantage
         self.history = History(reads_of(advantage))
@@ -323,6 +341,7 @@ class RLVRModule(pl.LightningModule):
             self.reference.to(self.device)
         if self.policy_version > 0:
             return
+        self.averaging.remember(self.policy.model)  # not yet the checkpoint's weights
         self.policy_version = self.checkpointer.restore_policy(self.policy, self.ranks)
         start_engine(
             self.engine,

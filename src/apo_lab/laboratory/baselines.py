@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from torch import nn
 
 from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
 from apo_lab.reporting.laboratory.baselines import BASE_WEIGHTS, TEMPERATURES, averaged_name, temperature_name
+from apo_lightning.model.averaging import average
 from apo_lightning.model.policy import Policy
 
 
@@ -31,17 +31,6 @@ def measure_baselines(cfg: DictConfig, run: Path, folder: Path) -> None:
     ]
     for name, temperature, weight in variants:
         base, last = spec.load_model(0), last_spec.load_model(0)
-        average(last, base, weight)
+        average(dict(last.named_parameters()), dict(base.named_parameters()), weight)
         policy = Policy(last, tokenizer, torch.float32).eval()
         coverage.score(policy, prompts, 0, folder / name, temperature=temperature)
-
-
-@torch.no_grad()
-def average(model: nn.Module, base: nn.Module, weight: float) -> None:
-    """θ ← (1 − w)·θ + w·θ_base, in place.
-
-    Source: Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", Eq. 1.
-    """
-    others = dict(base.named_parameters())
-    for name, parameter in model.named_parameters():
-        parameter.lerp_(others[name], weight)

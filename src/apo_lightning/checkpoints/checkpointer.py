@@ -28,6 +28,7 @@ from apo_lightning.checkpoints.run_state import (
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
+    reference_tensors,
     restore_callbacks,
     restore_shared_state,
     shared_state,
@@ -112,12 +113,13 @@ class Checkpointer:
         return shared["policy_version"] - 1
 
     def restore_training(self, run: TrainingRun) -> None:
-        """Restore critic, optimizers, schedule, random states and sampled rollouts, once the optimizer exists."""
+        """Restore critic, reference, optimizers, schedule, random states and rollouts, once the optimizer exists."""
         if self._resumed is None:
             return
         folder, self._resumed = self._resumed.folder, None
         shared = load_plain(folder / SHARED)
         tensors = critic_tensors(run.critic) | new_optimizer_tensors(run, tensor_shapes(folder / TENSORS))
+        tensors |= reference_tensors(run.reference)
         if tensors:
             load_tensors(tensors, folder / TENSORS)
         restore_shared_state(run, shared)
@@ -200,7 +202,7 @@ class Checkpointer:
 
         def large_files(folder: Path, written: Written) -> None:
             tensors = policy_tensors(run.policy) | critic_tensors(run.critic) | optimizer_tensors(run)
-            save_tensors(tensors, folder / TENSORS, written)
+            save_tensors(tensors | reference_tensors(run.reference), folder / TENSORS, written)
 
         if self._write(run, self.root, position, self._score(run), small_files, large_files):
             self._saved = position

@@ -14,6 +14,7 @@ from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
 from apo_lightning.rollout.weight_sync import unwrapped_name
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
@@ -44,6 +45,7 @@ class TrainingRun(Run, Protocol):
     critic: Critic | None
     nonfinite: NonfiniteSteps
     history: History
+    reference: Reference | None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -59,6 +61,12 @@ def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
     """The trained weights themselves (no copies), unsharded or sharded."""
     return {f"policy.{name}": parameter.detach() for name, parameter in trained_parameters(policy).items()}
+
+
+def reference_tensors(reference: Reference | None) -> dict[str, Tensor]:
+    """The reference's weights themselves, if they change during the run."""
+    changing = {} if reference is None else reference.changing_weights
+    return {f"reference.{unwrapped_name(name)}": weight for name, weight in changing.items()}
 
 
 def critic_tensors(critic: Critic | None) -> dict[str, Tensor]:

@@ -89,7 +89,8 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
     The root stays gathered from a pass's first forward to its last backward: each backward begins at the head, which
     reads its weight. It is gathered in float32, since the residual stream, which autocast keeps in float32, starts at
     the embedding. The layers, most of the weights, are gathered in the compute dtype. A frozen policy's layers are
-    also stored in it: they have no updates to lose, and what is gathered is the same to the bit.
+    also stored in it, unless they are averaged with others: they have no updates to lose, and what is gathered is the
+    same to the bit.
     """
     mesh = strategy.device_mesh["data_parallel"]
     layer_precision = MixedPrecisionPolicy()
@@ -99,8 +100,9 @@ def _make_units(policy: Policy, strategy: ShardedStrategy) -> None:
             param_dtype=policy.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
     is_frozen = not any(parameter.requires_grad for parameter in policy.parameters())
+    is_rounded = is_frozen and policy.is_rounded_when_frozen
     for layer in cast(nn.ModuleList, policy.model.base_model.layers):
-        if is_frozen:
+        if is_rounded:
             for parameter in layer.parameters():
                 parameter.data = parameter.data.to(policy.compute_dtype)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=layer_precision)

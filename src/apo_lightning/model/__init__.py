@@ -1,1 +1,1 @@
-"""The language model: loading, micro-batches, attention, adapters, the policy and its frozen reference."""
+"""The language model: loading, micro-batches, attention, adapters, the policy and its reference."""

@@ -44,6 +44,8 @@ class Policy(nn.Module):
         self.stop_tokens = tuple(stop_tokens)
         self.compiles_layers = compiles_layers
         self.value_head: nn.Linear | None = None
+        self.is_rounded_when_frozen = True
+        """False: a frozen copy keeps its matrices in float32, since they are averaged with others."""
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:

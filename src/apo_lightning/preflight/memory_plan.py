@@ -74,6 +74,7 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
         _allocation("weights", weight_bytes(model, run), stays=True),
         _allocation("optimizer moments", moment_bytes(model, run), stays=True),
         _allocation("reference weights", reference_bytes(model, run), stays=True),
+        _allocation("weights before training", base_bytes(model, run), stays=True),
         replace(_allocation("gradients", gradients * is_kept, stays=True), update=gradients),
         replace(_allocation("engine weights", engine_weights, stays=is_kept), sync=engine_weights),
         _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
@@ -110,14 +111,21 @@ def weight_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
-    """A frozen copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32.
+    """A copy, sharded as the policy is: layers in the compute dtype, embedding and head in float32.
 
-    With adapters there is none: the policy without them is the reference.
+    One that is averaged with the policy is in float32. With adapters there is none: the policy without them is the
+    reference.
     """
     if not run.has_reference or model.adapters is not None:
         return 0
     layers = model.num_layers * model.layer_parameters
-    return run.compute_bytes * -(-layers // run.num_shards) + shard_bytes(model.root_parameters, run)
+    layer_bytes = FLOAT32 if run.mixes_reference else run.compute_bytes
+    return layer_bytes * -(-layers // run.num_shards) + shard_bytes(model.root_parameters, run)
+
+
+def base_bytes(model: ModelShape, run: RunShape) -> int:
+    """4·N/shards: a float32 copy of the trained weights, where the policy is averaged with it; of adapters less."""
+    return shard_bytes(model.trained_parameters, run) if run.averages_base else 0
 
 
 def process_bytes(run: RunShape) -> int:
@@ -161,12 +169,13 @@ def trainer_bytes(model: ModelShape, run: RunShape) -> int:
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
     """Keys and values of the engine: the given size, the rest of a GPU, or those of all sequences decoded at once.
 
-    When vLLM starts, context, weights and reference are on the GPU. The result is never less than one sequence takes:
-    where even that does not fit, the plan exceeds the GPU.
+    When vLLM starts, context, weights and their frozen copies are on the GPU. The result is never less than one
+    sequence takes: where even that does not fit, the plan exceeds the GPU.
     """
     engine = run.engine
     if engine.fills_gpu:
-        present = process_bytes(run) + weight_bytes(model, run) + reference_bytes(model, run)
+        copies = reference_bytes(model, run) + base_bytes(model, run)
+        present = process_bytes(run) + weight_bytes(model, run) + copies
         left = kv_cache.left_for_kv_cache(
             free=run.gpu_bytes - present,
             total=run.gpu_bytes,

@@ -122,6 +122,12 @@ class RunShape:
     compiles_layers: bool = False
     num_trained_models: int = 1
     """2 with a separate critic, which is as large as the policy and trained as it is."""
+    changes_reference: bool = False
+    """Whether the reference follows the policy, and so is in checkpoints."""
+    mixes_reference: bool = False
+    """Whether the reference is averaged with the policy, and so is in float32."""
+    averages_base: bool = False
+    """Whether the policy is averaged with the weights before training, of which a copy is kept."""
 
     @property
     def num_shards(self) -> int:

@@ -122,6 +122,19 @@ EXPORT = Command(
     settings=("run", "checkpoint", "to", "dtype"),
     examples=("apo export run=outputs/mine checkpoint=step_000120 dtype=bfloat16",),
 )
+AVERAGE = Command(
+    name="average",
+    summary="Average a checkpoint with the model before training.",
+    work="apo_lightning.run.averaging:average_with_base",
+    config="average",
+    details="Writes (1 - w)·θ + w·θ_base as a Hugging Face folder that transformers, vLLM and model.path= load. With "
+    "adapters their product is scaled by 1 - w. Measure a folder with apo evaluate model=… model.path=….",
+    settings=("run", "weight", "checkpoint", "to", "dtype"),
+    examples=(
+        "apo average run=outputs/mine weight=0.3 to=outputs/averaged",
+        "apo average run=outputs/mine weight=[0.1,0.3,0.5] dtype=bfloat16",
+    ),
+)
 PREFLIGHT = Command(
     name="preflight",
     summary="Plan a training run: memory, time, all errors at once.",
@@ -153,7 +166,7 @@ DOCTOR = Command(
     "weights and uses no network. The exit status is 1 if apo train model=tiny could not run.",
     examples=("apo doctor",),
 )
-BUILT_IN = (TRAIN, EVALUATE, EXPORT, PREFLIGHT, DOCTOR)
+BUILT_IN = (TRAIN, EVALUATE, EXPORT, AVERAGE, PREFLIGHT, DOCTOR)
 
 
 @cache

@@ -16,40 +16,61 @@ from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, 
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.policy import Policy
-from apo_lightning.run.trained import trained_run
+from apo_lightning.run.trained import TrainedRun, trained_run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
     """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`."""
+    run, checkpoint = find_trained(cfg)
+    to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
+    require_absent(to)
+    quiet_libraries(run.folder / "export.log")
+    policy = untrained_policy(run)
+    load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
+    write(policy, to, cfg.dtype)
+    say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
+    return to
+
+
+def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:
+    """The run and its intact checkpoint, with `run`, `checkpoint` and `dtype` of a command; raises `ConfigError`."""
     if cfg.dtype not in DTYPES:
         raise ConfigError(f"dtype is {cfg.dtype}: choose {' or '.join(DTYPES)}")
     run = trained_run(Path(str(cfg.run)), ())
     checkpoint = _checkpoint(run.folder, cfg.checkpoint)
-    to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
-    if to.exists():
-        raise ConfigError(f"to={to} exists: remove it, or name another folder")
     if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
         raise ConfigError(f"checkpoint {checkpoint.folder} is damaged: {damaged} has changed; export another")
-    quiet_libraries(run.folder / "export.log")
+    return run, checkpoint
+
+
+def require_absent(to: Path) -> None:
+    """Raise `ConfigError` if a folder that is to be written exists."""
+    if to.exists():
+        raise ConfigError(f"to={to} exists: remove it, or name another folder")
+
+
+def untrained_policy(run: TrainedRun) -> Policy:
+    """The run's policy as it was before training, with its adapters if it has any."""
     spec = instantiate(run.reference, _convert_="all")
     with progress_bars_hidden():
         model = spec.load_model(run.seed)
     lora = instantiate(run.lora, _convert_="all")
     if lora is not None:
         lora.attach(model, run.seed)
-    policy = Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
-    load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
+    return Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
+
+
+def write(policy: Policy, to: Path, dtype: str) -> None:
+    """Write a policy as a Hugging Face folder, adapters merged; it has its name once it is complete."""
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     policy.save_pretrained(partial)
-    if cfg.dtype != "float32":
-        _round(partial, DTYPES[cfg.dtype])
+    if dtype != "float32":
+        _round(partial, DTYPES[dtype])
     publish_folder(partial, to)
-    say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
-    return to
 
 
 def _round(folder: Path, dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.preflight import environment
 from apo_lightning.preflight.checks import check_devices, check_launch, check_share
 from apo_lightning.preflight.environment import Finding, this_machine
+from apo_lightning.preflight.memory_plan import reference_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32
 from apo_lightning.run.plan_tables import cost_table, findings_text, plan_table, run_table
 from apo_lightning.run.sizes import Plan, RankLayout, plan_run, plan_time, rank_layout, step_settings
@@ -72,11 +73,13 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     findings = environment.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += environment.device_findings(plan.run.gpu_bytes, memory.peak)
-    # A checkpoint holds the trained weights and their two moments; a new one is written before an old one is removed.
-    # At the end all weights are exported.
-    model = plan.model
-    trained = plan.run.num_trained_models * model.trained_parameters
-    needed = FLOAT32 * (3 * (cfg.checkpoint.keep + 1) * trained + model.num_parameters)
+    # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
+    # before an old one is removed. At the end all weights are exported.
+    model, run = plan.model, plan.run
+    checkpoint = FLOAT32 * 3 * run.num_trained_models * model.trained_parameters
+    if run.changes_reference:
+        checkpoint += run.num_shards * reference_bytes(model, run)
+    needed = (cfg.checkpoint.keep + 1) * checkpoint + FLOAT32 * model.num_parameters
     return findings + environment.disk_findings(output_dir, needed)
 
 

@@ -170,6 +170,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
     loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
+    reference = instantiate(cfg.reference)
     return RunShape(
         world_size=ranks.world_size,
         strategy=ranks.strategy,
@@ -178,6 +179,9 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         has_reference=all_needs(loss, callbacks_for(cfg, loss)).reference,
         gradient_checkpointing=spec.gradient_checkpointing,
         compiles_layers=spec.compile_layers,
+        changes_reference=reference.rule is not None,
+        mixes_reference=reference.mixes,
+        averages_base=instantiate(cfg.averaging).weight > 0,
         # One sequence runs whole, whatever the budget.
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,

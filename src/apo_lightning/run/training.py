@@ -27,9 +27,11 @@ from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
+from apo_lightning.model.reference_schedule import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
+from apo_lightning.preflight.memory_shapes import shape_of
 from apo_lightning.rewards import Reward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
@@ -79,6 +81,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     module = RLVRModule(
         policy=policy,
         reference=_reference(cfg, parts, policy) if parts.needs.reference else None,
+        averaging=instantiate(cfg.averaging),
         loss=parts.loss,
         advantage=parts.advantage,
         collector=Collector(
@@ -175,8 +178,9 @@ def prepare(cfg: DictConfig) -> Parts:
     reward = instantiate(cfg.reward)
 
     tokenizer = model.load_tokenizer()
-    _check_reference(cfg, model, tokenizer, lora=lora is not None)
     config = model.load_config()
+    _check_reference(cfg, model, tokenizer, is_read=needs.reference, lora=lora is not None)
+    instantiate(cfg.averaging)
     check_model(model.name, config, needs, settings)
     engine.check_model(config, device)
     check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
@@ -219,12 +223,13 @@ def prepare(cfg: DictConfig) -> Parts:
 
 
 def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:
-    """The model before training, or the one at `reference_path`, which has the same tokens."""
-    if cfg.reference_path is None:
-        return Reference(policy)
+    """The model before training, or the one at `reference.path`, which has the same tokens."""
+    schedule: ReferenceSchedule = instantiate(cfg.reference)
+    if schedule.path is None:
+        return Reference(policy, schedule)
     with progress_bars_hidden():
-        model = replace(parts.model, path=cfg.reference_path, config=None).load_model(cfg.seed)
-    return Reference(_policy(parts, model))
+        model = replace(parts.model, path=schedule.path, config=None).load_model(cfg.seed)
+    return Reference(_policy(parts, model), schedule)
 
 
 def _policy(parts: Parts, model: PreTrainedModel) -> Policy:
@@ -232,18 +237,35 @@ def _policy(parts: Parts, model: PreTrainedModel) -> Policy:
     return Policy(model, parts.tokenizer, parts.compute_dtype, stop_tokens, compiles_layers=compiles)
 
 
-def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, lora: bool) -> None:
-    """Raise `ConfigError` if `reference_path` cannot be the reference of this run."""
-    if cfg.reference_path is None:
+def _check_reference(
+    cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, is_read: bool, lora: bool
+) -> None:
+    """Raise `ConfigError` if `reference` cannot be that of this run."""
+    schedule: ReferenceSchedule = instantiate(cfg.reference)
+    rule = f"reference.{schedule.rule} is {getattr(schedule, schedule.rule)}" if schedule.rule else None
+    if rule and not is_read:
+        raise ConfigError(f"{rule}, but neither the loss nor a callback reads a reference: leave it null")
+    if rule and lora:
+        raise ConfigError(
+            f"{rule}: with adapters the reference is the policy without them, and cannot follow it; leave it null, or "
+            "train all weights with policy=full"
+        )
+    if schedule.path is None:
         return
+    given = f"reference_path is {schedule.path}"
     if lora or "ShardedStrategy" in str(cfg.trainer.strategy):
         raise ConfigError(
-            f"reference_path is {cfg.reference_path}: with adapters or a sharded trainer the reference is the model "
-            "that training begins with; leave reference_path out, or train all weights unsharded"
+            f"{given}: with adapters or a sharded trainer the reference is the model that training begins with; leave "
+            "reference_path out, or train all weights unsharded"
         )
-    other = replace(model, path=cfg.reference_path, config=None).load_tokenizer()
-    if other.get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"reference_path is {cfg.reference_path}, whose tokens differ from those of {model.path}")
+    other = replace(model, path=schedule.path, config=None)
+    if other.load_tokenizer().get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(f"{given}, whose tokens differ from those of {model.path}")
+    shape, own = shape_of(other.load_config()), shape_of(model.load_config())
+    if shape.vocab_size != own.vocab_size:
+        raise ConfigError(f"{given}, whose head has {shape.vocab_size} rows, and that of {model.path} {own.vocab_size}")
+    if rule and shape != own:
+        raise ConfigError(f"{rule}, but {given}, which has other layers than {model.path}: leave {schedule.rule} null")
 
 
 def _check_critic(

@@ -1,4 +1,4 @@
-"""Families of advantages (PKPO, shaped rewards, adjusted advantages, truncation): by hand, by brute force, by identities."""
+"""PKPO, shaped rewards, adjusted advantages and truncation: by hand, by brute force, by identities."""
 
 from dataclasses import replace
 from itertools import combinations

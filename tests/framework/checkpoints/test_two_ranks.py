@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "data.num_validation=8", "group_size=8"),
-    *("optimizer.lr=1e-3", "trainer.max_steps=3", "checkpoint.save_every=1"),
+    *("optimizer.lr=1e-3", "trainer.max_steps=3", "checkpoint.save_every=1", "reference.ema_tau=0.9"),
 )
 
 

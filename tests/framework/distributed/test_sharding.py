@@ -17,6 +17,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
+from apo_lightning.model.reference_schedule import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
 from composing import composed
 from factories import logprob_sum
@@ -85,6 +86,7 @@ class Probe(pl.LightningModule):
             looks_like_one_process(self.policy, self.reference.policy)
             looks_like_autocast(self.trainer)
             the_reference_lies_as_it_is_gathered(self.trainer)
+            a_reference_that_follows_is_that_of_one_process(self.trainer)
             gathers_each_unit_once(self.policy, self.reference, self.trainer.strategy)
             micro_batches_add_up_to_one_gradient(self.policy, self.trainer.strategy)
             a_pass_reads_the_weights_of_now(self.policy)
@@ -186,6 +188,35 @@ def the_reference_lies_as_it_is_gathered(trainer):
             if ".layers." in name:
                 norm.copy_(norm.bfloat16())
         assert torch.equal(alone(microbatch).logprobs, expected)
+
+
+def a_reference_that_follows_is_that_of_one_process(trainer):
+    """Each rank averages its own shards, in float32; a reset rounds them as sharding did."""
+    spec = tiny_spec(compute_dtype="bfloat16")
+    (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
+    for schedule in (ReferenceSchedule(ema_tau=0.75), ReferenceSchedule(reset_every=1)):
+        policy = make_policy(spec, load_model(spec, None, 1, trainer))
+        reference = Reference(policy, schedule)
+        shard([policy, reference.policy], trainer)
+        alone = make_policy(spec, spec.load_model(1))
+        expected = Reference(alone, schedule)
+        expected.to(CPU)
+        for model, copy in ((policy, reference), (alone, expected)):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.013)
+            copy.after_optimizer_step(model)
+            copy.after_step(model, 1)
+        for name, weight in expected.changing_weights.items():
+            found = reference.changing_weights[name].full_tensor()
+            if schedule.mixes:
+                assert weight.dtype == torch.float32
+                assert torch.equal(found, weight), name
+            else:
+                assert torch.equal(found.bfloat16(), weight.bfloat16()), name
+        with torch.no_grad(), unsharded_root(policy), unsharded_root(reference.policy):
+            says = reference.score(microbatch, 0, temperature=1.0).logprobs
+            assert torch.equal(says, policy(microbatch).logprobs) == (schedule.rule == "reset_every")
 
 
 def gathers_each_unit_once(policy, reference, strategy):

@@ -53,8 +53,10 @@ WATCHED = (
     [
         ("policy=full", *ENGINE, *WATCHED, "trainer.max_steps=3"),
         ("policy=lora", "engine=transformers", *WATCHED, "trainer.max_steps=2"),
+        ("engine=transformers", "reference.ema_tau=0.9", "averaging.weight=0.3", "trainer.max_steps=3"),
+        ("engine=transformers", "reference.reset_every=1", "trainer.max_steps=2"),
     ],
-    ids=["full", "lora"],
+    ids=["full", "lora", "averages", "resets"],
 )
 def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
     alone, *others = (

@@ -114,6 +114,23 @@ def test_the_first_rank_alone_loads_whole_weights_where_they_are_sharded_by_hand
     assert lora.loading == plan.loading + 4 * 40_370_176
 
 
+def test_a_reference_that_is_averaged_is_in_float32_and_so_are_the_weights_before_training_by_hand():
+    model = qwen_math7b()
+
+    def sizes(**changes):
+        return {part.name: part for part in plan_memory(model, replace(PAPER, **changes)).allocations}
+
+    assert sizes(mixes_reference=True)["reference weights"].update == 3_807_808_256  # 4·N/8
+    copied = sizes(changes_reference=True)
+    assert copied["reference weights"].update == 2_176_403_712
+    assert "weights before training" not in copied
+    base = sizes(averages_base=True)["weights before training"]
+    assert (base.generate, base.update) == (3_807_808_256, 3_807_808_256)
+    lora = shape_of(AutoConfig.for_model(**QWEN7B), LoRA(rank=16))
+    parts = {part.name: part for part in plan_memory(lora, replace(PAPER, averages_base=True)).allocations}
+    assert parts["weights before training"].update == 4 * 40_370_176 // 8
+
+
 def test_without_a_reference_in_float32_nothing_is_kept_for_either():
     names = {
         part.name

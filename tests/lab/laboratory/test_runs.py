@@ -8,7 +8,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from apo_lab.laboratory.baselines import average
 from apo_lab.laboratory.runs import plan
 from apo_lab.reporting.laboratory.baselines import BASE_WEIGHTS, TEMPERATURES, averaged_name, temperature_name
 from apo_lab.reporting.laboratory.predictions import PREDICTIONS
@@ -108,16 +107,6 @@ def test_seeds_come_one_after_the_other_and_controls_on_their_puzzles_alone():
     assert firsts == sorted(firsts)
     assert {job.puzzle for job in jobs if job.method == "push_only"} == {"locks"}
     assert {job.puzzle for job in jobs if job.method == "apo"} == {"locks", "countdown"}
-
-
-def test_weights_are_averaged_with_the_base_models_in_their_share():
-    model, base = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    for module, value in ((model, 4.0), (base, 8.0)):
-        torch.nn.init.constant_(module.weight, value)
-        torch.nn.init.constant_(module.bias, -value)
-    average(model, base, 0.25)
-    assert (model.weight.item(), model.bias.item()) == (5.0, -5.0)
-    assert base.weight.item() == 8.0
 
 
 def test_sweeps_are_made_where_seeds_are_given_and_change_one_coefficient_of_apo():
