@@ -42,6 +42,11 @@ class Prompt:
     """The start of the assistant's turn that is given, not sampled; a reward sees the completion alone."""
     source: str = ""
     """The data set the problem comes from."""
+    messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
+    """The conversation inside `text`, without the prefill; None where no chat template is used."""
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The columns of the data set under their own names, values as they were read. Rewards read them; a checkpoint
+    between sampling and update has none, as its completions are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +84,17 @@ class Verdict:
     """A verifier's verdict on one completion."""
 
     reward: float
-    """Finite; 0 unless judged. Usually 1 for a correct answer."""
+    """Finite; 0 unless judged, the weighted sum of several functions. Usually 1 for a correct answer."""
     status: VerdictStatus
     """`unparsed`, `timeout` and `error` mean *not judged*: reward 0, counted apart, never a silent zero."""
     extracted: str | None = None
     """The answer found in the completion; None where none was found."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict, repr=False, hash=False)
+    """Of several reward functions: name → reward before its weight; None where it does not apply."""
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    """What a reward function adds to the rollout file, by column: text, numbers, booleans or None."""
+    is_scored: bool = field(default=True, repr=False)
+    """False: no reward applies. The completion is left out of its group's mean and std, and its advantage is 0."""
 
 
 def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int]:
@@ -113,6 +124,8 @@ class Rollouts:
     policy_version: int
     num_preempted: int = 0
     """How often the engine evicted a sequence's keys and values for lack of memory, and computed them again."""
+    reward_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Numbers that reward functions log, by name."""
 
     @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
@@ -123,6 +136,11 @@ class Rollouts:
     def is_correct(self) -> Bool[Tensor, "prompts group"]:
         """True where the verifier said `correct`."""
         return torch.tensor([verdict.status == "correct" for verdict in self.verdicts]).view(-1, self.group_size)
+
+    @property
+    def is_unscored(self) -> Bool[Tensor, "prompts group"]:
+        """True where no reward applies."""
+        return torch.tensor([not verdict.is_scored for verdict in self.verdicts]).view(-1, self.group_size)
 
     @property
     def verdict_counts(self) -> dict[VerdictStatus, int]:
@@ -188,6 +206,8 @@ class AdvantageInputs:
     """[P][G] the parsed answers; None where none was found."""
     history: tuple[PromptRecord, ...] | None = None
     """[P] what earlier steps saw of each prompt, on all ranks."""
+    unscored: Bool[Tensor, "prompts group"] | None = None
+    """True where no reward applies; None: nowhere."""
 
     @classmethod
     def of(
@@ -216,6 +236,7 @@ class AdvantageInputs:
             is_correct=rollouts.is_correct,
             lengths=rollouts.lengths,
             step=rollouts.step,
+            unscored=None if all(v.is_scored for v in verdicts) else rollouts.is_unscored,
             **{name: optional[name]() for name in reads},
         )
 

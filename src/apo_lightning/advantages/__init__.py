@@ -4,7 +4,7 @@ from apo_lightning.advantages.estimator import AdvantageEstimator, reads_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.pkpo import PKPO
-from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated
+from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated, advantages_of
 from apo_lightning.advantages.signed_reward import SignedReward
 from apo_lightning.advantages.unlikeliness import Unlikeliness
 
@@ -19,5 +19,6 @@ __all__ = [
     "SignedReward",
     "Truncated",
     "Unlikeliness",
+    "advantages_of",
     "reads_of",
 ]

@@ -162,7 +162,7 @@ class Truncated:
 def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
     """Advantages in groups from which some completions are left out.
 
-    Those have A = 0, and so has a group of which fewer than two remain.
+    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator.
 
     Args:
         estimator: called with what remains of each group.
@@ -174,8 +174,21 @@ def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Te
     result = keep_all(torch.zeros_like(inputs.rewards))
     for prompt, absent in enumerate(left_out):
         members = (~absent).nonzero().flatten().tolist()
-        if len(members) >= 2:
+        if len(members) >= 2 and _accepts(estimator, len(members)):
             part = estimator(inputs.part(prompt, members))
             result.values[prompt, members] = part.values[0]
             result.keep[prompt, members] = part.keep[0]
     return result
+
+
+def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Advantages:
+    """The advantages of a step; completions that no reward applies to are left out of their groups."""
+    return estimator(inputs) if inputs.unscored is None else without(estimator, inputs, inputs.unscored)
+
+
+def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
+    try:
+        estimator.check(group_size)
+    except ConfigError:
+        return False
+    return True

@@ -3,7 +3,6 @@
 import functools
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +36,7 @@ from apo_lightning.checkpoints.small_files import (
     load_plain,
     rank_file,
     rollouts_from_plain,
+    rollouts_to_plain,
     save_plain,
 )
 from apo_lightning.checkpoints.snapshots import SNAPSHOTS
@@ -186,7 +186,7 @@ class Checkpointer:
         def small_files(folder: Path, written: Written) -> None:
             if run.ranks.rank == 0:
                 save_plain(shared_state(run), folder / SHARED, written)
-            own = {"random": random_states(), "rollouts": None if rollouts is None else asdict(rollouts)}
+            own = {"random": random_states(), "rollouts": None if rollouts is None else rollouts_to_plain(rollouts)}
             save_plain(own, folder / rank_file(run.ranks.rank), written)
 
         def large_files(folder: Path, written: Written) -> None:
