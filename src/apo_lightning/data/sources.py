@@ -100,21 +100,30 @@ class DatasetSource:
         validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
         rows, report = filter_rows(ProblemSet(path=self.path, hub=self.hub).rows(self.name), excluded)
-        if len(rows) <= self.num_validation:
-            raise ConfigError(
-                f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"
-            )
-        by_hash = sorted(rows, key=lambda row: hash64(normalised_problem(row.problem)))
-        held_out = {row.id for row in by_hash[: self.num_validation]}
-        if held_out:
-            validation[self.name] = [row for row in rows if row.id in held_out]
-        train = [row for row in rows if row.id not in held_out]
-        report = replace(report, num_held_out=len(held_out), num_kept=len(train))
-        return Problems(train=train, validation=validation, report=report)
+        problems = split_by_hash(rows, report, name=self.name, num_validation=self.num_validation)
+        return replace(problems, validation=validation | problems.validation)
 
     @property
     def _benchmarks(self) -> Mapping[str, ProblemSet | str]:
         return self.validation or {}
+
+
+def split_by_hash(rows: Sequence[Row], report: FilterReport, *, name: str, num_validation: int) -> Problems:
+    """Hold out training problems, chosen by a hash of their text alone, under the name of the data set.
+
+    Raises:
+        ConfigError: no row is left to train on.
+    """
+    if len(rows) <= num_validation:
+        raise ConfigError(f"nothing is left to train on after num_validation={num_validation} of {name}: {report}")
+    by_hash = sorted(rows, key=lambda row: hash64(normalised_problem(row.problem)))
+    held_out = {row.id for row in by_hash[:num_validation]}
+    train = [row for row in rows if row.id not in held_out]
+    return Problems(
+        train=train,
+        validation={name: [row for row in rows if row.id in held_out]} if held_out else {},
+        report=replace(report, num_held_out=len(held_out), num_kept=len(train)),
+    )
 
 
 def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, num_validation: int) -> None:
