@@ -42,9 +42,9 @@ class Prompt:
     """The start of the assistant's turn that is given, not sampled; a reward sees the completion alone."""
     source: str = ""
     """The data set the problem comes from."""
-    messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
+    messages: tuple[Mapping[str, str], ...] | None = field(default=None, compare=False)
     """The conversation inside `text`, without the prefill; None where no chat template is used."""
-    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The columns of the data set under their own names, values as they were read. Rewards read them; a checkpoint
     between sampling and update has none, as its completions are scored."""
 

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apo_lightning.data.filtering import filter_rows
 from apo_lightning.data.rows import Row
-from apo_lightning.data.sources import Problems, require_sampling_limits, split_by_hash
+from apo_lightning.data.sources import DatasetSource
 from apo_lightning.errors import ConfigError, in_brief
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningGymSource:
+class ReasoningGymSource(DatasetSource):
     """The problems of one generator; `reward=reasoning_gym` scores them.
 
     Attributes:
@@ -20,47 +19,33 @@ class ReasoningGymSource:
         size: number of problems that are generated; repeated ones are dropped.
         seed: of the generator; independent of the run's seed.
         options: arguments of the generator's configuration, such as `{max_animals: 5}`.
-        num_validation: number of problems held out, chosen by a hash of their text alone.
 
-    The other attributes are those of `DatasetSource`.
-
-    Raises:
-        ConfigError: a limit is not positive.
+    The other attributes are those of `DatasetSource`, without `path` and `hub`.
     """
 
     generator: str
-    size: int = 2000
+    size: int
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
-    name: str = "reasoning_gym"
-    num_validation: int = 256
-    instruction: str = "{problem}"
-    system: str | None = None
-    max_prompt_tokens: int = 512
-    max_completion_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
-        if self.size <= self.num_validation:
-            raise ConfigError(f"size is {self.size}: num_validation={self.num_validation} leaves nothing to train on")
 
     def check(self) -> None:
         """Raise `ConfigError` if the package is missing, or refuses the generator's name or options."""
         self._entries(1)
 
-    def load(self) -> Problems:
-        """Generate, drop repeated problems, and split."""
-        rows = [
+    def rows(self) -> list[Row]:
+        """All problems; each entry of the generator is a row's columns."""
+        return [
             Row(id=f"{self.generator}-{i}", problem=str(entry["question"]), answer=str(entry["answer"]), columns=entry)
             for i, entry in enumerate(self._entries(self.size))
         ]
-        return split_by_hash(*filter_rows(rows), name=self.name, num_validation=self.num_validation)
 
     def _entries(self, size: int) -> Sequence[Mapping[str, Any]]:
-        create = _module().create_dataset
         try:
+            create = importlib.import_module("reasoning_gym").create_dataset
             return list(create(self.generator, size=size, seed=self.seed, **self.options))
-        # Generators check their options with assert, and by the types of exceptions that they like.
+        except ImportError as error:
+            raise ConfigError(f"data=reasoning_gym needs the package ({error}): pip install reasoning-gym") from error
+        # Generators check their options with assert, and by exceptions of any type.
         except Exception as error:
             raise ConfigError(
                 f"reasoning-gym cannot make data.generator={self.generator} with data.options={dict(self.options)}: "
@@ -75,7 +60,7 @@ def generator_score(
 
     The answer is the content of the last `<answer>…</answer>`, or the whole completion where there is none.
     """
-    gym, utils = _module(), importlib.import_module("reasoning_gym.utils")
+    gym, utils = importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.utils")
     scores = []
     for text, *entry in zip(completions, question, answer, metadata, strict=True):
         fields = dict(zip(("question", "answer", "metadata"), entry, strict=True))
@@ -83,10 +68,3 @@ def generator_score(
         score = gym.get_score_answer_fn(fields["metadata"]["source_dataset"])
         scores.append(float(score(text.strip() if given is None else given, fields)))
     return scores
-
-
-def _module() -> Any:
-    try:
-        return importlib.import_module("reasoning_gym")
-    except ImportError as error:
-        raise ConfigError(f"data=reasoning_gym needs the package ({error}): pip install reasoning-gym") from error

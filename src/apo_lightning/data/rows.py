@@ -35,7 +35,7 @@ class Row:
     prefill: str = ""
     """The start of the assistant's turn, which is given and not sampled."""
     solution: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record itself, without `OWN_COLUMNS`."""
 
 

@@ -51,8 +51,8 @@ class DatasetSource:
 
     Attributes:
         name: name of the data set and of its held-out part.
-        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; takes
-            precedence over `hub`.
+        path: a local `.jsonl` or `.parquet` file or a folder of them, with `problem` and `answer`, or in the data set's
+            own layout; takes precedence over `hub`.
         hub: the hub data set, read if there is no path.
         num_validation: number of training problems held out, chosen by a hash of their text alone.
         validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
@@ -91,6 +91,10 @@ class DatasetSource:
         for benchmark in (*self._benchmarks.values(), *self.exclude):
             _problem_set(benchmark).check()
 
+    def rows(self) -> list[Row]:
+        """The problems to train on and hold out, before filtering."""
+        return ProblemSet(path=self.path, hub=self.hub).rows(self.name)
+
     def load(self) -> Problems:
         """Read, filter and split.
 
@@ -99,31 +103,22 @@ class DatasetSource:
         """
         validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
-        rows, report = filter_rows(ProblemSet(path=self.path, hub=self.hub).rows(self.name), excluded)
-        problems = split_by_hash(rows, report, name=self.name, num_validation=self.num_validation)
-        return replace(problems, validation=validation | problems.validation)
+        rows, report = filter_rows(self.rows(), excluded)
+        if len(rows) <= self.num_validation:
+            raise ConfigError(
+                f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"
+            )
+        by_hash = sorted(rows, key=lambda row: hash64(normalised_problem(row.problem)))
+        held_out = {row.id for row in by_hash[: self.num_validation]}
+        if held_out:
+            validation[self.name] = [row for row in rows if row.id in held_out]
+        train = [row for row in rows if row.id not in held_out]
+        report = replace(report, num_held_out=len(held_out), num_kept=len(train))
+        return Problems(train=train, validation=validation, report=report)
 
     @property
     def _benchmarks(self) -> Mapping[str, ProblemSet | str]:
         return self.validation or {}
-
-
-def split_by_hash(rows: Sequence[Row], report: FilterReport, *, name: str, num_validation: int) -> Problems:
-    """Hold out training problems, chosen by a hash of their text alone, under the name of the data set.
-
-    Raises:
-        ConfigError: no row is left to train on.
-    """
-    if len(rows) <= num_validation:
-        raise ConfigError(f"nothing is left to train on after num_validation={num_validation} of {name}: {report}")
-    by_hash = sorted(rows, key=lambda row: hash64(normalised_problem(row.problem)))
-    held_out = {row.id for row in by_hash[:num_validation]}
-    train = [row for row in rows if row.id not in held_out]
-    return Problems(
-        train=train,
-        validation={name: [row for row in rows if row.id in held_out]} if held_out else {},
-        report=replace(report, num_held_out=len(held_out), num_kept=len(train)),
-    )
 
 
 def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, num_validation: int) -> None:

@@ -93,6 +93,16 @@ class WeightedRewards(Reward):
         for reward in self.functions.values():
             check_prompts(reward, prompts)
 
+    def check_binary(self, estimator: str) -> None:
+        """Raise `ConfigError` unless the sum is the reward of one function, for an estimator of rewards 0 and 1."""
+        weights = {name: weight for name, weight in self.weights.items() if weight != 0}
+        if list(weights.values()) != [1]:
+            given = ", ".join(f"{name}={weight}" for name, weight in weights.items())
+            raise ConfigError(
+                f"reward.weights are {given}: {estimator} is defined for rewards of 0 and 1 only; give one function "
+                "the weight 1 and the others 0, or choose another algo"
+            )
+
     def close(self) -> None:
         """Close all functions."""
         for reward in self.functions.values():

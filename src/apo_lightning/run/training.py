@@ -30,7 +30,7 @@ from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
-from apo_lightning.rewards import Reward
+from apo_lightning.rewards import Reward, WeightedRewards
 from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
@@ -161,6 +161,8 @@ def prepare(cfg: DictConfig) -> Parts:
     engine.check(device)
     source.check()
     reward = instantiate(cfg.reward)
+    if isinstance(reward, WeightedRewards) and getattr(advantage, "needs_binary", False):
+        reward.check_binary(type(advantage).__name__)
 
     tokenizer = model.load_tokenizer()
     _check_reference(cfg, model, tokenizer, lora=lora is not None)

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from apo_lightning.errors import ConfigError
-from running import run, run_train, train_tiny, without_clock
+from apo_lightning.run.training import prepare
+from composing import composed
+from running import RUN, run, run_train, train_tiny, without_clock
 
 
 def function(name, target):
@@ -60,3 +62,10 @@ def test_a_missing_column_is_refused_before_the_run(tmp_path):
     with pytest.raises(ConfigError, match="needs calls, expected, function, which problem"):
         train_tiny(tmp_path, "reward=callable", "reward.function._target_=rewarding.of_calls")
     assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_an_estimator_of_verdicts_takes_the_reward_of_one_function(tmp_path):
+    with pytest.raises(ConfigError, match=r"reward.weights are start=1.0, done=1.0: SignedReward is defined for"):
+        prepare(composed(*RUN, *SEVERAL, "algo=nsr"))
+    prepare(composed(*RUN, *SEVERAL, "algo=nsr", "+reward.weights.done=0"))
+    prepare(composed(*RUN, *SEVERAL, "algo=grpo"))
