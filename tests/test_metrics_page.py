@@ -35,6 +35,7 @@ RUNS = {
         "reward=weighted",
         *(f"+reward.functions.start._{key}_={value}" for key, value in WEIGHTED.items()),
     ),
+    "ppo": ("algo=ppo",),
     "nsr": ("algo=nsr", "prompts_per_minibatch=4"),
 }
 ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)

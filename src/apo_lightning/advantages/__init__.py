@@ -1,6 +1,7 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
 from apo_lightning.advantages.estimator import AdvantageEstimator, reads_of
+from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.pkpo import PKPO
@@ -9,6 +10,7 @@ from apo_lightning.advantages.signed_reward import SignedReward
 from apo_lightning.advantages.unlikeliness import Unlikeliness
 
 __all__ = [
+    "GAE",
     "PKPO",
     "AdvantageEstimator",
     "GroupNormalized",
@@ -20,5 +22,6 @@ __all__ = [
     "Truncated",
     "Unlikeliness",
     "advantages_of",
+    "gae_of",
     "reads_of",
 ]

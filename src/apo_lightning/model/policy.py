@@ -43,6 +43,7 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         self.stop_tokens = tuple(stop_tokens)
         self.compiles_layers = compiles_layers
+        self.value_head: nn.Linear | None = None
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
@@ -50,6 +51,18 @@ class Policy(nn.Module):
         weight = self.model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
         assert isinstance(weight, Tensor)
         return weight
+
+    def add_value_head(self) -> None:
+        """Attach a critic's head, which stays out of exported and synchronised weights: they are those of `model`."""
+        weight = self.head_weight
+        self.value_head = nn.Linear(weight.shape[1], 1, device=weight.device)
+        self.reset_value_head()
+
+    @torch.no_grad()
+    def reset_value_head(self) -> None:
+        """Set the value head, if there is one, to zero."""
+        for parameter in () if self.value_head is None else self.value_head.parameters():
+            parameter.zero_()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

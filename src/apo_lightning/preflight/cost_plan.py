@@ -7,7 +7,7 @@ repacking weights for vLLM.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
 from apo_lightning.model.flops import ModelSize, Work, training_flops
@@ -77,11 +77,13 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     """The plan of one rank, for its workload in one step and the rates of its device."""
     engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
     rescored = work.work(work.old_logprobs) + work.work(work.subset)
+    values = replace(work.work(work.values), num_rows=0)  # of the vocabulary's head
     counts = {
         "generate": _generation(model, run, work, rates),
+        "values": _forward(model, run, values, rates),
         "reference": _forward(model, run, work.work(work.reference), rates),
         "old_logprobs": _forward(model, run, rescored, rates),
-        "update": _update(model, run, work, rates),
+        "update": (*_update(model, run, work, work.work(work.updated), rates), *_critic(model, run, work, rates)),
         "sync": _sync(model, run),
     }
     speed = {
@@ -190,13 +192,20 @@ def _forward(model: ModelShape, run: RunShape, work: Work, rates: Rates) -> Iter
     yield "embedding and head, gathered", "collectives", _root_bytes(model, run)
 
 
-def _update(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
+def _critic(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
+    """The update of a separate critic: as the policy's, without the products of the vocabulary's head."""
+    if work.has_separate_critic:
+        total = replace(work.work(work.updated), num_rows=0)
+        for name, bound, amount in _update(model, run, replace(work, has_full_kl=False), total, rates):
+            yield f"critic: {name}", bound, amount
+
+
+def _update(model: ModelShape, run: RunShape, work: Workload, total: Work, rates: Rates) -> Iterator[Count]:
     """Forward, backward and optimizer.
 
     Collectives of layers overlap the products of other layers, so only the time by which they take longer counts.
     Nothing overlaps those of embedding and head: one gather and one reduction per mini-batch.
     """
-    total = work.work(work.updated)
     if not total.num_tokens:
         return
     size, num_minibatches = model_size_of(model), work.num_minibatches

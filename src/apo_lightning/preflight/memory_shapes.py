@@ -120,6 +120,8 @@ class RunShape:
     engine: EngineSize
     gpu_bytes: int = GPU_BYTES
     compiles_layers: bool = False
+    num_trained_models: int = 1
+    """2 with a separate critic, which is as large as the policy and trained as it is."""
 
     @property
     def num_shards(self) -> int:

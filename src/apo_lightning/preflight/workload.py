@@ -10,6 +10,7 @@ from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.policy_loss import masks_of
+from apo_lightning.model.critic import CriticSettings
 from apo_lightning.model.flops import Work
 from apo_lightning.types import AdvantageInputs, PromptRecord
 from apo_lightning.update.settings import StepSettings
@@ -78,6 +79,10 @@ class Workload:
     """Run by the reference."""
     subset: Part
     """Skipped by the update, but run without a gradient to estimate means over all tokens (`scored_fraction`)."""
+    values: Part = NOTHING
+    """Run by the critic before the update."""
+    has_separate_critic: bool = False
+    """Whether the update runs and trains a second model on the same completions."""
     old_logprobs: Part = NOTHING
     """Run without a gradient because their mini-batch comes after an optimizer step."""
     has_full_kl: bool = False
@@ -124,12 +129,19 @@ class Workload:
 
 
 def expected_workload(
-    settings: StepSettings, loss: PolicyLoss, advantage: AdvantageEstimator, expected: Expected, world_size: int
+    settings: StepSettings,
+    loss: PolicyLoss,
+    advantage: AdvantageEstimator,
+    expected: Expected,
+    world_size: int,
+    critic: CriticSettings | None = None,
 ) -> Workload:
     """The workload of one rank.
 
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
     three groups: one whose rewards differ, one without wrong completions and one without correct ones.
+
+    With a critic all kept completions are run, and any may have a token on which the loss reads the reference.
     """
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
@@ -145,8 +157,9 @@ def expected_workload(
         )
     )
     masks = masks_of(loss, given.values.flatten(), is_correct.flatten())
-    updated = masks.gradient.view_as(is_correct) & given.keep
-    read = masks.reference.view_as(is_correct) & updated & loss.needs.reference_statistics
+    has_critic = critic is not None
+    updated = (masks.gradient | has_critic).view_as(is_correct) & given.keep
+    read = (masks.reference | has_critic).view_as(is_correct) & updated & loss.needs.reference_statistics
     run = _part(updated, shares)
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
     rescored = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
@@ -164,6 +177,8 @@ def expected_workload(
         # So few completions that each has its prompt to itself.
         subset=Part(prompts=min(1.0, subset * settings.group_size), completions=subset),
         old_logprobs=Part(prompts=rescored * run.prompts, completions=rescored * run.completions),
+        values=run if has_critic else NOTHING,
+        has_separate_critic=has_critic and critic.kind == "separate",
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
     )

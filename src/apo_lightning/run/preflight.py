@@ -76,7 +76,8 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     # A checkpoint holds the trained weights and their two moments; a new one is written before an old one is removed.
     # At the end all weights are exported.
     model = plan.model
-    needed = FLOAT32 * (3 * (cfg.checkpoint.keep + 1) * model.trained_parameters + model.num_parameters)
+    trained = plan.run.num_trained_models * model.trained_parameters
+    needed = FLOAT32 * (3 * (cfg.checkpoint.keep + 1) * trained + model.num_parameters)
     return findings + environment.disk_findings(output_dir, needed)
 
 

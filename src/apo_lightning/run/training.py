@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from apo_lightning.advantages import AdvantageEstimator
+from apo_lightning.advantages import AdvantageEstimator, gae_of
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
 from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
@@ -24,6 +24,7 @@ from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
@@ -99,6 +100,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
         trainer_bytes=parts.trainer_bytes,
+        critic=None if parts.critic is None else Critic(parts.critic, policy),
     )
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
@@ -124,6 +126,8 @@ class Parts:
     checkpoint: CheckpointSettings
     loss: PolicyLoss
     advantage: AdvantageEstimator
+    critic: CriticSettings | None
+    """None: the advantage needs no values."""
     model: PolicySpec
     lora: LoRA | None
     tokenizer: PreTrainedTokenizerBase
@@ -142,8 +146,9 @@ def prepare(cfg: DictConfig) -> Parts:
     """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
-    loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
+    loss, advantage, critic = (instantiate(cfg.algo.get(part)) for part in ("loss", "advantage", "critic"))
     advantage.check(settings.group_size)
+    _check_critic(critic, advantage, loss, cfg.trainer.max_steps)
     loss.check(
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
@@ -191,6 +196,7 @@ def prepare(cfg: DictConfig) -> Parts:
         checkpoint=checkpoint,
         loss=loss,
         advantage=advantage,
+        critic=critic,
         model=model,
         lora=lora,
         tokenizer=tokenizer,
@@ -237,6 +243,27 @@ def _check_reference(cfg: DictConfig, model: PolicySpec, tokenizer: PreTrainedTo
     other = replace(model, path=cfg.reference_path, config=None).load_tokenizer()
     if other.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"reference_path is {cfg.reference_path}, whose tokens differ from those of {model.path}")
+
+
+def _check_critic(
+    critic: CriticSettings | None, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int
+) -> None:
+    """Raise `ConfigError` where a critic has no use, or is missing."""
+    if (critic is None) != (gae_of(advantage) is None):
+        raise ConfigError(
+            f"algo.critic is {critic and critic.kind} and algo.advantage {type(advantage).__name__}: GAE reads the "
+            "values of a critic, and no other estimator does; choose algo=ppo, or give both"
+        )
+    if critic is not None and critic.warmup_steps >= max_steps:
+        raise ConfigError(
+            f"algo.critic.warmup_steps is {critic.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
+            "never be trained; give fewer steps of warm-up"
+        )
+    if critic is not None and loss.needs.sequence_mean:
+        raise ConfigError(
+            f"algo.loss is {type(loss).__name__} with a critic: its ratio of a whole completion needs one advantage a "
+            "completion, and a critic gives one a token; leave the critic out"
+        )
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
