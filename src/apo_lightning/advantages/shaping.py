@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.advantages.estimator import AdvantageEstimator, keep_all, reads_of
+from apo_lightning.advantages.gae import gae_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
 
@@ -182,8 +183,16 @@ def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Te
 
 
 def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Advantages:
-    """The advantages of a step; completions that no reward applies to are left out of their groups."""
-    return estimator(inputs) if inputs.unscored is None else without(estimator, inputs, inputs.unscored)
+    """The advantages of a step; completions that no reward applies to are left out of their groups.
+
+    With a critic, which has no groups, they leave the update: their return is unknown.
+    """
+    if inputs.unscored is None:
+        return estimator(inputs)
+    if gae_of(estimator) is None:
+        return without(estimator, inputs, inputs.unscored)
+    given = estimator(inputs)
+    return replace(given, keep=given.keep & ~inputs.unscored)
 
 
 def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:

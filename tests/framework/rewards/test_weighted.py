@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from apo_lightning.advantages import GroupNormalized, PassAtK, advantages_of
+from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
 from apo_lightning.rewards.reward import Samples
@@ -109,6 +109,15 @@ def test_groups_too_small_for_the_estimator_have_no_advantage():
     )
     assert advantages_of(PassAtK(k=2), inputs).values.tolist() == [[0.0] * 4]
     assert advantages_of(PassAtK(k=1), inputs).values.ne(0).tolist() == [[True, True, False, False]]
+
+
+def test_a_critic_does_not_train_on_completions_without_a_reward():
+    rewards = torch.tensor([[1.0, 0.0]])
+    inputs = AdvantageInputs(
+        rewards=rewards, is_correct=rewards > 0, lengths=torch.ones_like(rewards).long(), unscored=rewards == 0
+    )
+    given = advantages_of(GAE(), inputs)
+    assert (given.values.tolist(), given.keep.tolist()) == ([[1.0, 0.0]], [[True, False]])
 
 
 @pytest.mark.parametrize(
