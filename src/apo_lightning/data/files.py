@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -75,12 +76,16 @@ class ProblemSet:
 
     def _file_rows(self, path: Path, name: str) -> Iterator[Row]:
         count = 0
+        known: dict[str, Mapping[str, Any]] = {}
         for file in files_of(path, self.hub.split if self.hub is not None else None):
             layout, number = None, 0
             for number, record in _records(file):
                 # Once per file: a MATH solution without a box is a row without an answer, not another layout.
                 layout = layout or layout_of_file(record, self.hub)
-                yield row_from_record(record, layout, where=f"{file}:{number}", default_id=f"{name}-{count + number}")
+                row = row_from_record(record, layout, where=f"{file}:{number}", default_id=f"{name}-{count + number}")
+                # Raw DAPO has a hundred equal copies of each record: their columns would take gigabytes.
+                first = known.setdefault(row.problem, row.columns)
+                yield replace(row, columns=first) if first == row.columns else row
             count += number
 
 

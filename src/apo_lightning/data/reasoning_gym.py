@@ -63,7 +63,7 @@ def generator_score(
     gym, utils = importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.utils")
     scores = []
     for text, *entry in zip(completions, question, answer, metadata, strict=True):
-        fields = dict(zip(("question", "answer", "metadata"), entry, strict=True))
+        fields: dict[str, Any] = dict(zip(("question", "answer", "metadata"), entry, strict=True))
         given = utils.extract_answer(text)
         score = gym.get_score_answer_fn(fields["metadata"]["source_dataset"])
         scores.append(float(score(text.strip() if given is None else given, fields)))
