@@ -25,10 +25,16 @@ GEOMETRY = (
     "+callbacks.gradient_geometry.every_n_steps=1",
     "+callbacks.gradient_geometry.spaces=[logits,head]",
 )
+WEIGHTED = {"target": "rewarding.logged_even_start", "partial": "true"}
 RUNS = {
     "apo": ("algo=apo", *DIAGNOSTICS, *GEOMETRY, "validation_samples=2"),
     "grpo": ("algo=grpo", *RECOVERY),
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
+    "weighted": (
+        "algo=grpo",
+        "reward=weighted",
+        *(f"+reward.functions.start._{key}_={value}" for key, value in WEIGHTED.items()),
+    ),
     "ppo": ("algo=ppo",),
     "dapo": ("algo=dapo",),
     "reset": ("algo=grpo_kl", "reference.reset_every=1"),
@@ -46,6 +52,8 @@ def rows_of_page() -> dict[str, list[str]]:
 def key_on_page(column: str) -> str:
     """A column of metrics.csv with placeholders for the set, k, percentile, bucket, space and term."""
     column = re.sub(r"^(val|alarm)/[^/]+/", r"\1/NAME/", column)
+    column = re.sub(r"^reward/metric/.+", "reward/metric/NAME", column)
+    column = re.sub(r"^reward/(?!metric/)[^/]+/", "reward/NAME/", column)
     if column.startswith("geometry/") and column.count("/") == 2:
         column = re.sub(r"^geometry/[^/]+/", "geometry/SPACE/", re.sub(r"reward|push|pull|kl|entropy", "TERM", column))
     column = re.sub(r"@\d+$", "@K", column)
@@ -61,7 +69,8 @@ def logged(tmp_path_factory) -> set[str]:
     columns = set(gpu)
     for name, overrides in RUNS.items():
         folder: Path = tmp_path_factory.mktemp(name)
-        train_tiny(folder, *SIGNAL, "group_size=2", "trainer.max_steps=1", *overrides)
+        signal = () if name == "weighted" else SIGNAL
+        train_tiny(folder, *signal, "group_size=2", "trainer.max_steps=1", *overrides)
         columns |= read_metrics(folder)[0].keys()
     return {key_on_page(column) for column in columns}
 

@@ -13,9 +13,10 @@ def write_stub(path: Path) -> Path:
     return path
 
 
-def even_start(completions: list[str], **columns: object) -> list[float]:
+def even_start(completions: list[str] | list[list[dict[str, str]]], **columns: object) -> list[float]:
     """A reward that a random model gets about half of the time."""
-    return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in completions]
+    texts = [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
+    return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in texts]
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

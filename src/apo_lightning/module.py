@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.advantages import AdvantageEstimator, reads_of
+from apo_lightning.advantages import AdvantageEstimator, advantages_of, reads_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.common.console import say
 from apo_lightning.common.phases import StepTimer
@@ -43,6 +43,7 @@ from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.nonfinite import NonfiniteSteps
 from apo_lightning.update.probes import probing_of
+from apo_lightning.update.reward_metrics import reward_metrics
 from apo_lightning.update.schedule import begin_schedule
 from apo_lightning.update.scoring import score_policy, score_reference, table_to_check
 from apo_lightning.update.settings import StepSettings
@@ -90,7 +91,8 @@ class RLVRModule(pl.LightningModule):
         self.timer.enter()
         with phase("generate"):
             rollouts = self._sample_step(batch)
-        advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage), self.history.of))
+        reads = reads_of(self.advantage)
+        advantages = advantages_of(self.advantage, AdvantageInputs.of(rollouts, reads, self.history.of))
         self.history.add(rollouts)
         with phase("prepare"):
             table = step_table(self, rollouts, advantages)
@@ -185,7 +187,7 @@ class RLVRModule(pl.LightningModule):
         with self.clock.phase("metrics"):
             tokens = plan.table.freeze()
             record.close(plan.table, self.ranks)
-            metrics = self.step_metrics.compute(rollouts, tokens, record)
+            metrics = self.step_metrics.compute(rollouts, tokens, record) | reward_metrics(rollouts)
             num_sampled, work = total_work(rollouts, record.work, self.ranks)
         count_rollout(self.trainer)
         timings = self.timer.take()

@@ -42,6 +42,11 @@ class Prompt:
     """The start of the assistant's turn that is given, not sampled; a reward sees the completion alone."""
     source: str = ""
     """The data set the problem comes from."""
+    messages: tuple[Mapping[str, str], ...] | None = field(default=None, compare=False)
+    """The conversation inside `text`, without the prefill; None where no chat template is used."""
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The columns of the data set under their own names, values as they were read. Rewards read them; a checkpoint
+    between sampling and update has none, as its completions are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +84,17 @@ class Verdict:
     """A verifier's verdict on one completion."""
 
     reward: float
-    """Finite; 0 unless judged. Usually 1 for a correct answer."""
+    """Finite; 0 unless judged, the weighted sum of several functions. Usually 1 for a correct answer."""
     status: VerdictStatus
     """`unparsed`, `timeout` and `error` mean *not judged*: reward 0, counted apart, never a silent zero."""
     extracted: str | None = None
     """The answer found in the completion; None where none was found."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict, repr=False, hash=False)
+    """Of several reward functions: name → reward before its weight; None where it does not apply."""
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    """What a reward function adds to the rollout file, by column: text, numbers, booleans or None."""
+    is_scored: bool = field(default=True, repr=False)
+    """False: no reward applies. The completion is left out of its group's mean and std, and its advantage is 0."""
 
 
 def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int]:
@@ -131,6 +142,8 @@ class Rollouts:
     """How often the engine evicted a sequence's keys and values for lack of memory, and computed them again."""
     max_completion_tokens: int | None = None
     """The length at which completions were cut."""
+    reward_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Numbers that reward functions log, by name."""
     rounds: SamplingRounds | None = None
     """What these groups were selected from; None: there was no selection."""
 
@@ -151,6 +164,7 @@ class Rollouts:
                 texts=self.texts[start : start + size],
                 verdicts=self.verdicts[start : start + size],
                 num_preempted=0,
+                reward_metrics={},
             )
             for prompt, start in zip(self.prompts, range(0, len(self.completions), size), strict=True)
         ]
@@ -164,6 +178,11 @@ class Rollouts:
     def is_correct(self) -> Bool[Tensor, "prompts group"]:
         """True where the verifier said `correct`."""
         return torch.tensor([verdict.status == "correct" for verdict in self.verdicts]).view(-1, self.group_size)
+
+    @property
+    def is_unscored(self) -> Bool[Tensor, "prompts group"]:
+        """True where no reward applies."""
+        return torch.tensor([not verdict.is_scored for verdict in self.verdicts]).view(-1, self.group_size)
 
     @property
     def verdict_counts(self) -> dict[VerdictStatus, int]:
@@ -235,6 +254,8 @@ class AdvantageInputs:
     history: tuple[PromptRecord, ...] | None = None
     """[P] what earlier steps saw of each prompt, on all ranks."""
     max_completion_tokens: int | None = None
+    unscored: Bool[Tensor, "prompts group"] | None = None
+    """True where no reward applies; None: nowhere."""
 
     @classmethod
     def of(
@@ -264,6 +285,7 @@ class AdvantageInputs:
             is_correct=rollouts.is_correct,
             lengths=rollouts.lengths,
             step=rollouts.step,
+            unscored=None if all(v.is_scored for v in verdicts) else rollouts.is_unscored,
             **{name: optional[name]() for name in reads},
         )
 

@@ -3,19 +3,25 @@
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from apo_lightning.rewards import CallableReward
+from apo_lightning.rewards.reward import Samples
 from apo_lightning.types import Verdict
 
 
-def even_start(completions: list[str], **columns: object) -> list[float]:
-    return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in completions]
+def text_of(completion: str | list[dict[str, str]]) -> str:
+    return completion if isinstance(completion, str) else completion[0]["content"]
 
 
-def even_start_until_killed(completions: list[str], **columns: object) -> list[float]:
+def even_start(completions: Sequence[Any], **columns: object) -> list[float]:
+    return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in map(text_of, completions)]
+
+
+def even_start_until_killed(completions: Sequence[Any], **columns: object) -> list[float]:
     """Where KILLED_AFTER is "FILE LINES", ends this process as soon as the file has so many lines."""
     file, _, num_lines = os.environ.get("KILLED_AFTER", "").partition(" ")
     if file and Path(file).exists() and Path(file).read_bytes().count(b"\n") >= int(num_lines):
@@ -23,11 +29,11 @@ def even_start_until_killed(completions: list[str], **columns: object) -> list[f
     return even_start(completions)
 
 
-def never(completions: list[str], **columns: object) -> list[float]:
+def never(completions: Sequence[Any], **columns: object) -> list[float]:
     return [0.0] * len(completions)
 
 
-def failing_once_on_the_second_rank(completions: list[str], **columns: object) -> list[float]:
+def failing_once_on_the_second_rank(completions: Sequence[Any], **columns: object) -> list[float]:
     rewards = even_start(completions)
     return [math.nan, *rewards[1:]] if os.environ.get("LOCAL_RANK") == "1" else rewards
 
@@ -35,6 +41,26 @@ def failing_once_on_the_second_rank(completions: list[str], **columns: object) -
 class StatingReward(CallableReward):
     """Verdicts with an answer: the first character."""
 
-    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
-        verdicts = super().score(completions, answers)
-        return [replace(v, extracted=text[:1] or None) for v, text in zip(verdicts, completions, strict=True)]
+    def score_samples(self, samples: Samples) -> list[Verdict]:
+        verdicts = super().score_samples(samples)
+        return [replace(v, extracted=text[:1] or None) for v, text in zip(verdicts, samples.texts, strict=True)]
+
+
+def logged_even_start(
+    completions: Sequence[Any], completion_ids: list[list[int]], log_metric: Callable[[str, float], None], **_: object
+) -> list[float | None]:
+    """As `even_start`, but None where the last token's id is divisible by 5; logs lengths in tokens."""
+    for ids in completion_ids:
+        log_metric("tokens", len(ids))
+    judged = zip(even_start(completions), completion_ids, strict=True)
+    return [reward if ids[-1] % 5 else None for reward, ids in judged]
+
+
+async def progress(completions: Sequence[Any], trainer_state: Any, log_extra: Callable[..., None], **_: object):
+    """The share of the run that is done."""
+    log_extra("epoch", [trainer_state.epoch] * len(completions))
+    return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
+
+
+def of_calls(completions: Sequence[Any], calls: Any, expected: Any, function: Any) -> list[float]:
+    raise AssertionError("no data set here has these columns")

@@ -186,11 +186,11 @@ def _success(
     ]
     requests = [_request(module, *one) for one, more in zip(wanted, is_open, strict=True) if more]
     grown = iter(module.engine.generate(requests) if requests else ())
-    texts = [
-        collector.text([*given, *(next(grown).token_ids if more else ())])
+    token_ids = [
+        [*given, *(next(grown).token_ids if more else ())]
         for (_, given, _, _), more in zip(wanted, is_open, strict=True)
     ]
-    verdicts = collector.reward.score(texts, [prompt.answer for prompt, _, _, _ in wanted])
+    _, verdicts = collector.score([prompt for prompt, _, _, _ in wanted], token_ids)
     shares = [_share_right(verdicts[at : at + size]) for at in range(0, len(verdicts), size)]
     return [tuple(shares[at : at + plan.anchor_size]) for at in range(0, len(shares), plan.anchor_size)]
 

@@ -8,7 +8,7 @@ from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.informative import Informative
 from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.pkpo import PKPO
-from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated
+from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated, advantages_of
 from apo_lightning.advantages.signed_reward import SignedReward
 from apo_lightning.advantages.unlikeliness import Unlikeliness
 
@@ -28,6 +28,7 @@ __all__ = [
     "SignedReward",
     "Truncated",
     "Unlikeliness",
+    "advantages_of",
     "estimators_in",
     "gae_of",
     "reads_of",

@@ -24,7 +24,7 @@ class AdvantageEstimator(Protocol):
     """Turns the rewards of a step's completions into advantages.
 
     An estimator that reads more than rewards, verdicts and lengths names it in an attribute `reads`, a collection of
-    optional fields of `AdvantageInputs`.
+    optional fields of `AdvantageInputs`. One that is defined for rewards of 0 and 1 only says so in `needs_binary`.
     """
 
     def check(self, group_size: int) -> None:

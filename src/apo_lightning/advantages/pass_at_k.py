@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -40,6 +41,8 @@ class PassAtK:
     """
 
     k: int
+
+    needs_binary: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, keep_all
+from apo_lightning.advantages.gae import gae_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
 
@@ -130,7 +131,7 @@ class Truncated(Wrapper):
 def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
     """Advantages in groups from which some completions are left out.
 
-    Those have A = 0, and so has a group of which fewer than two remain.
+    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator.
 
     Args:
         estimator: called with what remains of each group.
@@ -142,8 +143,29 @@ def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Te
     result = keep_all(torch.zeros_like(inputs.rewards))
     for prompt, absent in enumerate(left_out):
         members = (~absent).nonzero().flatten().tolist()
-        if len(members) >= 2:
+        if len(members) >= 2 and _accepts(estimator, len(members)):
             part = estimator(inputs.part(prompt, members))
             result.values[prompt, members] = part.values[0]
             result.keep[prompt, members] = part.keep[0]
     return result
+
+
+def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Advantages:
+    """The advantages of a step; completions that no reward applies to are left out of their groups.
+
+    With a critic, which has no groups, they leave the update: their return is unknown.
+    """
+    if inputs.unscored is None:
+        return estimator(inputs)
+    if gae_of(estimator) is None:
+        return without(estimator, inputs, inputs.unscored)
+    given = estimator(inputs)
+    return replace(given, keep=given.keep & ~inputs.unscored)
+
+
+def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
+    try:
+        estimator.check(group_size)
+    except ConfigError:
+        return False
+    return True

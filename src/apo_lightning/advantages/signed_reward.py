@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -40,6 +41,8 @@ class SignedReward:
 
     positive_weight: float | int = 0.0
     negative_weight: float | int = 1.0
+
+    needs_binary: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, weight in (("positive_weight", self.positive_weight), ("negative_weight", self.negative_weight)):

@@ -45,6 +45,8 @@ class RolloutWriter(StepCallback):
 def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
     """One dict per completion, keys in the order of the file: question, completion, verdict, training.
 
+    `rewards` is there where several functions give rewards, `extra` where one adds columns.
+
     `mean_…` are means over the completion's tokens at the policy that sampled them. `scored` says whether the trainer
     ran that policy on the completion: `required` by the update or a diagnostic, `drawn` at random from the others, or
     `no`; in the last case entropy, max-prob and log-prob are null. The surprisal is the engine's and never null. A mean
@@ -83,6 +85,8 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
                 "num_tokens": len(completion.token_ids),
                 "finish_reason": completion.finish_reason,
                 "scored": scored[index],
+                **({"rewards": verdict.rewards} if verdict.rewards else {}),
+                **({"extra": verdict.extra} if verdict.extra else {}),
             }
             | {
                 name: math.nan if scored[index] == "no" and name in OF_SCORED else round(of_completions[index], 6)

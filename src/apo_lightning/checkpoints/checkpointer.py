@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +40,7 @@ from apo_lightning.checkpoints.small_files import (
     load_plain,
     rank_file,
     rollouts_from_plain,
+    rollouts_to_plain,
     save_plain,
 )
 from apo_lightning.checkpoints.snapshots import SNAPSHOTS
@@ -197,7 +197,7 @@ class Checkpointer:
                 if run.history.is_kept:
                     with written.open(folder / HISTORY) as file:
                         file.write(to_json(run.history.state_dict()))
-            own = {"random": random_states(), "rollouts": None if rollouts is None else asdict(rollouts)}
+            own = {"random": random_states(), "rollouts": None if rollouts is None else rollouts_to_plain(rollouts)}
             save_plain(own, folder / rank_file(run.ranks.rank), written)
 
         def large_files(folder: Path, written: Written) -> None:

@@ -1,6 +1,7 @@
 """The small files of a checkpoint: plain data that is read back without running any code."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,13 @@ def load_plain(path: Path) -> Any:
     return torch.load(path, weights_only=True, map_location="cpu")
 
 
+def rollouts_to_plain(rollouts: Rollouts) -> dict[str, Any]:
+    """Rollouts as plain data, without the data set's columns: their values may be of any type."""
+    return asdict(replace(rollouts, prompts=tuple(replace(prompt, columns={}) for prompt in rollouts.prompts)))
+
+
 def rollouts_from_plain(plain: Mapping[str, Any]) -> Rollouts:
-    """Rebuild rollouts from `dataclasses.asdict` of them."""
+    """Rebuild rollouts from `rollouts_to_plain` of them."""
     rounds = plain.get("rounds")
     if rounds is not None:
         rounds = SamplingRounds(**{**rounds, "first": rollouts_from_plain(rounds["first"])})

@@ -110,9 +110,9 @@ class PromptDataModule(LightningDataModule):
         return list(self.validation_prompts)
 
     @property
-    def answers(self) -> list[str]:
-        """All gold answers, training and held-out, which the verifier checks before the run."""
-        return [prompt.answer for prompt in itertools.chain(self.train_prompts, *self.validation_prompts.values())]
+    def prompts(self) -> list[Prompt]:
+        """All prompts, training and held-out, which the reward checks before the run."""
+        return [*itertools.chain(self.train_prompts, *self.validation_prompts.values())]
 
     def describe(self) -> str:
         """One line for the log: numbers of training and held-out problems, and of dropped rows."""

@@ -1,15 +1,20 @@
 """Readers of rows: a local file, or a data set of the Hugging Face hub."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
 from apo_lightning.data.rows import RecordLayout, Row, layout_of_file, require_unique_ids, row_from_record
 from apo_lightning.errors import ConfigError, in_brief
+
+SUFFIXES = (".jsonl", ".parquet")
+SPLITS = ("train", "test", "validation", "dev", "val")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +23,13 @@ class HubDataset(RecordLayout):
 
     Attributes:
         hub_id: "owner/name", or a local folder that `datasets` can read.
-        config: the data set's configuration; None where it has only one.
+        config: the data set's configuration, or several that are read one after the other, as MATH's subjects; None
+            where it has only one.
         split: "train", "test", …
     """
 
     hub_id: str
-    config: str | None = None
+    config: str | Sequence[str] | None = None
     split: str = "train"
 
 
@@ -32,8 +38,9 @@ class ProblemSet:
     """Problems in a local file or in a data set of the hub.
 
     Attributes:
-        path: a local `.jsonl` or `.parquet` file with an answer in one of the columns of `RecordLayout()`, in the
-            layout of `hub`, or in MATH's layout (see `layout_of_file`). Takes precedence over `hub`.
+        path: a local `.jsonl` or `.parquet` file, or a folder of them (see `files_of`), with an answer in one of the
+            columns of `RecordLayout()`, in the layout of `hub`, or in MATH's layout (see `layout_of_file`). Takes
+            precedence over `hub`.
         hub: read if there is no path.
     """
 
@@ -68,14 +75,55 @@ class ProblemSet:
         return rows
 
     def _file_rows(self, path: Path, name: str) -> Iterator[Row]:
-        layout = None
-        for number, record in _records(path):
-            # Once per file: a MATH solution without a box is a row without an answer, not another layout.
-            layout = layout or layout_of_file(record, self.hub)
-            yield row_from_record(record, layout, where=f"{path}:{number}", default_id=f"{name}-{number}")
+        count = 0
+        known: dict[str, Mapping[str, Any]] = {}
+        for file in files_of(path, self.hub.split if self.hub is not None else None):
+            layout, number = None, 0
+            for number, record in _records(file):
+                # Once per file: a MATH solution without a box is a row without an answer, not another layout.
+                layout = layout or layout_of_file(record, self.hub)
+                row = row_from_record(record, layout, where=f"{file}:{number}", default_id=f"{name}-{count + number}")
+                # Raw DAPO has a hundred equal copies of each record: their columns would take gigabytes.
+                first = known.setdefault(row.problem, row.columns)
+                yield replace(row, columns=first) if first == row.columns else row
+            count += number
+
+
+def files_of(path: Path, split: str | None) -> list[Path]:
+    """The data files of a path: itself, or those anywhere in a folder, sorted, as a data set is laid out on the hub.
+
+    Where names of files or folders begin with a split (`algebra/train-00000-of-00001.parquet`, `test/algebra.jsonl`),
+    only those of `split` are read.
+
+    Raises:
+        ConfigError: the folder has no file of the split; or it has several splits, and `split` is None.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+    splits = {file: _split_of(file.relative_to(path)) for file in files}
+    named = {own for own in splits.values() if own is not None}
+    if files and not named:
+        return files
+    if split is None and len(named) == 1:
+        [split] = named
+    found = [file for file in files if split is not None and splits[file] == split]
+    if not found:
+        what = f"the splits {', '.join(sorted(named))}, not {split}" if named else "no .jsonl or .parquet file"
+        raise ConfigError(f"folder {path} has {what}: give a folder or a file of the split that is meant")
+    return found
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a part of the path names, such as `train-00000-of-00001`."""
+    heads = (re.split(r"[-_.]", part)[0] for part in reversed(file.parts))
+    return next((head for head in heads if head in SPLITS), None)
 
 
 def _hub_rows(hub: HubDataset, name: str) -> list[Row]:
+    if not isinstance(hub.config, str | None):
+        parts = [_hub_rows(replace(hub, config=config), f"{name}-{config}") for config in hub.config]
+        return [row for part in parts for row in part]
     # Imported here because it takes seconds, which a run on a local file does not need.
     import datasets
 
@@ -100,7 +148,7 @@ def _records(path: Path) -> Iterator[tuple[int, object]]:
     if path.suffix == ".parquet":
         yield from enumerate(_parquet_records(path), start=1)
         return
-    if path.suffix != ".jsonl":
+    if path.suffix not in SUFFIXES:
         raise ConfigError(f"data file {path} has the suffix '{path.suffix}': only .jsonl and .parquet can be read")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

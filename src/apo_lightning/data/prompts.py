@@ -59,6 +59,7 @@ def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptT
     Raises:
         ConfigError: neither the model's config nor the tokenizer has a template.
     """
+    messages = None
     if template.base_template is not None:
         text = template.base_template.replace(PLACEHOLDER, template.user_turn(row.problem)) + row.prefill
     elif tokenizer.chat_template is None:
@@ -82,4 +83,6 @@ def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptT
         token_ids=tuple(token_ids),
         prefill=row.prefill,
         source=source,
+        messages=None if messages is None else tuple(messages),
+        columns=row.columns,
     )

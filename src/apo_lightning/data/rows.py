@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from apo_lightning.errors import ConfigError
@@ -12,6 +12,8 @@ from apo_lightning.rewards.extraction import last_boxed
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "target", "reward_model.ground_truth")
 ID_COLUMNS = ("id", "unique_id")
+OWN_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Not handed on to rewards as columns of the data set, as in TRL: rewards get these from the run."""
 
 DAPO_PREFIX = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
@@ -33,6 +35,8 @@ class Row:
     prefill: str = ""
     """The start of the assistant's turn, which is given and not sampled."""
     solution: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The record itself, without `OWN_COLUMNS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
         problem=problem,
         answer=answer,
         solution=solution if isinstance(solution, str) else None,
+        columns={column: value for column, value in record.items() if column not in OWN_COLUMNS},
     )
 
 

@@ -51,8 +51,8 @@ class DatasetSource:
 
     Attributes:
         name: name of the data set and of its held-out part.
-        path: a local `.jsonl` or `.parquet` file with `problem` and `answer`, or in the data set's own layout; takes
-            precedence over `hub`.
+        path: a local `.jsonl` or `.parquet` file or a folder of them, with `problem` and `answer`, or in the data set's
+            own layout; takes precedence over `hub`.
         hub: the hub data set, read if there is no path.
         num_validation: number of training problems held out, chosen by a hash of their text alone.
         validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
@@ -91,6 +91,10 @@ class DatasetSource:
         for benchmark in (*self._benchmarks.values(), *self.exclude):
             _problem_set(benchmark).check()
 
+    def rows(self) -> list[Row]:
+        """The problems to train on and hold out, before filtering."""
+        return ProblemSet(path=self.path, hub=self.hub).rows(self.name)
+
     def load(self) -> Problems:
         """Read, filter and split.
 
@@ -99,7 +103,7 @@ class DatasetSource:
         """
         validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
-        rows, report = filter_rows(ProblemSet(path=self.path, hub=self.hub).rows(self.name), excluded)
+        rows, report = filter_rows(self.rows(), excluded)
         if len(rows) <= self.num_validation:
             raise ConfigError(
                 f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"

@@ -15,8 +15,9 @@ from apo_lightning.evaluation.scoring import POLICY_MEANS, SUPPORT_MEANS, comple
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
+from apo_lightning.rewards.reward import TrainerState, score_samples
 from apo_lightning.rewards.verdicts import check_error_rate
-from apo_lightning.rollout.collector import sample_seed
+from apo_lightning.rollout.collector import sample_seed, samples_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_policy_version
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Verdict
@@ -102,7 +103,10 @@ class Sampler:
                 completions = self._sample(planned, max_completion_tokens)
                 tokenizer, stops = self.policy.tokenizer, self.policy.stop_token_ids
                 texts = [completion_text(tokenizer, completion.token_ids, stops) for completion in completions]
-                verdicts = verifier.submit(reward.score, texts, [sample.prompt.answer for sample in planned])
+                token_ids = [completion.token_ids for completion in completions]
+                prompts = [sample.prompt for sample in planned]
+                samples = samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState())
+                verdicts = verifier.submit(score_samples, reward, samples)
                 fields = self._fields(planned, completions, texts)
                 if previous is not None:
                     yield _judged(previous, benchmark)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from apo_lightning.rewards.numeric import NumericReward
     from apo_lightning.rewards.reward import Reward
     from apo_lightning.rewards.verdicts import check_error_rate
+    from apo_lightning.rewards.weighted import WeightedRewards
     from apo_lightning.types import Verdict
 
 _MODULES = {
@@ -20,10 +21,19 @@ _MODULES = {
     "NumericReward": "rewards.numeric",
     "Reward": "rewards.reward",
     "Verdict": "types",
+    "WeightedRewards": "rewards.weighted",
     "check_error_rate": "rewards.verdicts",
 }
 
-__all__ = ["CallableReward", "MathVerifyReward", "NumericReward", "Reward", "Verdict", "check_error_rate"]
+__all__ = [
+    "CallableReward",
+    "MathVerifyReward",
+    "NumericReward",
+    "Reward",
+    "Verdict",
+    "WeightedRewards",
+    "check_error_rate",
+]
 
 
 def __getattr__(name: str) -> Any:

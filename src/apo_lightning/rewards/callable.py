@@ -1,39 +1,57 @@
 """A user's reward function with TRL's signature."""
 
+import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.reward import Reward
-from apo_lightning.types import Verdict
+from apo_lightning.rewards.reward import Reward, Samples
+from apo_lightning.types import Prompt, Verdict
 
-AVAILABLE = ("completions", "answer", "solution")
+GOLD = ("answer", "solution")
+RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 _logger = logging.getLogger(__name__)
 
 
 class CallableReward(Reward):
-    """A reward from `function(completions=[…], **columns) -> list[float | None]`, TRL's signature.
+    """A reward from `function(completions=[…], **others) -> list[float | None]`, TRL's signature.
 
-    The function is called once per step with keyword arguments, each a list with one entry per completion:
-    `completions` (strings), `answer` and `solution` (both are the gold answer). It gets the arguments that its
-    signature names, or all of them if it takes `**kwargs`.
+    The function is called once per step and rank with keyword arguments; a list has one entry per completion, and a
+    prompt's completions are adjacent:
 
-    Departure: TRL also passes `prompts`, `completion_ids` and every data-set column, and chat completions as lists
-    of messages; a function that needs more than text and gold answer is refused.
+    | argument | value |
+    |---|---|
+    | `prompts`, `completions` | text, or lists of messages (see `format`), without special tokens |
+    | `completion_ids` | token ids, the stop token included |
+    | every column of the data set | its values under its own name, untouched; None where a row lacks it |
+    | `answer`, `solution` | the parsed gold answer, unless the data set has a column of that name |
+    | `trainer_state` | a `TrainerState`: `global_step`, `max_steps`, `epoch` |
+    | `log_extra(column, values)` | adds a column to the rollout file |
+    | `log_metric(name, value)` | logs `reward/metric/<name>`, the mean over calls and ranks |
 
-    An entry None means that the function does not apply (`unparsed`). A function that raises makes every verdict of
-    the call an `error`; an entry that is not a finite number makes its own verdict one. Both are logged.
+    It gets the arguments that its signature names, or all of them if it takes `**kwargs`. A coroutine function is run
+    to its end; several in one `WeightedRewards` run concurrently. `environments` is refused: a prompt has one turn.
+
+    An entry None means that the function does not apply (`unparsed`). A function that raises, or returns another
+    number of rewards, makes every verdict of the call an `error`; an entry that is not a finite number makes its own
+    verdict one. Both are logged.
+
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Departure: TRL has no `answer` or `solution` of its own.
 
     Args:
         function: a callable as above.
         correct_threshold: a completion with at least this reward is `correct` for pass@k, for NSR's advantages and
             for the error-only terms.
+        format: "text", "messages", or "auto": messages where the policy reads a chat template.
+        unscored: completions with None: "exclude" leaves them out of their group's mean and std, with advantage 0;
+            "zero" gives them the reward 0. Either way they stay in the denominators of the loss.
 
     Raises:
-        ConfigError: `function` is not callable, or requires an argument that is not available.
+        ConfigError: `function` is not callable or takes `environments`, or an option is unknown.
 
     Example:
         >>> def brevity(completions, **kwargs):
@@ -43,50 +61,130 @@ class CallableReward(Reward):
          Verdict(reward=0.25, status='incorrect', extracted=None)]
     """
 
-    def __init__(self, function: Any, correct_threshold: float = 1.0):
+    def __init__(
+        self, function: Any, correct_threshold: float = 1.0, format: str = "auto", unscored: str = "exclude"
+    ) -> None:
+        require_choice("format", format, ("auto", "text", "messages"))
+        require_choice("unscored", unscored, ("exclude", "zero"))
         self.function = function
         self.correct_threshold = correct_threshold
-        self._accepted = _accepted_arguments(function)
+        self.format = format
+        self.unscored = unscored
+        self.parameters = _parameters(function)
+        self.is_asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        """One verdict per completion, in order, for a function that reads no prompts, columns or token ids."""
+        prompts = [Prompt(id="", problem="", answer=answer, text="", token_ids=()) for answer in answers]
+        samples = Samples(prompts=prompts, texts=completions, plain_texts=completions, token_ids=())
+        return self._verdicts(samples, absent=("prompts", "completion_ids"))
+
+    def score_samples(self, samples: Samples) -> list[Verdict]:
         """One verdict per completion, in order."""
-        available = {"completions": list(completions), "answer": list(answers), "solution": list(answers)}
+        return self._verdicts(samples)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise `ConfigError` where a column is missing that the function requires, or its name is taken."""
+        required = {name for name, parameter in self.parameters.items() if _is_required(parameter)}
+        for prompt in prompts:
+            where = f"problem '{prompt.id}' of {prompt.source}"
+            if missing := required - {*RUN, *GOLD, *prompt.columns}:
+                raise ConfigError(
+                    f"reward.function {self.function!r} needs {', '.join(sorted(missing))}, which {where} does not "
+                    f"have: its columns are {', '.join(prompt.columns) or 'none'}"
+                )
+            if taken := {*RUN, "environments"} & prompt.columns.keys():
+                raise ConfigError(f"{where} has a column {min(taken)!r}, which is an argument of rewards: rename it")
+
+    def _verdicts(self, samples: Samples, absent: Sequence[str] = ()) -> list[Verdict]:
+        if not samples.texts:  # a rank without a batch
+            return []
+        extra: list[dict[str, Any]] = [{} for _ in samples.texts]
         try:
-            rewards = list(self.function(**{name: available[name] for name in self._accepted}))
-            if len(rewards) != len(completions):
-                raise ValueError(f"returned {len(rewards)} rewards for {len(completions)} completions")
+            available = self._arguments(samples, extra).items()
+            given = {name: value for name, value in available if name not in absent and self._takes(name)}
+            rewards = list(self._call(given))
+            if len(rewards) != len(extra):
+                raise ValueError(f"returned {len(rewards)} rewards for {len(extra)} completions")
         # An exception in a user's function must become verdicts that are counted, not a lost step.
         except Exception:
             _logger.warning("the reward function %r failed", self.function, exc_info=True)
-            return [Verdict(reward=0.0, status="error") for _ in completions]
-        return [self._verdict(reward) for reward in rewards]
+            return [Verdict(reward=0.0, status="error") for _ in extra]
+        return [self._verdict(*pair) for pair in zip(rewards, extra, strict=True)]
 
-    def _verdict(self, reward: Any) -> Verdict:
+    def _takes(self, argument: str) -> bool:
+        """Whether the signature has the argument, and the settings do not give it."""
+        if argument in getattr(self.function, "keywords", ()):
+            return False
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values())
+        return takes_all or argument in self.parameters
+
+    def _call(self, given: Mapping[str, Any]) -> Any:
+        if not self.is_asynchronous:
+            return self.function(**given)
+        with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running event loop
+            return thread.submit(lambda: asyncio.run(self.function(**given))).result()
+
+    def _arguments(self, samples: Samples, extra: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """All arguments by name; `log_extra` fills `extra`."""
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            for own, value in zip(extra, values, strict=True):
+                own[column] = value if isinstance(value, str | int | float | None) else str(value)
+
+        def log_metric(name: str, value: Any) -> None:
+            samples.metrics.setdefault(name, []).append(float(value))
+
+        prompts, texts = samples.prompts, samples.plain_texts
+        columns = dict.fromkeys(column for prompt in prompts for column in prompt.columns)
+        has_template = any(prompt.messages is not None for prompt in prompts)
+        as_messages = has_template if self.format == "auto" else self.format == "messages"
+        return {
+            **dict.fromkeys(GOLD, samples.answers),
+            **{column: [prompt.columns.get(column) for prompt in prompts] for column in columns},
+            "prompts": [_messages(prompt) if as_messages else prompt.text for prompt in prompts],
+            "completions": [[{"role": "assistant", "content": text}] if as_messages else text for text in texts],
+            "completion_ids": [list(ids) for ids in samples.token_ids],
+            "trainer_state": samples.state,
+            "log_extra": log_extra,
+            "log_metric": log_metric,
+        }
+
+    def _verdict(self, reward: Any, extra: Mapping[str, Any]) -> Verdict:
         if reward is None:
-            return Verdict(reward=0.0, status="unparsed")
+            return Verdict(reward=0.0, status="unparsed", extra=extra, is_scored=self.unscored == "zero")
         try:
             value = float(reward)
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
             _logger.warning("the reward function %r returned %.200r: not a finite number", self.function, reward)
-            return Verdict(reward=0.0, status="error")
-        return Verdict(reward=value, status="correct" if value >= self.correct_threshold else "incorrect")
+            return Verdict(reward=0.0, status="error", extra=extra)
+        status = "correct" if value >= self.correct_threshold else "incorrect"
+        return Verdict(reward=value, status=status, extra=extra)
 
 
-def _accepted_arguments(function: Any) -> tuple[str, ...]:
-    """The available arguments that the function takes."""
+def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise `ConfigError` for a setting of a reward that is none of the choices."""
+    if value not in choices:
+        raise ConfigError(f"reward.{name} is {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     if not callable(function):
         raise ConfigError(f"reward.function is {function!r}, not callable: give it a _target_ and _partial_: true")
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"reward.function {function!r} is asynchronous: wrap it in a function that awaits it")
-    signature = inspect.signature(function)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    accepted = tuple(name for name in AVAILABLE if takes_all or name in signature.parameters)
-    try:
-        signature.bind(**dict.fromkeys(accepted))
-    except TypeError as error:
+    parameters = inspect.signature(function).parameters
+    if "environments" in parameters:
         raise ConfigError(
-            f"reward.function {function!r}: {error}; a reward is given {', '.join(AVAILABLE)} and nothing else"
-        ) from error
-    return accepted
+            f"reward.function {function!r} takes environments, which runs here do not have: a prompt has one turn"
+        )
+    return parameters
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    return not is_variadic and parameter.default is parameter.empty
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]

@@ -1,9 +1,10 @@
 """The interface of a reward."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeGuard, runtime_checkable
 
-from apo_lightning.types import Verdict
+from apo_lightning.types import Prompt, Verdict
 
 
 @runtime_checkable
@@ -15,6 +16,8 @@ class Reward(Protocol):
     A class may set `SCORES_WHILE_GENERATING = True`. Its `score` is then called several times a step, from another
     thread, with the completions that are finished, in any order; so a verdict must depend on its own completion and
     answer alone. All others are called once a step.
+
+    A reward that reads more than texts and answers is a `SampleReward` as well.
     """
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
@@ -32,6 +35,75 @@ class Reward(Protocol):
         """End the processes that the reward has started. May be called twice."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """How far the run is when completions are scored, in TRL's names.
+
+    Held-out problems are always scored as at the end of the run, so that passes can be compared; evaluations, which
+    belong to no run, with zeros.
+    """
+
+    global_step: int = 0
+    """Optimizer steps so far."""
+    max_steps: int = 0
+    """Optimizer steps of the run."""
+    epoch: float = 0.0
+    """Prompts drawn so far, in passes over the training set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The completions of one call, one entry each; those of a prompt are adjacent."""
+
+    prompts: Sequence[Prompt]
+    texts: Sequence[str]
+    """With special tokens, without the stop token; see `Rollouts.texts`."""
+    plain_texts: Sequence[str]
+    """Without special tokens, as TRL decodes them."""
+    token_ids: Sequence[Sequence[int]]
+    """Sampled tokens, the stop token included."""
+    state: TrainerState = TrainerState()
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """Filled by the reward: numbers to log, by name."""
+
+    @property
+    def answers(self) -> list[str]:
+        """The gold answers."""
+        return [prompt.answer for prompt in self.prompts]
+
+
+class SampleReward(Protocol):
+    """A reward that reads prompts, columns of the data set, token ids or the state of the run; called once a step."""
+
+    def score_samples(self, samples: Samples) -> list[Verdict]:
+        """One verdict per completion, in order, used instead of `score`."""
+        ...
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise `ConfigError`, before any model is loaded, where the prompts lack what the reward reads."""
+        ...
+
+
 def is_scored_while_generating(reward: Reward) -> bool:
     """True for a reward that may be called while completions are still being sampled (see `Reward`)."""
     return getattr(reward, "SCORES_WHILE_GENERATING", False)
+
+
+def reads_samples(reward: object) -> TypeGuard[SampleReward]:
+    """True for a `SampleReward`, unless a subclass redefines `score` alone: then that one is called."""
+    own = (name for kind in type(reward).__mro__ for name in ("score_samples", "score") if name in vars(kind))
+    return next(own, None) == "score_samples"
+
+
+def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
+    """The verdicts of any reward, from as much of the samples as it reads."""
+    if reads_samples(reward):
+        return reward.score_samples(samples)
+    return reward.score(samples.texts, samples.answers)
+
+
+def check_prompts(reward: Reward, prompts: Sequence[Prompt]) -> None:
+    """Raise `ConfigError` where a reward cannot judge the completions of a prompt."""
+    reward.check_answers([prompt.answer for prompt in prompts])
+    if reads_samples(reward):
+        reward.check_prompts(prompts)

@@ -1,7 +1,8 @@
 """Prompts → scored rollouts: the engine samples G completions per prompt, and the reward scores each."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -9,7 +10,13 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import is_scored_while_generating
+from apo_lightning.rewards.reward import (
+    Samples,
+    TrainerState,
+    is_scored_while_generating,
+    reads_samples,
+    score_samples,
+)
 from apo_lightning.rollout.background import BackgroundBatches
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
@@ -29,6 +36,22 @@ def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: i
     return int.from_bytes(hash64(key), "big") >> 1
 
 
+def samples_of(
+    reward: Reward,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    token_ids: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    state: TrainerState,
+) -> Samples:
+    """What a reward reads of completions; decoded again, without special tokens, only if it reads more than texts."""
+    plain_texts = texts
+    if reads_samples(reward):
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        plain_texts = [str(tokenizer.decode(list(ids), **how)) for ids in token_ids]
+    return Samples(prompts=prompts, texts=texts, plain_texts=plain_texts, token_ids=token_ids, state=state)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collector:
     """Samples completions and scores them.
@@ -40,6 +63,7 @@ class Collector:
         max_completion_tokens: the length at which a completion is cut (finish reason "length").
         stop_token_ids: each of these ends a completion.
         clock: times the phases "generate" and "reward"; the latter is the time that scoring takes after the last token.
+        state_at: step → state of the run, for rewards; 0 for a held-out set.
         on_finished: called as soon as a completion is finished; an exception from it ends the sampling.
     """
 
@@ -50,6 +74,7 @@ class Collector:
     max_completion_tokens: int
     stop_token_ids: tuple[int, ...]
     clock: PhaseClock
+    state_at: Callable[[int], TrainerState] = lambda step: TrainerState()
     on_finished: FinishedListener | None = None
 
     def collect(
@@ -71,8 +96,11 @@ class Collector:
             for prompt in prompts
             for sample in range(group_size)
         ]
-        answers = [prompt.answer for prompt in prompts for _ in range(group_size)]
-        completions, texts, verdicts = self._generate_and_score(requests, answers)
+        owners = [prompt for prompt in prompts for _ in range(group_size)]
+        metrics: dict[str, list[float]] = {}
+        completions, texts, verdicts = self._generate_and_score(
+            requests, owners, partial(self.score, step=step, metrics=metrics)
+        )
         return Rollouts(
             step=step,
             prompts=tuple(prompts),
@@ -83,22 +111,39 @@ class Collector:
             policy_version=completions[0].policy_version,
             num_preempted=self.engine.num_preempted,
             max_completion_tokens=self.max_completion_tokens,
+            reward_metrics={name: tuple(values) for name, values in metrics.items()},
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text that the reward scores; see `completion_text`."""
         return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
 
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        token_ids: Sequence[Sequence[int]],
+        *,
+        step: int = 0,
+        metrics: dict[str, list[float]] | None = None,
+    ) -> tuple[list[str], list[Verdict]]:
+        """Texts and verdicts of completions, given the prompt of each; numbers that the reward logs go to `metrics`."""
+        texts = [self.text(ids) for ids in token_ids]
+        samples = samples_of(self.reward, self.tokenizer, prompts, token_ids, texts, self.state_at(step))
+        return texts, score_samples(self.reward, replace(samples, metrics={} if metrics is None else metrics))
+
     def _generate_and_score(
-        self, requests: Sequence[GenerationRequest], answers: Sequence[str]
+        self,
+        requests: Sequence[GenerationRequest],
+        owners: Sequence[Prompt],
+        score_part: Callable[[Sequence[Prompt], Sequence[Sequence[int]]], tuple[list[str], list[Verdict]]],
     ) -> tuple[list[Completion], list[str], list[Verdict]]:
         """Completions, their texts and verdicts, in the order of the requests."""
         scored: dict[int, tuple[str, Verdict]] = {}
 
         def score(finished: Sequence[tuple[int, Completion]]) -> None:
             indices = [index for index, _ in finished]
-            texts = [self.text(completion.token_ids) for _, completion in finished]
-            verdicts = self.reward.score(texts, [answers[index] for index in indices])
+            token_ids = [completion.token_ids for _, completion in finished]
+            texts, verdicts = score_part([owners[index] for index in indices], token_ids)
             scored.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
 
         with BackgroundBatches(score) as scoring:

@@ -15,6 +15,7 @@ from apo_lightning.evaluation.records import DataCard, SamplingSettings
 from apo_lightning.evaluation.samples_file import require_same_identity
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions
+from apo_lightning.rewards.reward import check_prompts
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy
 from apo_lightning.run.stages import Stage
 from apo_lightning.types import Prompt
@@ -112,7 +113,7 @@ def _task(
     rows, data = benchmark.load()
     template = evaluated.spec.prompt_template
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
-    benchmark.reward.check_answers([prompt.answer for prompt in prompts])
+    check_prompts(benchmark.reward, prompts)
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,8 @@ from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
 from apo_lightning.preflight.memory_shapes import shape_of
-from apo_lightning.rewards import Reward
+from apo_lightning.rewards import Reward, WeightedRewards
+from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.fail_fast import FailFast
@@ -92,6 +94,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
             max_completion_tokens=parts.settings.max_completion_tokens,
             stop_token_ids=policy.stop_token_ids,
             clock=PhaseClock(),
+            state_at=partial(_trainer_state, parts, cfg.trainer.max_steps),
             on_finished=stop.check,
         ),
         checkpointer=Checkpointer(parts.checkpoint, output_dir / "checkpoints", parts.config, resumed, stop),
@@ -176,6 +179,8 @@ def prepare(cfg: DictConfig) -> Parts:
     engine.check(device)
     source.check()
     reward = instantiate(cfg.reward)
+    if isinstance(reward, WeightedRewards) and getattr(advantage, "needs_binary", False):
+        reward.check_binary(type(advantage).__name__)
 
     tokenizer = model.load_tokenizer()
     config = model.load_config()
@@ -196,7 +201,7 @@ def prepare(cfg: DictConfig) -> Parts:
     data.prepare()
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage, cfg.algo.get("critic"))
-    reward.check_answers(data.answers)
+    check_prompts(reward, data.prompts)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)
     checkpoint.check(data.validation_names, settings.validation_samples)
@@ -220,6 +225,13 @@ def prepare(cfg: DictConfig) -> Parts:
         needs=needs,
         trainer_bytes=bytes_beside_engine(cfg),
     )
+
+
+def _trainer_state(parts: Parts, max_steps: int, step: int) -> TrainerState:
+    """The state of the run when a step's completions are scored; step 0, of held-out problems: at the end."""
+    done, per_step = step - 1 if step else max_steps, parts.settings.minibatches_per_step
+    epoch = done * parts.settings.prompts_per_step / len(parts.data.train_prompts)
+    return TrainerState(global_step=done * per_step, max_steps=max_steps * per_step, epoch=epoch)
 
 
 def _reference(cfg: DictConfig, parts: Parts, policy: Policy) -> Reference:

@@ -1,5 +1,7 @@
 """A checksum is of the bytes that were to be written, whatever became of them afterwards."""
 
+import dataclasses
+import datetime
 import io
 import os
 import zlib
@@ -17,8 +19,9 @@ from apo_lightning.checkpoints.folder import (
     read_header,
     write_header,
 )
-from apo_lightning.checkpoints.small_files import load_plain, save_plain
+from apo_lightning.checkpoints.small_files import load_plain, rollouts_from_plain, rollouts_to_plain, save_plain
 from apo_lightning.checkpoints.writing import SequentialFile, Written
+from factories import make_rollouts
 
 
 def header(files) -> Header:
@@ -86,3 +89,18 @@ def test_a_file_without_a_checksum_is_no_part_of_a_checkpoint(tmp_path: Path):
     (tmp_path / "tensors" / "other").write_bytes(b"")
     with pytest.raises(RuntimeError, match="tensors/other has no checksum"):
         write_header(tmp_path, header(written.files))
+
+
+def test_scored_rollouts_are_saved_whole_but_for_the_columns_of_the_data_set(tmp_path):
+    rollouts = make_rollouts(["correct", "unparsed"], group_size=2)
+    columns = {"date": datetime.date(2026, 1, 1)}  # of a parquet file, and nothing that plain data may hold
+    prompts = tuple(dataclasses.replace(prompt, columns=columns) for prompt in rollouts.prompts)
+    verdicts = tuple(
+        dataclasses.replace(verdict, rewards={"a": 1.0, "b": None}, extra={"c": "d"}, is_scored=False)
+        for verdict in rollouts.verdicts
+    )
+    rollouts = dataclasses.replace(rollouts, prompts=prompts, verdicts=verdicts, reward_metrics={"n": (1.0, 2.0)})
+    save_plain(rollouts_to_plain(rollouts), tmp_path / "rank.pt", Written(tmp_path))
+    restored = rollouts_from_plain(load_plain(tmp_path / "rank.pt"))
+    assert restored == rollouts
+    assert [prompt.columns for prompt in restored.prompts] == [{}]

@@ -178,10 +178,10 @@ def test_too_few_prompts_for_a_step_are_refused_before_training():
         data_module(ArithmeticSource(operators=["-"], max_operand=6, num_validation=5), prompts_per_step=32).prepare()
 
 
-def test_all_gold_answers_can_be_looked_at():
+def test_all_prompts_can_be_looked_at():
     data = data_module_prepared()
-    assert len(data.answers) == len(data.train_prompts) + 5 > 5
-    assert set(data.answers) <= {str(total) for total in range(2, 13)}
+    assert len(data.prompts) == len(data.train_prompts) + 5 > 5
+    assert {prompt.answer for prompt in data.prompts} <= {str(total) for total in range(2, 13)}
 
 
 def test_a_base_models_template_is_used():

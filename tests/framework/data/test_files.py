@@ -11,6 +11,7 @@ import pytest
 from hydra.utils import instantiate
 
 from apo_lightning.data.files import HubDataset, ProblemSet
+from apo_lightning.data.rows import DAPO_PREFIX, DAPO_SUFFIX
 from apo_lightning.errors import ConfigError
 from composing import composed
 
@@ -150,3 +151,70 @@ def test_without_the_hub_the_user_is_told_of_local_files(tmp_path):
     last_line = run.stderr.strip().splitlines()[-1]
     assert "ConfigError: hub data set openai/gsm8k (config main, split train) cannot be loaded" in last_line
     assert "give a local .jsonl or .parquet as its path" in last_line
+
+
+def write_folder(folder, **records):
+    for name, rows in records.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_name(f"{path.name}-00000.parquet"))
+
+
+def test_a_folder_with_maths_subjects_is_merged_by_split(tmp_path):
+    def solved(problem):
+        return [{"problem": problem, "level": "Level 5", "solution": rf"So $\boxed{{{len(problem)}}}$."}]
+
+    write_folder(
+        tmp_path,
+        geometry__train=solved("abc"),
+        algebra__train=solved("ab"),
+        algebra__test=solved("a"),
+        other=solved(""),
+    )
+    math = instantiate(composed("data=math").data.hub)
+    rows = ProblemSet(path=str(tmp_path), hub=math).rows("math")
+    assert [(row.id, row.problem, row.answer) for row in rows] == [("math-1", "ab", "2"), ("math-2", "abc", "3")]
+    assert rows[0].columns == {"problem": "ab", "level": "Level 5", "solution": r"So $\boxed{2}$."}
+    assert [row.problem for row in ProblemSet(path=str(tmp_path / "geometry")).rows("g")] == ["abc"]
+    with pytest.raises(ConfigError, match="has the splits test, train, not None"):
+        ProblemSet(path=str(tmp_path / "algebra")).check()
+    with pytest.raises(ConfigError, match="has the splits train, not test"):
+        ProblemSet(path=str(tmp_path / "geometry"), hub=HubDataset(hub_id="x", split="test")).check()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"no \.jsonl or \.parquet file"):
+        ProblemSet(path=str(tmp_path / "empty")).check()
+
+
+def test_a_folder_without_splits_is_read_whole(tmp_path):
+    for name, record in zip("ba", RECORDS, strict=True):
+        write_jsonl(tmp_path / f"{name}.jsonl", [record])
+    assert [row.problem for row in ProblemSet(path=str(tmp_path)).rows("set")] == ["2 + 2?", "1 + 1?"]
+
+
+def test_configurations_of_a_hub_data_set_are_merged(tmp_path):
+    for subject in ("algebra", "geometry"):
+        write_folder(tmp_path, **{f"{subject}__train": [{"problem": subject, "solution": r"\boxed{1}"}]})
+    configs = [
+        {"config_name": subject, "data_files": [{"split": "train", "path": f"{subject}/train-*"}]}
+        for subject in ("algebra", "geometry")
+    ]
+    (tmp_path / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    layout = {"answer_column": "solution", "answer_is_boxed": True}
+    hub = HubDataset(hub_id=str(tmp_path), config=["geometry", "algebra"], **layout)
+    assert [(row.id, row.problem) for row in ProblemSet(hub=hub).rows("math")] == [
+        ("math-geometry-1", "geometry"),
+        ("math-algebra-1", "algebra"),
+    ]
+
+
+def test_a_raw_dapo_folder_keeps_its_columns(tmp_path):
+    record = {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": f"{DAPO_PREFIX}Find $x$.{DAPO_SUFFIX}"}],
+        "reward_model": {"ground_truth": "34", "style": "rule"},
+        "extra_info": {"index": "a"},
+    }
+    write_folder(tmp_path, **{"data__dapo-math-17k": [record]})
+    (row,) = ProblemSet(path=str(tmp_path), hub=instantiate(composed("data=dapo17k").data.hub)).rows("dapo")
+    assert (row.problem, row.answer) == ("Find $x$.", "34")
+    assert row.columns == {name: value for name, value in record.items() if name != "prompt"}

@@ -1,3 +1,5 @@
+import asyncio
+import dataclasses
 import functools
 import math
 
@@ -5,6 +7,8 @@ import pytest
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, Reward
+from apo_lightning.rewards.reward import Samples, TrainerState, score_samples
+from apo_lightning.types import Prompt
 
 
 def exact(completions, answer, **kwargs):
@@ -32,18 +36,136 @@ def test_a_function_receives_only_what_it_names():
     assert CallableReward(named).score(["a"], ["gold"])[0].status == "incorrect"
 
 
-def test_a_function_that_needs_what_a_reward_does_not_have_is_refused_at_once():
-    with pytest.raises(ConfigError, match="prompts"):
-        CallableReward(lambda prompts, completions: [1.0])
-    CallableReward(functools.partial(lambda prompts, completions: [1.0], prompts=[]))
-    with pytest.raises(ConfigError, match="_partial_"):
-        CallableReward("my_package.my_reward")
+def samples(*texts, columns=None, messages=None, answer="a", **fields):
+    prompts = [
+        Prompt(id=f"p{i}", problem="?", answer=answer, text="Q: ?", token_ids=(1,), columns=own, messages=messages)
+        for i, own in enumerate(columns or [{}] * len(texts))
+    ]
+    ids = tuple((7, i) for i in range(len(texts)))
+    return Samples(prompts=prompts, texts=[f"<s>{text}" for text in texts], plain_texts=texts, token_ids=ids, **fields)
 
-    async def later(completions):
+
+def test_a_function_that_takes_everything_gets_trls_arguments():
+    given = {}
+
+    def function(completions, **kwargs):
+        given.update(kwargs, completions=completions)
+        return [1.0, 0.0]
+
+    state = TrainerState(global_step=4, max_steps=8, epoch=0.5)
+    columns = [{"level": 3, "tags": [" a "]}, {"level": None}]
+    CallableReward(function).score_samples(samples("x", "y", columns=columns, state=state))
+    assert callable(given.pop("log_extra"))
+    assert callable(given.pop("log_metric"))
+    assert given == {
+        "prompts": ["Q: ?", "Q: ?"],
+        "completions": ["x", "y"],
+        "completion_ids": [[7, 0], [7, 1]],
+        "trainer_state": state,
+        "level": [3, None],
+        "tags": [[" a "], None],
+        "answer": ["a", "a"],
+        "solution": ["a", "a"],
+    }
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.global_step = 5
+
+
+def test_a_column_of_the_data_set_hides_the_parsed_answer():
+    def function(completions, answer, solution):
+        assert answer == ["1 + 1 = 2\n#### 2"]
+        assert solution == ["2"]
         return [1.0]
 
-    with pytest.raises(ConfigError, match="asynchronous"):
-        CallableReward(later)
+    columns = [{"answer": "1 + 1 = 2\n#### 2"}]
+    assert CallableReward(function).score_samples(samples("2", columns=columns, answer="2"))[0].status == "correct"
+
+
+@pytest.mark.parametrize(
+    ("format", "has_template", "as_messages"),
+    [("auto", True, True), ("auto", False, False), ("text", True, False), ("messages", False, True)],
+)
+def test_prompts_and_completions_are_messages_where_a_chat_template_is_used(format, has_template, as_messages):
+    def function(prompts, completions):
+        seen.append((prompts[0], completions[0]))
+        return [1.0]
+
+    seen, messages = [], ({"role": "system", "content": "s"}, {"role": "user", "content": "?"})
+    given = samples("x", messages=messages if has_template else None)
+    CallableReward(function, format=format).score_samples(given)
+    prompt = [*messages] if has_template else [{"role": "user", "content": "Q: ?"}]
+    reply = [{"role": "assistant", "content": "x"}]
+    assert seen == [(prompt, reply) if as_messages else ("Q: ?", "x")]
+
+
+def test_log_extra_and_log_metric_reach_the_verdicts_and_the_run():
+    def function(completions, log_extra, log_metric):
+        log_extra("length", [len(text) for text in completions])
+        log_extra("kind", [int, None])
+        log_metric("longest", 2)
+        return [1.0, None]
+
+    given = samples("x", "yy")
+    verdicts = CallableReward(function).score_samples(given)
+    assert [verdict.extra for verdict in verdicts] == [
+        {"length": 1, "kind": "<class 'int'>"},
+        {"length": 2, "kind": None},
+    ]
+    assert given.metrics == {"longest": [2.0]}
+
+
+def test_classes_partials_and_coroutine_functions_are_called():
+    class Threshold:
+        __name__ = "threshold"
+
+        def __call__(self, completions, limit=1):
+            return [float(len(text) > limit) for text in completions]
+
+    class Later(Threshold):
+        async def __call__(self, completions, **kwargs):
+            await asyncio.sleep(0)
+            return [1.0 for _ in completions]
+
+    async def later(completions):
+        return [1.0 for _ in completions]
+
+    # A column must not replace what the settings give.
+    bound = functools.partial(Threshold().__call__, limit=0)
+    for function, expected in ((Threshold(), 0.0), (Later(), 1.0), (later, 1.0), (bound, 1.0)):
+        verdict = CallableReward(function).score_samples(samples("x", columns=[{"limit": 5}] * (function is bound)))
+        assert verdict[0].reward == expected
+
+
+def test_what_a_function_cannot_be_given_is_refused_before_the_run():
+    prompts = samples("x", columns=[{"level": 1}]).prompts
+    CallableReward(lambda completions, level: [1.0]).check_prompts(prompts)
+    CallableReward(lambda completions, entry=None, *args, **kwargs: [1.0]).check_prompts(prompts)
+    with pytest.raises(ConfigError, match="needs entry, which problem 'p0' of  does not have: its columns are level"):
+        CallableReward(lambda completions, entry: [1.0]).check_prompts(prompts)
+    with pytest.raises(ConfigError, match="'prompts', which is an argument of rewards"):
+        CallableReward(exact).check_prompts(samples("x", columns=[{"prompts": 1}]).prompts)
+    with pytest.raises(ConfigError, match="environments"):
+        CallableReward(lambda completions, environments=None: [1.0])
+    with pytest.raises(ConfigError, match="_partial_"):
+        CallableReward("my_package.my_reward")
+    with pytest.raises(ConfigError, match=r"reward.format is 'chat': choose auto, text or messages"):
+        CallableReward(exact, format="chat")
+    with pytest.raises(ConfigError, match=r"reward.unscored is 'drop': choose exclude or zero"):
+        CallableReward(exact, unscored="drop")
+
+
+def test_without_prompts_a_function_that_needs_them_makes_errors():
+    assert statuses(lambda completions, prompts: [1.0, 1.0]) == ["error", "error"]
+
+
+def test_a_rank_without_samples_calls_nothing():
+    assert CallableReward(lambda completions: 1 / 0).score_samples(samples()) == []
+
+
+def test_none_is_scored_only_where_it_counts_as_zero():
+    for unscored, is_scored in (("exclude", False), ("zero", True)):
+        verdicts = CallableReward(lambda completions: [None, 0.0], unscored=unscored).score(["a"] * 2, ["a"] * 2)
+        assert [verdict.is_scored for verdict in verdicts] == [is_scored, True]
 
 
 def test_none_means_not_judged():
@@ -76,3 +198,13 @@ def test_it_is_a_reward_that_accepts_every_data_set():
     assert isinstance(reward, Reward)
     reward.check_answers(["", "anything"])
     reward.close()
+
+
+def test_a_subclass_that_redefines_score_alone_is_called_through_it():
+    class Halved(CallableReward):
+        def score(self, completions, answers):
+            return [dataclasses.replace(v, reward=v.reward / 2) for v in super().score(completions, answers)]
+
+    given = samples("a")
+    assert score_samples(CallableReward(exact), given)[0].reward == 1.0
+    assert score_samples(Halved(lambda completions: [1.0]), given)[0].reward == 0.5
