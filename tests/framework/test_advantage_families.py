@@ -1,4 +1,4 @@
-"""PKPO, the unlikeliness reward, differential smoothing and truncated completions: by hand, by brute force, by identities."""
+"""PKPO, unlikeliness, differential smoothing and truncated completions: by hand, by brute force, by identities."""
 
 from dataclasses import replace
 from itertools import combinations
