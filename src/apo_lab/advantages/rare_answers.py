@@ -21,7 +21,7 @@ class RareAnswers:
     An answer that was never given has b = 1. Completions without an answer keep their A. A frequent right answer may
     get A < 0.
 
-    Source: Song et al. 2025 (arXiv 2509.06941), section 3: UCB with a constant baseline (`UCB-Con`), or with the mean
+    Source: Song et al. 2025 (arXiv 2509.06941): UCB with a constant baseline (`UCB-Con`), or with the mean
     of b over the group's answers (`UCB-Mean`, baseline None); baseline 0 is its plain UCB.
 
     Attributes:

@@ -19,7 +19,7 @@ class RepeatedAnswers:
 
     Completions without an answer keep their A. A frequent right answer may get A < 0.
 
-    Source: Song et al. 2025 (arXiv 2509.06941), section 3, `Batch`.
+    Source: Song et al. 2025 (arXiv 2509.06941), `Batch`.
 
     Attributes:
         coef: ≥ 0.

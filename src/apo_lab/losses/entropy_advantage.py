@@ -21,7 +21,7 @@ class EntropyAdvantage(GRPO):
     H_t is the entropy of the current policy, held constant: unlike with an entropy bonus nothing pushes it up. The cap
     keeps every sign, and A = 0 stays 0.
 
-    Source: Cheng et al. 2025 (arXiv 2506.14758), section 3; their values for GRPO.
+    Source: Cheng et al. 2025 (arXiv 2506.14758); their values for GRPO.
 
     Metrics: those of GRPO, and `entropy_advantage`, the bonus where A ≠ 0.
 
