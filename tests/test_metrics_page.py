@@ -30,6 +30,8 @@ RUNS = {
     "grpo": ("algo=grpo", *RECOVERY),
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
     "reset": ("algo=grpo_kl", "reference.reset_every=1"),
+    "ppo": ("algo=ppo",),
+    "dapo": ("algo=dapo",),
     "nsr": ("algo=nsr", "prompts_per_minibatch=4"),
 }
 ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)

@@ -43,7 +43,7 @@ from apo_lightning.types import AdvantageInputs, Advantages, Completion, Prompt,
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.step_plan import StepPlan, plan_step
+from apo_lightning.update.step_plan import StepPlan, plan_step, step_table
 from benchmarks.shared.timing import (
     Action,
     Timing,
@@ -203,7 +203,7 @@ def build_module(
 
 def only_minibatch(module: RLVRModule, rollouts: Rollouts) -> tuple[StepPlan, Minibatch]:
     """The module's own plan for these rollouts, all in one mini-batch, ready for `minibatch_gradient`."""
-    plan = plan_step(module, rollouts, estimate(rollouts))
+    plan = plan_step(module, step_table(module, rollouts, estimate(rollouts)))
     (minibatch,) = plan.minibatches
     return plan, minibatch
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,6 +19,7 @@ from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flo
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.averaging import BaseAveraging
+from apo_lightning.model.critic import Critic
 from apo_lightning.model.flops import model_size
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
@@ -34,6 +36,7 @@ from apo_lightning.types import (
     StepOutput,
     ValidationOutput,
 )
+from apo_lightning.update.dynamic_sampling import DynamicSampling, refill
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.minibatch_update import minibatch_gradient
@@ -44,11 +47,12 @@ from apo_lightning.update.scoring import score_policy, score_reference, table_to
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.speed import speed_metrics, total_work
 from apo_lightning.update.step_metrics import StepMetrics
-from apo_lightning.update.step_plan import StepPlan, plan_step
+from apo_lightning.update.step_plan import StepPlan, plan_step, step_table
 from apo_lightning.update.table import StepTable
 from apo_lightning.update.update_record import UpdateRecord
+from apo_lightning.update.values import score_values
 
-PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "probe", "update", "sync", "metrics")
+PHASES = ("generate", "reward", "prepare", "values", "reference", "old_logprobs", "probe", "update", "sync", "metrics")
 """The stages of `training_step`. One that does not run in a step took 0.0 s."""
 
 
@@ -71,6 +75,8 @@ class RLVRModule(pl.LightningModule):
         scheduler: (optimizer=…) → learning-rate schedule, advanced with every planned optimizer step.
         validation_names: the held-out sets, in the order of the data module's loaders.
         seed: the run's.
+        critic: predicts values, for an advantage that is estimated with GAE; None: there is none.
+        dynamic_sampling: draws more prompts for groups without a signal; None: off.
         trainer_bytes: of a GPU, claimed after the engine has started and while it is awake.
         averaging: of the policy with the model before training; None: off.
     """
@@ -85,7 +91,11 @@ class RLVRModule(pl.LightningModule):
             rollouts = self._sample_step(batch)
         advantages = self.advantage(AdvantageInputs.of(rollouts, reads_of(self.advantage)))
         with phase("prepare"):
-            plan = plan_step(self, rollouts, advantages)
+            table = step_table(self, rollouts, advantages)
+        with phase("values"):
+            self.memory.retry(score_values, self, table)
+        with phase("prepare"):
+            plan = plan_step(self, table)
         with phase("reference"):
             self.memory.retry(score_reference, self, plan)
         if plan.unscored:
@@ -114,14 +124,15 @@ class RLVRModule(pl.LightningModule):
         rollouts = self.checkpointer.sampled_rollouts()
         if rollouts is None:
             prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
-            rollouts = self._sample(prompts, self.settings.group_size, step=step, stream="train")
+            rollouts = self.sample(prompts, self.settings.group_size, step=step, stream="train")
+            rollouts = refill(self, batch, rollouts)
             self.checkpointer.after_sampling(self, rollouts)
             assert rollouts is not None
         self.engine.sleep()
         check_error_rate(items_of_all_ranks(rollouts.verdicts), of=f"step {step}")
         return rollouts
 
-    def _sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
+    def sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
         """Completions with their verdicts; None: given up, because the run is asked to stop."""
         try:
             rollouts = self.collector.collect(
@@ -138,12 +149,16 @@ class RLVRModule(pl.LightningModule):
         return self.memory.retry(self.engine_check.run, table, self.policy, self.ranks, **how)
 
     def _optimizer_step(self, *, may_step: bool) -> None:
-        if may_step:
+        trains_policy = self.global_step >= self.num_critic_steps
+        if may_step and trains_policy:
             self.optimizer.step()
             if self.reference is not None:
                 self.reference.after_optimizer_step(self.policy)
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if may_step and self.critic is not None:
+            self.critic.optimizer.step()
+        if trains_policy:
+            self.schedule.step()
+        self.zero_grad(set_to_none=True)
 
     def _move_weights(self, step: int) -> None:
         """Average the policy with the base and let the reference follow, if the step is due."""
@@ -174,6 +189,7 @@ class RLVRModule(pl.LightningModule):
         timings = self.timer.take()
         metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
         metrics |= speed_metrics(num_sampled, work, self.model_size, self.peak_flops, timings)
+        metrics |= plan.table.critic_metrics
         metrics["perf/rank_balance"] = plan.table.assignment.balance
         age = None if self.reference is None else self.reference.schedule.age(rollouts.step)
         metrics |= {} if age is None else {"reference/age": float(age)}
@@ -197,7 +213,7 @@ class RLVRModule(pl.LightningModule):
         name = self.validation.names[dataloader_idx]
         with self.clock.phase("validate"):
             prompts = self.validation.share(batch, self.ranks.rank, self.ranks.world_size)
-            share = self._sample(prompts, self.settings.validation_samples, step=0, stream=name)
+            share = self.sample(prompts, self.settings.validation_samples, step=0, stream=name)
             self.checkpointer.while_validating(self)
             assert share is not None
             self.validation.add(name, batch, share)
@@ -227,14 +243,19 @@ class RLVRModule(pl.LightningModule):
         scheduler: Callable[..., LRScheduler],
         validation_names: Sequence[str],
         seed: int,
+        dynamic_sampling: DynamicSampling | None = None,
         trainer_bytes: int = 0,
         averaging: BaseAveraging | None = None,
+        critic: Critic | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.policy = policy
         self.reference = reference
         self.averaging = BaseAveraging() if averaging is None else averaging
+        self.critic = critic
+        self.critic_copies = nn.ModuleList([] if critic is None else critic.copies)
+        self.num_critic_steps = 0 if critic is None else critic.settings.warmup_steps
         self.loss = loss
         self.advantage = advantage
         self.collector = collector
@@ -252,20 +273,27 @@ class RLVRModule(pl.LightningModule):
         self.validation = ValidationPass(validation_names)
         self.validation_outputs: list[ValidationOutput] = []
         self.seed = seed
+        self.dynamic_sampling = dynamic_sampling
         self.trainer_bytes = trainer_bytes
         self.policy_version = 0
 
     def configure_model(self) -> None:
         """Shard where the strategy does, compile where a model asks. Lightning calls this once per trainer function."""
-        policies = [self.policy, *([] if self.reference is None else self.reference.copies)]
+        copies = [part.copies for part in (self.reference, self.critic) if part is not None]
+        policies = [self.policy, *(policy for part in copies for policy in part)]
         shard(policies, self.trainer)
         for policy in policies:
             policy.compile_layers()
 
     def configure_optimizers(self) -> Optimizer:
-        """One optimizer over all trainable parameters; the schedule is ours, since steps are counted in rollouts."""
-        optimizer = self.make_optimizer([p for p in self.policy.parameters() if p.requires_grad])
-        num_steps = self.trainer.max_steps * self.settings.minibatches_per_step
+        """One optimizer over the policy's trainable parameters, and one over the critic's, which is the critic's own.
+
+        The schedule is ours, since steps are counted in rollouts.
+        """
+        if self.critic is not None:
+            self.critic.begin()
+        optimizer = self.make_optimizer([p for p in self.policy.model.parameters() if p.requires_grad])
+        num_steps = (self.trainer.max_steps - self.num_critic_steps) * self.settings.minibatches_per_step
         self.schedule = begin_schedule(self.make_scheduler, optimizer, num_steps)
         return optimizer
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 VerdictStatus = Literal["correct", "incorrect", "unparsed", "timeout", "error"]
-AdvantageInput = Literal["truncated", "mean_logprobs", "answers", "history"]
+AdvantageInput = Literal["truncated", "mean_logprobs", "answers", "history", "max_completion_tokens"]
 """The optional fields of `AdvantageInputs`."""
 
 
@@ -98,6 +98,22 @@ def count_statuses(statuses: Iterable[VerdictStatus]) -> dict[VerdictStatus, int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRounds:
+    """What dynamic sampling drew to fill a step. Counts are over all ranks."""
+
+    first: "Rollouts"
+    """The groups of the step's own prompts that this rank sampled: all of them, whatever was selected later."""
+    num_rounds: int
+    num_prompts: int
+    num_mixed: int
+    """Prompts with both correct and wrong completions."""
+    num_tokens: int
+    """Response tokens that were sampled."""
+    num_trained_tokens: int
+    """Of these, tokens of the mixed groups that were selected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
     """P prompts with G scored completions each, in prompt-major order: completion b belongs to prompt b // G."""
 
@@ -113,6 +129,31 @@ class Rollouts:
     policy_version: int
     num_preempted: int = 0
     """How often the engine evicted a sequence's keys and values for lack of memory, and computed them again."""
+    max_completion_tokens: int | None = None
+    """The length at which completions were cut."""
+    rounds: SamplingRounds | None = None
+    """What these groups were selected from; None: there was no selection."""
+
+    @property
+    def first_round(self) -> "Rollouts":
+        """The groups of the step's own prompts, before any selection: means over them are unbiased."""
+        return self if self.rounds is None else self.rounds.first
+
+    @property
+    def groups(self) -> list["Rollouts"]:
+        """Each prompt with its completions, as rollouts of its own."""
+        size = self.group_size
+        return [
+            replace(
+                self,
+                prompts=(prompt,),
+                completions=self.completions[start : start + size],
+                texts=self.texts[start : start + size],
+                verdicts=self.verdicts[start : start + size],
+                num_preempted=0,
+            )
+            for prompt, start in zip(self.prompts, range(0, len(self.completions), size), strict=True)
+        ]
 
     @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
@@ -159,6 +200,11 @@ def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
     )
 
 
+def mixed(is_correct: Bool[Tensor, "prompts group"]) -> Bool[Tensor, "prompts"]:
+    """True where a group has both correct and wrong completions: 0 < c < G."""
+    return is_correct.any(dim=1) & ~is_correct.all(dim=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRecord:
     """What the run has seen of one prompt before this step."""
@@ -188,6 +234,7 @@ class AdvantageInputs:
     """[P][G] the parsed answers; None where none was found."""
     history: tuple[PromptRecord, ...] | None = None
     """[P] what earlier steps saw of each prompt, on all ranks."""
+    max_completion_tokens: int | None = None
 
     @classmethod
     def of(
@@ -210,6 +257,7 @@ class AdvantageInputs:
             "mean_logprobs": lambda: rollouts.mean_logprobs,
             "answers": lambda: answers,
             "history": lambda: tuple(history(prompt.id) for prompt in rollouts.prompts),
+            "max_completion_tokens": lambda: rollouts.max_completion_tokens,
         }
         return cls(
             rewards=rollouts.rewards,
@@ -231,6 +279,7 @@ class AdvantageInputs:
             mean_logprobs=None if self.mean_logprobs is None else self.mean_logprobs[prompt : prompt + 1, wanted],
             answers=None if self.answers is None else (tuple(self.answers[prompt][i] for i in wanted),),
             history=None if self.history is None else (self.history[prompt],),
+            max_completion_tokens=self.max_completion_tokens,
         )
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.common.files import to_json, write_atomically
-from apo_lightning.distributed.gathering import items_of_all_ranks
+from apo_lightning.distributed.gathering import from_all_ranks, in_rollout_order
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, PolicyLoss
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, anchor_log_ratio, anchor_set
-from apo_lightning.types import Needs, Prompt, StepOutput
+from apo_lightning.types import Needs, StepOutput
 
 DIGITS = 5
 """Decimal places of log-probs and entropies; a probability of 0.9 is then exact to 0.00001."""
@@ -40,7 +40,6 @@ class TokenWriter(StepCallback):
         self.given_size = anchor_size
         self._folder: Path | None = None
         self._tokenizer: Any = None
-        self._place: dict[str, int] = {}
         self.prepare(None)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
@@ -55,16 +54,10 @@ class TokenWriter(StepCallback):
         policy: Any = pl_module.policy
         self._tokenizer = policy.tokenizer
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
-    ) -> None:
-        """Remember the order of the step's prompts before the ranks divide them."""
-        self._place = {prompt.id: place for place, prompt in enumerate(batch)}
-
     def on_step(self, step: StepOutput) -> None:
         """Write the file of this step; its bytes do not depend on the number of ranks."""
-        lines = items_of_all_ranks(token_lines(step, self.anchor_size, exclude_sampled=self.exclude_sampled))
-        lines.sort(key=lambda line: self._place[line["prompt_id"]])
+        own = token_lines(step, self.anchor_size, exclude_sampled=self.exclude_sampled)
+        lines = in_rollout_order(from_all_ranks(own), step.rollouts.group_size)
         if self._folder is not None:
             head = {"step": step.step, "anchor_size": self.anchor_size, "texts": texts_of(lines, self._tokenizer)}
             content = b"".join(to_json(line) + b"\n" for line in (head, *lines))

@@ -1,11 +1,13 @@
 """Finds the settings that a sweep varied, from the runs' own configurations."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from apo_lab.reporting.names import AXES, in_order
 from apo_lab.reporting.records import RunCard
 
+T = TypeVar("T")
 Defaults = Mapping[str, Mapping[str, str]]
 """Stem of `algo=` → dotted key → value where nothing is overridden, as `commands.report` composes them."""
 
@@ -22,7 +24,7 @@ def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str
     are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
     which they do: seeds are averaged of one configuration alone.
     """
-    groups = _grouped(runs, lambda run: (run.algo, run.model))
+    groups = grouped(runs, lambda run: (run.algo, run.model))
     found: set[str] = set()
     for group in groups:
         keys = {key for run in group for key in _candidates(run)}
@@ -30,16 +32,17 @@ def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str
     named = sorted(found)
     for group in groups:
         composed = [run for run in group if run.config]
-        for alike in _grouped(composed, lambda run: [value_of(run, key, defaults) for key in named]):
+        for alike in grouped(composed, lambda run: tuple(value_of(run, key, defaults) for key in named)):
             keys = {key for run in alike for key in run.config if _may_matter(key)}
             found |= {key for key in keys if len({plain(run.config.get(key, "none")) for run in alike}) > 1}
     return tuple(in_order(found, AXES))
 
 
-def _grouped(runs: Iterable[RunCard], key: Callable[[RunCard], Sequence[str | None]]) -> list[list[RunCard]]:
-    groups: dict[tuple[str | None, ...], list[RunCard]] = defaultdict(list)
-    for run in runs:
-        groups[tuple(key(run))].append(run)
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """The items with equal keys together."""
+    groups: dict[Hashable, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
     return list(groups.values())
 
 

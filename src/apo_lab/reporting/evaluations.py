@@ -48,12 +48,7 @@ def measurements(
     """Everything that was measured: the evaluations first, then the runs' own held-out problems.
 
     Told apart as in `identity.resolved`. A run's first and last snapshots count as its beginning and its end, where
-    these were not measured on their own.
-
-    Args:
-        runs: the training runs.
-        evaluations: of these runs and of untrained models.
-        defaults: what a run uses where nothing is overridden; without it no run counts as a method's default.
+    these were not measured on their own. Without `defaults` no run counts as a method's default.
 
     Raises:
         ConfigError: a summary lacks what every summary has.

@@ -17,9 +17,7 @@ NO_JUDGE = "reward.num_workers"
 
 
 def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
-    """The untrained policy, where the run validated at step 0, and the trained one, on each held-out set.
-
-    `departures` are the settings in which the run left its method's defaults.
+    """The untrained policy, where the run validated at step 0, and the trained one with its departures from defaults.
 
     Raises:
         ConfigError: a summary lacks what every summary has.
@@ -86,7 +84,9 @@ def _measured(
 def _sampling(run: RunCard, ids: list[str]) -> dict[str, str]:
     """The settings of the measurement, as for an evaluation, from the run's config."""
     config = run.config
-    prompt = {key: value for key, value in config.items() if _is_prompt(key)}
+    parts = ("instruction", "system")
+    prompt = {key: value for key, value in config.items() if key.startswith("data.") and key.endswith(parts)}
+    prompt |= {key: config[key] for key in ("model.prompt_template",) if key in config}
     reward = {key: value for key, value in config.items() if key.startswith("reward.") and key != NO_JUDGE}
     found = {
         "temperature": plain(config["temperature"]) if "temperature" in config else None,
@@ -103,7 +103,3 @@ def _sampling(run: RunCard, ids: list[str]) -> dict[str, str]:
 
 def _hashed(part: Mapping[str, str]) -> str | None:
     return short_hash("\n".join(f"{key}={value}" for key, value in sorted(part.items()))) if part else None
-
-
-def _is_prompt(key: str) -> bool:
-    return key == "model.prompt_template" or (key.startswith("data.") and key.endswith(("instruction", "system")))

@@ -6,14 +6,14 @@ The weights identify a policy; policy, problems and sampling settings identify a
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.reporting.axes import value_place
+from apo_lab.reporting.axes import grouped, value_place
 from apo_lab.reporting.names import MODELS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate, ProblemCount
@@ -38,7 +38,7 @@ def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
     - Other weights under one name: seeds of one method if every one has a training seed of its own; else `which` names
       the weights of each.
     """
-    single = [_one(group) for group in _grouped(measurements, _same_measurement)]
+    single = [_one(group) for group in grouped(measurements, _same_measurement)]
     return tuple(_weights_named(_settings_named(single)))
 
 
@@ -69,15 +69,8 @@ def _same_measurement(item: Measurement) -> Hashable:
     return _same_method(item), policy, item.benchmark, tuple(sorted(item.sampling.items()))
 
 
-def _grouped(items: Iterable[Measurement], key: Callable[[Measurement], Hashable]) -> list[list[Measurement]]:
-    groups: dict[Hashable, list[Measurement]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return list(groups.values())
-
-
 def _one(group: Sequence[Measurement]) -> Measurement:
-    by_sampling_seed = _grouped(group, lambda item: item.sampling_seeds)
+    by_sampling_seed = grouped(group, lambda item: item.sampling_seeds)
     kept = [max(same, key=lambda item: item.num_samples) for same in by_sampling_seed]
     return kept[0] if len(kept) == 1 else _pooled(kept)
 

@@ -57,12 +57,7 @@ def axis_name(key: str) -> str:
 
 
 def variant_name(method: str, settings: Mapping[str, str], which: str = "") -> str:
-    """The method, the settings in which a run departs from its defaults, and which weights.
-
-    Example:
-        >>> variant_name("APO", {"algo.loss.pull_coef": "0.02"})
-        'APO (β = 0.02)'
-    """
+    """The method, the settings in which a run departs from its defaults, and which weights: `APO (β = 0.02)`."""
     parts = [*(f"{axis_name(key)} = {value}" for key, value in settings.items()), *([which] if which else [])]
     return f"{method} ({', '.join(parts)})" if parts else method
 
@@ -73,11 +68,6 @@ def slug(name: str) -> str:
 
 
 def in_order(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Each name once: in the order of the known ones, which is the paper's, then others by name.
-
-    Example:
-        >>> in_order(["mine", "APO", "NSR", "Base"], METHODS.values())
-        ['Base', 'NSR', 'APO', 'mine']
-    """
+    """Each name once: in the order of the known ones, which is the paper's, then others by name."""
     places = {name: place for place, name in enumerate(known)}
     return sorted(set(names), key=lambda name: (places.get(name, len(places)), name))

@@ -40,12 +40,7 @@ def write_report(report: Report, folder: Path) -> Path:
 
 
 def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> str:
-    """The whole page, as HTML. The same report gives the same text.
-
-    Args:
-        report: what it shows.
-        files: name of a table or figure → its files, relative to the page.
-    """
+    """The whole page, as HTML, with links to `files`: name of a table or figure → paths relative to the page."""
     evaluations = report.evaluations.results
     return template("report.html.j2").render(
         report=report,

@@ -41,11 +41,8 @@ class RolloutSample:
 def read_rollouts(run: Path, limit: int) -> RolloutSample:
     """Whole groups of completions, as many of every step.
 
-    Where some steps have a file of their tokens, the page shows those steps alone.
-
-    Args:
-        run: a training run's folder.
-        limit: at most so many completions, or one group of every step where that is more.
+    Where some steps have a file of their tokens, the page shows those steps alone. It has at most `limit` completions,
+    or one group of every step where that is more.
 
     Raises:
         ConfigError: the run has no rollout files, a file is malformed, or a limit below 1.

@@ -58,7 +58,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
         ConfigError: a cell is no number, or there is no column `step`.
     """
     try:
-        table = pd.read_csv(path).apply(pd.to_numeric).replace([math.inf, -math.inf], math.nan)
+        table: Any = pd.read_csv(path).apply(pd.to_numeric).replace([math.inf, -math.inf], math.nan)
         return table.drop(columns="epoch", errors="ignore").groupby("step").last().dropna(axis="columns", how="all")
     except pd.errors.EmptyDataError:
         return pd.DataFrame()

@@ -67,11 +67,6 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
 
     Call it once a report, with every method that occurs: a method then has one style in all figures. With more unknown
     methods than free pairs of marker and dash, styles repeat.
-
-    Example:
-        >>> styles = styles_of(["my_loss", "APO", "Base"])
-        >>> list(styles), styles["APO"].color, styles["my_loss"].marker
-        (['Base', 'APO', 'my_loss'], '#0b4f9e', 'p')
     """
     ordered = in_order(methods, METHODS.values())
     used = {(style.marker, style.dash) for style in KNOWN.values()}

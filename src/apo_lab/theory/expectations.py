@@ -6,7 +6,7 @@ A step's force is Σ w·(−∂loss/∂z) over the group's tokens; each completi
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.stats import binom
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from apo_lab.theory.problems import Tree, dist
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.types import AdvantageInputs
+from apo_lightning.types import AdvantageInputs, PromptRecord
 
 
 def cases(
@@ -61,11 +61,25 @@ def _limit(advantage: AdvantageEstimator, accuracy: float) -> tuple[Float[Tensor
 
 
 def weighted_advantages(
-    advantage: AdvantageEstimator, is_correct: Bool[Tensor, "groups size"]
+    advantage: AdvantageEstimator,
+    is_correct: Bool[Tensor, "groups size"],
+    tokens: Int[Tensor, "groups size"] | None = None,
+    logprobs: Float[Tensor, "groups size"] | None = None,
 ) -> tuple[Float[Tensor, "groups size"], Float[Tensor, "groups size"]]:
-    """(advantages, weights in the step); a group of which nothing is kept has weight 0."""
-    lengths = torch.ones_like(is_correct, dtype=torch.long)
-    result = advantage(AdvantageInputs(rewards=is_correct.double(), is_correct=is_correct, lengths=lengths))
+    """(advantages, weights in the step); a group of which nothing is kept has weight 0.
+
+    Tokens and log-probs are those of the completions, for an estimator that reads answers or likelihoods.
+    """
+    inputs = AdvantageInputs(
+        rewards=is_correct.double(),
+        is_correct=is_correct,
+        lengths=torch.ones_like(is_correct, dtype=torch.long),
+        truncated=torch.zeros_like(is_correct),
+        mean_logprobs=logprobs,
+        answers=None if tokens is None else tuple(tuple(map(str, row)) for row in tokens.tolist()),
+        history=tuple(PromptRecord() for _ in is_correct),
+    )
+    result = advantage(inputs)
     keep = result.keep.double()
     return result.values.double(), keep / keep.sum(1, keepdim=True).clamp(min=1)
 
@@ -120,7 +134,8 @@ def sampled_force(
         nodes = problem.children(nodes, drawn)
     chance = problem.success.to(logits)[nodes - num_nodes]
     is_correct = torch.rand(chance.shape, generator=generator, dtype=logits.dtype) < chance
-    advantages, weights = weighted_advantages(advantage, is_correct)
+    logprobs = torch.stack([here.log_softmax(2).gather(2, y[..., None])[..., 0] for _, here, _, y in visited]).mean(0)
+    advantages, weights = weighted_advantages(advantage, is_correct, visited[-1][3], logprobs)
     force = torch.zeros_like(logits)
     for index, here, ref, drawn in visited:
         values = token_forces(loss, here, ref, drawn, advantages, is_correct)

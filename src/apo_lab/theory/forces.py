@@ -47,6 +47,8 @@ def loss_inputs(
         ref_logprobs=log_ref.gather(1, sampled)[:, 0] if needs.ref_logprobs else None,
         anchor=anchor,
         entropy=-(log_policy.exp() * log_policy).sum(1) if needs.entropy else None,
+        marks=torch.zeros_like(advantages) if needs.marks else None,
+        sequence_mean=torch.zeros_like(advantages) if needs.sequence_mean else None,
         full_kl=(log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None,
     )
 

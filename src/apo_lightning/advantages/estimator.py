@@ -4,8 +4,9 @@ An estimator is called once a step, with whole groups. `keep` False removes a co
 denominator; an advantage of 0 does not.
 """
 
-from collections.abc import Collection
-from typing import Protocol, runtime_checkable
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -44,6 +45,43 @@ def reads_of(estimator: AdvantageEstimator) -> Collection[AdvantageInput]:
         ()
     """
     return getattr(estimator, "reads", ())
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """An estimator that changes what another estimator sees or gives; what it says of itself is what that one says.
+
+    Attributes:
+        estimator: the other estimator.
+    """
+
+    estimator: AdvantageEstimator
+
+    @property
+    def reads(self) -> Collection[AdvantageInput]:
+        """What the estimator reads."""
+        return reads_of(self.estimator)
+
+    @property
+    def spares_errors(self) -> bool:
+        """Where no wrong completion gets A < 0."""
+        return getattr(self.estimator, "spares_errors", False)
+
+    @property
+    def punishes_correct(self) -> bool:
+        """Where a correct completion may get A < 0."""
+        return getattr(self.estimator, "punishes_correct", False)
+
+    def check(self, group_size: int) -> None:
+        """Refuse what the estimator refuses."""
+        self.estimator.check(group_size)
+
+
+def estimators_in(estimator: Any) -> Iterator[AdvantageEstimator]:
+    """An estimator and those that it wraps, from the outside in."""
+    yield estimator
+    if hasattr(estimator, "estimator"):
+        yield from estimators_in(estimator.estimator)
 
 
 def zero_where_equal(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, keep_all, reads_of
+from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, keep_all, reads_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
 
@@ -23,7 +23,7 @@ class Shaping(Protocol):
 
 
 @dataclass(frozen=True)
-class Shaped:
+class Shaped(Wrapper):
     """An estimator of shaped rewards. With another `Shaped` as its estimator, two shapings act in turn.
 
     Attributes:
@@ -31,7 +31,6 @@ class Shaped:
         shaping: changes the rewards.
     """
 
-    estimator: AdvantageEstimator
     shaping: Shaping
 
     @property
@@ -40,18 +39,9 @@ class Shaped:
         return {*reads_of(self.estimator), *getattr(self.shaping, "reads", ())}
 
     @property
-    def spares_errors(self) -> bool:
-        """As the estimator does."""
-        return getattr(self.estimator, "spares_errors", False)
-
-    @property
     def punishes_correct(self) -> bool:
         """Where the estimator or the shaping may give a correct completion A < 0."""
         return any(getattr(part, "punishes_correct", False) for part in (self.estimator, self.shaping))
-
-    def check(self, group_size: int) -> None:
-        """Refuse what the estimator refuses."""
-        self.estimator.check(group_size)
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages of the shaped rewards."""
@@ -70,8 +60,7 @@ class OverlongPenalty:
     Source: Yu et al. 2025 (DAPO), Eq. 13.
 
     Attributes:
-        max_completion_tokens: L.
-        cache_tokens: C, in [1, L].
+        cache_share: C/L, in (0, 1]; 4096 of 20480 tokens in the paper.
         penalty: the weight, ≥ 0.
 
     Raises:
@@ -79,35 +68,34 @@ class OverlongPenalty:
 
     Example:
         >>> inputs = AdvantageInputs(rewards=torch.ones(1, 3), is_correct=torch.ones(1, 3).bool(),
-        ...     lengths=torch.tensor([[4, 6, 8]]))
-        >>> OverlongPenalty(max_completion_tokens=8, cache_tokens=4)(inputs)
+        ...     lengths=torch.tensor([[4, 6, 8]]), max_completion_tokens=8)
+        >>> OverlongPenalty(cache_share=0.5)(inputs)
         tensor([[1.0000, 0.5000, 0.0000]])
     """
 
-    max_completion_tokens: int
-    cache_tokens: int
+    cache_share: float | int = 0.2
     penalty: float | int = 1.0
 
+    reads: ClassVar[Collection[AdvantageInput]] = ("max_completion_tokens",)
     punishes_correct: ClassVar[bool] = True
     """A long right answer may fall below the mean of its group."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.cache_tokens <= self.max_completion_tokens:
-            raise ConfigError(
-                f"cache_tokens is {self.cache_tokens}: give 1 to max_completion_tokens, {self.max_completion_tokens}"
-            )
+        if not 0 < self.cache_share <= 1:
+            raise ConfigError(f"cache_share is {self.cache_share}: give a share of max_completion_tokens, in (0, 1]")
         if not 0 <= self.penalty < float("inf"):
             raise ConfigError(f"penalty is {self.penalty}: give a finite number of at least 0")
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """R + penalty·R_len."""
-        allowed = self.max_completion_tokens - self.cache_tokens
-        excess = (inputs.lengths - allowed).clamp(min=0, max=self.cache_tokens)
-        return inputs.rewards - self.penalty * excess.to(inputs.rewards.dtype) / self.cache_tokens
+        assert inputs.max_completion_tokens is not None
+        cache = self.cache_share * inputs.max_completion_tokens
+        excess = (inputs.lengths - (inputs.max_completion_tokens - cache)).clamp(min=0, max=cache)
+        return inputs.rewards - self.penalty * excess.to(inputs.rewards.dtype) / cache
 
 
 @dataclass(frozen=True)
-class Truncated:
+class Truncated(Wrapper):
     """What becomes of completions that were cut at the length limit.
 
     | `how` | in the group's mean and std | in the loss | source |
@@ -126,7 +114,6 @@ class Truncated:
         ConfigError: `how` is unknown.
     """
 
-    estimator: AdvantageEstimator
     how: str = "drop"
 
     def __post_init__(self) -> None:
@@ -137,20 +124,6 @@ class Truncated:
     def reads(self) -> Collection[AdvantageInput]:
         """Which completions were cut, and what the estimator reads."""
         return {"truncated", *reads_of(self.estimator)}
-
-    @property
-    def spares_errors(self) -> bool:
-        """As the estimator does."""
-        return getattr(self.estimator, "spares_errors", False)
-
-    @property
-    def punishes_correct(self) -> bool:
-        """As the estimator does."""
-        return getattr(self.estimator, "punishes_correct", False)
-
-    def check(self, group_size: int) -> None:
-        """Refuse what the estimator refuses."""
-        self.estimator.check(group_size)
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages, with truncated completions left out of the update."""

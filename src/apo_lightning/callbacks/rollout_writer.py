@@ -1,7 +1,6 @@
 """Completions of a step as JSON lines, for reading."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
 from apo_lightning.common.files import to_json, write_atomically
-from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.types import Prompt, StepOutput
+from apo_lightning.distributed.gathering import from_all_ranks, in_rollout_order
+from apo_lightning.types import StepOutput
 
 OF_SCORED = ("mean_entropy", "mean_max_prob", "mean_logprob")
 
@@ -30,22 +29,14 @@ class RolloutWriter(StepCallback):
     def __init__(self, every_n_steps: int = 1) -> None:
         self.every_n_steps = check_every_n_steps("rollout_writer", every_n_steps)
         self._folder: Path | None = None
-        self._place: dict[str, int] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Only the first rank writes."""
         self._folder = Path(trainer.default_root_dir) / "rollouts" if trainer.is_global_zero else None
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int
-    ) -> None:
-        """Remember the order of the step's prompts, before the ranks divide them."""
-        self._place = {prompt.id: place for place, prompt in enumerate(batch)}
-
     def on_step(self, step: StepOutput) -> None:
         """Write the file of this step; its bytes do not depend on the number of ranks."""
-        lines = [line for part in from_all_ranks(completion_lines(step)) for line in part]
-        lines.sort(key=lambda line: self._place[line["prompt_id"]])
+        lines = in_rollout_order(from_all_ranks(completion_lines(step)), step.rollouts.group_size)
         if self._folder is not None:
             content = b"".join(to_json(line) + b"\n" for line in lines)
             write_atomically(self._folder / f"step_{step.step:06d}.jsonl", content)

@@ -23,6 +23,7 @@ from apo_lightning.checkpoints.folder import (
 from apo_lightning.checkpoints.run_state import (
     Run,
     TrainingRun,
+    critic_tensors,
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
@@ -109,12 +110,12 @@ class Checkpointer:
         return shared["policy_version"] - 1
 
     def restore_training(self, run: TrainingRun) -> None:
-        """Restore optimizer, schedule, reference, random states and sampled rollouts, once the optimizer exists."""
+        """Restore critic, optimizers, schedule, reference, random states and rollouts, once the optimizer exists."""
         if self._resumed is None:
             return
         folder, self._resumed = self._resumed.folder, None
         shared = load_plain(folder / SHARED)
-        tensors = new_optimizer_tensors(run.policy, run.optimizer, tensor_shapes(folder / TENSORS))
+        tensors = critic_tensors(run.critic) | new_optimizer_tensors(run, tensor_shapes(folder / TENSORS))
         tensors |= reference_tensors(run.reference)
         if tensors:
             load_tensors(tensors, folder / TENSORS)
@@ -192,7 +193,7 @@ class Checkpointer:
             save_plain(own, folder / rank_file(run.ranks.rank), written)
 
         def large_files(folder: Path, written: Written) -> None:
-            tensors = policy_tensors(run.policy) | optimizer_tensors(run.policy, run.optimizer)
+            tensors = policy_tensors(run.policy) | critic_tensors(run.critic) | optimizer_tensors(run)
             save_tensors(tensors | reference_tensors(run.reference), folder / TENSORS, written)
 
         if self._write(run, self.root, position, self._score(run), small_files, large_files):

@@ -1,6 +1,7 @@
 """The state of a run: its large tensors by name, and everything else as plain data."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
@@ -11,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.rollout.weight_sync import unwrapped_name
@@ -39,6 +41,7 @@ class TrainingRun(Run, Protocol):
     """The attributes that the module has once training starts."""
 
     schedule: LRScheduler
+    critic: Critic | None
     nonfinite: NonfiniteSteps
     reference: Reference | None
 
@@ -64,44 +67,70 @@ def reference_tensors(reference: Reference | None) -> dict[str, Tensor]:
     return {f"reference.{unwrapped_name(name)}": weight for name, weight in changing.items()}
 
 
-def optimizer_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state that has one value per element of a parameter."""
+def critic_tensors(critic: Critic | None) -> dict[str, Tensor]:
+    """The critic's own weights, likewise; empty without a critic."""
+    return {} if critic is None else {f"critic.{name}": p.detach() for name, p in critic.parameters.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Optimized:
+    """Parameters with their optimizer."""
+
+    name: str
+    """Before the names of its tensors and states."""
+    parameters: Mapping[str, torch.nn.Parameter]
+    optimizer: Optimizer
+
+
+def _optimized(run: TrainingRun) -> list[_Optimized]:
+    """The policy's and, if there is one, the critic's."""
+    parts = [_Optimized("optimizer", trained_parameters(run.policy), run.optimizer)]
+    if run.critic is not None:
+        parts.append(_Optimized("critic_optimizer", run.critic.parameters, run.critic.optimizer))
+    return parts
+
+
+def optimizer_tensors(run: TrainingRun) -> dict[str, Tensor]:
+    """The state of the optimizers that has one value per element of a parameter."""
     return {
-        f"optimizer.{name}.{key}": value
-        for name, parameter in trained_parameters(policy).items()
-        for key, value in optimizer.state.get(parameter, {}).items()
+        f"{part.name}.{name}.{key}": value
+        for part in _optimized(run)
+        for name, parameter in part.parameters.items()
+        for key, value in part.optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor) and value.dim() > 0
     }
 
 
-def new_optimizer_tensors(
-    policy: Policy, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
+def new_optimizer_tensors(run: TrainingRun, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Allocate the optimizer tensors that a checkpoint contains, sharded like their parameters."""
-    for name, parameter in trained_parameters(policy).items():
-        prefix = f"optimizer.{name}."
-        for key in (full.removeprefix(prefix) for full in shapes if full.startswith(prefix)):
-            is_alike = shapes[prefix + key] == tuple(parameter.shape)
-            buffer = torch.zeros_like(parameter) if is_alike else torch.zeros(shapes[prefix + key])
-            optimizer.state[parameter][key] = buffer.detach()
-    return optimizer_tensors(policy, optimizer)
+    for part in _optimized(run):
+        for name, parameter in part.parameters.items():
+            prefix = f"{part.name}.{name}."
+            for key in (full.removeprefix(prefix) for full in shapes if full.startswith(prefix)):
+                is_alike = shapes[prefix + key] == tuple(parameter.shape)
+                buffer = torch.zeros_like(parameter) if is_alike else torch.zeros(shapes[prefix + key])
+                part.optimizer.state[parameter][key] = buffer.detach()
+    return optimizer_tensors(run)
 
 
 def shared_state(run: TrainingRun) -> dict[str, Any]:
     """The state that is equal on all ranks."""
-    names = {id(parameter): name for name, parameter in trained_parameters(run.policy).items()}
+    optimizers: dict[str, Any] = {}
+    for part in _optimized(run):
+        names = {id(parameter): name for name, parameter in part.parameters.items()}
+        optimizers[f"{part.name}_groups"] = [
+            {key: value for key, value in group.items() if key != "params"} for group in part.optimizer.param_groups
+        ]
+        optimizers[f"{part.name}_scalars"] = {
+            names[id(parameter)]: {k: v for k, v in state.items() if not (isinstance(v, Tensor) and v.dim() > 0)}
+            for parameter, state in part.optimizer.state.items()
+        }
     return {
+        **optimizers,
         "policy_version": run.policy_version,
         "engine_check": run.engine_check.state_dict(),
         "num_nonfinite_in_a_row": run.nonfinite.num_in_a_row,
         "schedule": run.schedule.state_dict(),
-        "optimizer_groups": [
-            {key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups
-        ],
-        "optimizer_scalars": {
-            names[id(parameter)]: {k: v for k, v in state.items() if not (isinstance(v, Tensor) and v.dim() > 0)}
-            for parameter, state in run.optimizer.state.items()
-        },
         "callbacks": {callback.state_key: callback.state_dict() for callback in run.trainer.callbacks},  # pyright: ignore[reportAttributeAccessIssue]
     }
 
@@ -110,15 +139,16 @@ def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
     """Restore what `shared_state` gave, except for the callbacks and the engine check."""
     run.nonfinite.num_in_a_row = state["num_nonfinite_in_a_row"]
     run.schedule.load_state_dict(state["schedule"])
-    for group, saved in zip(run.optimizer.param_groups, state["optimizer_groups"], strict=True):
-        group.update(saved)
-    parameters = trained_parameters(run.policy)
-    for name, scalars in state["optimizer_scalars"].items():
-        # A fused optimizer reads its step count on the weights' device.
-        device = parameters[name].device if run.optimizer.defaults.get("fused") else torch.device("cpu")
-        run.optimizer.state[parameters[name]].update(
-            {key: value.to(device) if isinstance(value, Tensor) else value for key, value in scalars.items()}
-        )
+    for part in _optimized(run):
+        for group, saved in zip(part.optimizer.param_groups, state[f"{part.name}_groups"], strict=True):
+            group.update(saved)
+        for name, scalars in state[f"{part.name}_scalars"].items():
+            parameter = part.parameters[name]
+            # A fused optimizer reads its step count on the weights' device.
+            device = parameter.device if part.optimizer.defaults.get("fused") else torch.device("cpu")
+            part.optimizer.state[parameter].update(
+                {key: value.to(device) if isinstance(value, Tensor) else value for key, value in scalars.items()}
+            )
 
 
 def restore_callbacks(trainer: pl.Trainer, states: Mapping[str, Mapping[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from apo_lightning.checkpoints.writing import Written
-from apo_lightning.types import Completion, Prompt, Rollouts, Verdict
+from apo_lightning.types import Completion, Prompt, Rollouts, SamplingRounds, Verdict
 
 TENSORS = "tensors"
 """The folder of the large tensors."""
@@ -33,7 +33,11 @@ def load_plain(path: Path) -> Any:
 
 def rollouts_from_plain(plain: Mapping[str, Any]) -> Rollouts:
     """Rebuild rollouts from `dataclasses.asdict` of them."""
+    rounds = plain.get("rounds")
+    if rounds is not None:
+        rounds = SamplingRounds(**{**rounds, "first": rollouts_from_plain(rounds["first"])})
     records = {
+        "rounds": rounds,
         "prompts": tuple(Prompt(**prompt) for prompt in plain["prompts"]),
         "completions": tuple(Completion(**completion) for completion in plain["completions"]),
         "verdicts": tuple(Verdict(**verdict) for verdict in plain["verdicts"]),

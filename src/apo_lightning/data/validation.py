@@ -1,7 +1,6 @@
 """Validation on held-out problems: when a pass is due, and its metrics."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import lightning.pytorch as pl
 import torch
@@ -66,16 +65,8 @@ class ValidationPass:
 
 def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollouts:
     """The batch of `num_prompts` that `ValidationPass.share` divided among the ranks, in its original order."""
-    group_size = shares[0].group_size
-    places = [(shares[i % len(shares)], i // len(shares)) for i in range(num_prompts)]
-    samples = [(share, place * group_size + sample) for share, place in places for sample in range(group_size)]
-    return replace(
-        shares[0],
-        prompts=tuple(share.prompts[place] for share, place in places),
-        completions=tuple(share.completions[b] for share, b in samples),
-        texts=tuple(share.texts[b] for share, b in samples),
-        verdicts=tuple(share.verdicts[b] for share, b in samples),
-    )
+    groups = [share.groups for share in shares]
+    return concatenate([groups[i % len(shares)][i // len(shares)] for i in range(num_prompts)])
 
 
 def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> dict[str, float]:

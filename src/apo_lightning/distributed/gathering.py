@@ -20,6 +20,17 @@ def from_all_ranks(part: Part) -> list[Part]:
     return parts
 
 
+def in_rollout_order(parts: Sequence[Sequence[Item]], group_size: int) -> list[Item]:
+    """One item a completion, from the parts of all ranks, in the order of the rollout: ranks take its prompts in turn.
+
+    Example:
+        >>> in_rollout_order([["a1", "a2", "c1", "c2"], ["b1", "b2", "d1", "d2"]], group_size=2)
+        ['a1', 'a2', 'b1', 'b2', 'c1', 'c2', 'd1', 'd2']
+    """
+    groups = ([part[start : start + group_size] for start in range(0, len(part), group_size)] for part in parts)
+    return [item for turn in zip(*groups, strict=True) for group in turn for item in group]
+
+
 def items_of_all_ranks(items: Sequence[Item]) -> list[Item]:
     """Return the items of all ranks, in rank order, on every rank; collective."""
     return [item for part in from_all_ranks(items) for item in part]

@@ -28,9 +28,11 @@ class Ranks:
 
         Mini-batches are formed before they are divided, so the number of ranks does not change the training.
         """
-        if self.world_size == 1:
-            return list(items)
-        return [item for i, item in enumerate(items) if (i % items_per_minibatch) % self.world_size == self.rank]
+        return [item for i, item in enumerate(items) if self.owner(i, items_per_minibatch) == self.rank]
+
+    def owner(self, place: int, items_per_minibatch: int) -> int:
+        """The rank that `share` gives the item at this place."""
+        return (place % items_per_minibatch) % self.world_size
 
     def sum(self, value: float | int) -> float:
         """The sum of a value over all ranks; collective."""

@@ -6,7 +6,7 @@ must be resharded before an optimizer steps or parameters are read: the optimize
 forward would read the gathered old weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 from lightning.pytorch.strategies import DDPStrategy, Strategy
@@ -51,19 +51,20 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
 
 
 @contextmanager
-def grad_sync(policy: nn.Module, strategy: Strategy, *, enabled: bool) -> Iterator[None]:
+def grad_sync(policies: Sequence[nn.Module], strategy: Strategy, *, enabled: bool) -> Iterator[None]:
     """Around a backward: reduce its gradient over ranks, or only accumulate it on this rank.
 
     FSDP2 reduces the gradients of decoder layers with every backward; unsharded, they would take the memory that
     sharding saves. DDP delays the reduction of all gradients.
 
     Args:
-        policy: sharded or not.
+        policies: the models with a gradient, sharded or not.
         strategy: of the trainer.
         enabled: True in the last micro-batch of a mini-batch, equally on all ranks.
     """
-    if isinstance(policy, FSDPModule):
-        policy.set_requires_gradient_sync(enabled, recurse=False)
+    for policy in policies:
+        if isinstance(policy, FSDPModule):
+            policy.set_requires_gradient_sync(enabled, recurse=False)
     is_ddp = isinstance(strategy, DDPStrategy)
     with strategy.block_backward_sync() if is_ddp and not enabled else nullcontext():
         yield

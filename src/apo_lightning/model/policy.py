@@ -45,6 +45,7 @@ class Policy(nn.Module):
         self.compiles_layers = compiles_layers
         self.is_rounded_when_frozen = True
         """False: a frozen copy keeps its matrices in float32, since they are averaged with others."""
+        self.value_head: nn.Linear | None = None
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
@@ -52,6 +53,18 @@ class Policy(nn.Module):
         weight = self.model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
         assert isinstance(weight, Tensor)
         return weight
+
+    def add_value_head(self) -> None:
+        """Attach a critic's head, which stays out of exported and synchronised weights: they are those of `model`."""
+        weight = self.head_weight
+        self.value_head = nn.Linear(weight.shape[1], 1, device=weight.device)
+        self.reset_value_head()
+
+    @torch.no_grad()
+    def reset_value_head(self) -> None:
+        """Set the value head, if there is one, to zero."""
+        for parameter in () if self.value_head is None else self.value_head.parameters():
+            parameter.zero_()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

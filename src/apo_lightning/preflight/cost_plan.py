@@ -6,8 +6,8 @@ diagnostics, validation passes, checkpoints, start-up, and what only CPUs do: al
 repacking weights for vLLM.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
 from apo_lightning.model.flops import ModelSize, Work, training_flops
@@ -77,11 +77,13 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     """The plan of one rank, for its workload in one step and the rates of its device."""
     engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
     rescored = work.work(work.old_logprobs) + work.work(work.subset)
+    values = replace(work.work(work.values), num_rows=0)  # of the vocabulary's head
     counts = {
-        "generate": _generation(model, run, work, rates),
+        "generate": _sum(count for part in work.sampling for count in _generation(model, run, part, rates)),
+        "values": _forward(model, run, values, rates),
         "reference": _forward(model, run, work.work(work.reference), rates),
         "old_logprobs": _forward(model, run, rescored, rates),
-        "update": _update(model, run, work, rates),
+        "update": (*_update(model, run, work, work.work(work.updated), rates), *_critic(model, run, work, rates)),
         "sync": _sync(model, run),
     }
     speed = {
@@ -98,6 +100,14 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
         for name, bound, amount in of_phase
     )
     return CostPlan(items=tuple(item for item in items if item.seconds > 0), rates=rates, work=work)
+
+
+def _sum(counts: Iterable[Count]) -> Iterator[Count]:
+    """Items of one name and rate, added up."""
+    amounts: dict[tuple[str, str], float] = {}
+    for name, bound, amount in counts:
+        amounts[name, bound] = amounts.get((name, bound), 0) + amount
+    yield from ((name, bound, amount) for (name, bound), amount in amounts.items())
 
 
 def model_size_of(model: ModelShape) -> ModelSize:
@@ -123,7 +133,7 @@ def attention_flops(size: ModelSize, work: Work) -> int:
 
 
 def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | int]:
-    """Forwards of the engine in one training step: with all slots occupied, and in the tail after that.
+    """Forwards of the engine in one round of sampling: with all slots occupied, and in the tail after that.
 
     There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: n·R/s forwards,
     and a tail of L − R. transformers starts the next batch when the current one has ended: L forwards per batch.
@@ -190,13 +200,20 @@ def _forward(model: ModelShape, run: RunShape, work: Work, rates: Rates) -> Iter
     yield "embedding and head, gathered", "collectives", _root_bytes(model, run)
 
 
-def _update(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
+def _critic(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
+    """The update of a separate critic: as the policy's, without the products of the vocabulary's head."""
+    if work.has_separate_critic:
+        total = replace(work.work(work.updated), num_rows=0)
+        for name, bound, amount in _update(model, run, replace(work, has_full_kl=False), total, rates):
+            yield f"critic: {name}", bound, amount
+
+
+def _update(model: ModelShape, run: RunShape, work: Workload, total: Work, rates: Rates) -> Iterator[Count]:
     """Forward, backward and optimizer.
 
     Collectives of layers overlap the products of other layers, so only the time by which they take longer counts.
     Nothing overlaps those of embedding and head: one gather and one reduction per mini-batch.
     """
-    total = work.work(work.updated)
     if not total.num_tokens:
         return
     size, num_minibatches = model_size_of(model), work.num_minibatches

@@ -66,7 +66,7 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     phase: a process grows to the sum of its phases.
     """
     is_kept = not run.is_cuda
-    trained = shard_bytes(model.trained_parameters, run)
+    trained = shard_bytes(model.trained_parameters, run) * run.num_trained_models
     gradients = trained * (2 if run.strategy == "ddp" else 1)  # DDP keeps them a second time, in its buckets
     engine_weights = run.compute_bytes * model.num_parameters  # unsharded in every process
     allocations = (
@@ -102,8 +102,12 @@ def shard_bytes(num_parameters: int, run: RunShape) -> int:
 
 
 def weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes of the policy's weights and of its adapters."""
-    return shard_bytes(model.num_parameters, run) + shard_bytes(model.adapter_parameters, run)
+    """Bytes of the weights and adapters of the policy and, where it is separate, of the critic.
+
+    A value head has D + 1 weights, which are not counted.
+    """
+    one = shard_bytes(model.num_parameters, run) + shard_bytes(model.adapter_parameters, run)
+    return run.num_trained_models * one
 
 
 def reference_bytes(model: ModelShape, run: RunShape) -> int:
@@ -141,8 +145,8 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
     most. Shards are allocated as well, on the host unless there are GPUs.
     """
     if run.strategy != "fsdp":
-        num_copies = 2 if reference_bytes(model, run) else 1
-        return LIBRARIES_BYTES + FLOAT32 * (num_copies * model.num_parameters + model.adapter_parameters)
+        copy = FLOAT32 * model.num_parameters if reference_bytes(model, run) else 0
+        return LIBRARIES_BYTES + weight_bytes(model, run) + copy
     shards = weight_bytes(model, run) + reference_bytes(model, run)
     whole = model.num_parameters + model.adapter_parameters if is_first else model.head_parameters
     return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda else shards)
@@ -150,7 +154,7 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
 
 def moment_bytes(model: ModelShape, run: RunShape) -> int:
     """The two Adam moments on the device."""
-    return 2 * shard_bytes(model.trained_parameters, run)
+    return 2 * run.num_trained_models * shard_bytes(model.trained_parameters, run)
 
 
 def trainer_bytes(model: ModelShape, run: RunShape) -> int:
@@ -292,7 +296,10 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
        summed.
     3. The backward ends: one layer's activations, and the new gradients of embedding and head next to those they are
        added to, under FSDP2 twice. The optimizer's step is fused and allocates nothing.
+
+    A separate critic has activations, cast and gathered weights of its own until the one backward of both.
     """
+    num_models = run.num_trained_models
     is_full, gathered_size = model.adapters is None, gathered_bytes(model, run)
     root = FLOAT32 * model.root_parameters * is_full
     tokens, trained_head = run.microbatch_tokens, model.head_parameters * is_full
@@ -303,14 +310,16 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     layer_size = (run.compute_bytes + FLOAT32) * model.layer_parameters * is_full * bool(gathered_size)
 
     cast, cast_in_backward = (
-        Allocation(name="weights cast by autocast", update=cast_weight_bytes(model, run, backward=backward))
+        Allocation(
+            name="weights cast by autocast", update=num_models * cast_weight_bytes(model, run, backward=backward)
+        )
         for backward in (False, True)
     )
-    activations = Allocation(name="activations", update=activation_bytes(model, run))
-    gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=gathered_size)
+    activations = Allocation(name="activations", update=num_models * activation_bytes(model, run))
+    gathered = Allocation(name="gathered by FSDP2", check=gathered_size, update=num_models * gathered_size)
     head = Allocation(name="head: logits, its gradient", update=head_size)
     layer = Allocation(name="one layer's gradient, unreduced", update=layer_size)
-    left = Allocation(name="embedding and head: unsharded gradient", update=root * bool(gathered_size))
+    left = Allocation(name="embedding and head: unsharded gradient", update=num_models * root * bool(gathered_size))
     last = Allocation(name="end of backward: new gradients", update=last_size)
     if not run.is_cuda:
         return activations, cast, head, gathered, layer, last

@@ -126,6 +126,8 @@ class RunShape:
     """Whether the reference is averaged with the policy, and so is in float32."""
     averages_base: bool = False
     """Whether the policy is averaged with the weights before training, of which a copy is kept."""
+    num_trained_models: int = 1
+    """2 with a separate critic, which is as large as the policy and trained as it is."""
 
     @property
     def num_shards(self) -> int:

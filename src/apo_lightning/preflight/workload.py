@@ -1,6 +1,7 @@
 """The expected work of one rank in one step, in completions, tokens and attention pairs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,8 +11,10 @@ from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.policy_loss import masks_of
+from apo_lightning.model.critic import CriticSettings
 from apo_lightning.model.flops import Work
 from apo_lightning.types import AdvantageInputs, PromptRecord
+from apo_lightning.update.dynamic_sampling import DynamicSampling
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.subset import subset_size
 
@@ -78,31 +81,44 @@ class Workload:
     """Run by the reference."""
     subset: Part
     """Skipped by the update, but run without a gradient to estimate means over all tokens (`scored_fraction`)."""
+    values: Part = NOTHING
+    """Run by the critic before the update."""
+    has_separate_critic: bool = False
+    """Whether the update runs and trains a second model on the same completions."""
     old_logprobs: Part = NOTHING
     """Run without a gradient because their mini-batch comes after an optimizer step."""
     has_full_kl: bool = False
     """Whether the reference runs with every micro-batch of the update."""
     rank_balance: float | int = 1.0
     """Mean ÷ maximum of the ranks' tokens in everything after sampling."""
+    rounds: Sequence[float | int] = ()
+    """With dynamic sampling, the prompts that one rank samples in each round; else it samples `num_prompts` once."""
 
     @property
     def num_completions(self) -> float | int:
-        """Completions that one rank samples."""
+        """Completions of a rank's prompts."""
         return self.num_prompts * self.group_size
+
+    @property
+    def sampling(self) -> list["Workload"]:
+        """The workload of each round of sampling, in which only prompts and completions count."""
+        return [replace(self, num_prompts=prompts, rounds=()) for prompts in self.rounds] or [self]
 
     @property
     def num_sampled_tokens(self) -> float | int:
         """Tokens that one rank samples."""
-        return self.num_completions * self.completion_tokens
+        return sum(part.num_completions for part in self.sampling) * self.completion_tokens
 
     def describe(self) -> str:
-        """The assumptions, in two lines."""
+        """The assumptions, in two lines, or three with dynamic sampling."""
+        rounds = ", ".join(f"{prompts:g}" for prompts in self.rounds)
         return (
             f"assumed (expected.…): prompts of {self.prompt_tokens:,.0f} tokens, completions of "
             f"{self.completion_tokens:,.0f}\nof the completions in the update {self.updated.completions:.0%}, "
             f"in the pass of the reference {self.reference.completions:.0%}, "
             f"scored before {self.old_logprobs.completions + self.subset.completions:.0%}"
             + (f"; ranks {self.rank_balance:.0%} even" if self.rank_balance < 1 else "")
+            + (f"\nprompts a rank and round of sampling: {rounds}" if rounds else "")
         )
 
     def work(self, part: Part) -> Work:
@@ -124,13 +140,28 @@ class Workload:
 
 
 def expected_workload(
-    settings: StepSettings, loss: PolicyLoss, advantage: AdvantageEstimator, expected: Expected, world_size: int
+    settings: StepSettings,
+    loss: PolicyLoss,
+    advantage: AdvantageEstimator,
+    expected: Expected,
+    world_size: int,
+    critic: CriticSettings | None = None,
+    dynamic_sampling: DynamicSampling | None = None,
 ) -> Workload:
     """The workload of one rank.
 
     Estimator and loss decide which completions the update and the reference run, as in a step. They are asked about
-    three groups: one whose rewards differ, one without wrong completions and one without correct ones.
+    three groups: one whose rewards differ, one without wrong completions and one without correct ones. Dynamic sampling
+    leaves groups of the first kind alone in the update.
+
+    With a critic all kept completions are run, and any may have a token on which the loss reads the reference.
     """
+    rounds: list[int] = []
+    if dynamic_sampling is not None:
+        signal = expected.signal_share
+        rounds = dynamic_sampling.expected_rounds(settings.prompts_per_step, signal)
+        errors = expected.error_share / signal if signal else 1.0
+        expected = replace(expected, signal_share=1.0, error_share=errors, failed_share=0.0)
     is_correct, shares = _groups(expected, settings.group_size)
     rewards, lengths = is_correct.float(), torch.ones_like(is_correct, dtype=torch.long)
     given = advantage(
@@ -142,11 +173,13 @@ def expected_workload(
             mean_logprobs=torch.zeros_like(rewards),
             answers=tuple(tuple(map(str, row)) for row in is_correct.tolist()),
             history=tuple(PromptRecord() for _ in is_correct),
+            max_completion_tokens=settings.max_completion_tokens,
         )
     )
     masks = masks_of(loss, given.values.flatten(), is_correct.flatten())
-    updated = masks.gradient.view_as(is_correct) & given.keep
-    read = masks.reference.view_as(is_correct) & updated & loss.needs.reference_statistics
+    has_critic = critic is not None
+    updated = (masks.gradient | has_critic).view_as(is_correct) & given.keep
+    read = (masks.reference | has_critic).view_as(is_correct) & updated & loss.needs.reference_statistics
     run = _part(updated, shares)
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
     rescored = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
@@ -164,8 +197,11 @@ def expected_workload(
         # So few completions that each has its prompt to itself.
         subset=Part(prompts=min(1.0, subset * settings.group_size), completions=subset),
         old_logprobs=Part(prompts=rescored * run.prompts, completions=rescored * run.completions),
+        values=run if has_critic else NOTHING,
+        has_separate_critic=has_critic and critic.kind == "separate",
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
+        rounds=[prompts / world_size for prompts in rounds],
     )
 
 

@@ -82,6 +82,7 @@ class Collector:
             group_size=group_size,
             policy_version=completions[0].policy_version,
             num_preempted=self.engine.num_preempted,
+            max_completion_tokens=self.max_completion_tokens,
         )
 
     def text(self, token_ids: Sequence[int]) -> str:

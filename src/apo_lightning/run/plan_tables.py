@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -69,14 +70,16 @@ def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> Rende
     """The numbers of rollouts, optimizer steps, completions and tokens of the run."""
     steps, every = cfg.trainer.max_steps, cfg.trainer.val_check_interval
     has_held_out = cfg.data.num_validation > 0 or bool(cfg.data.get("validation"))
-    samples = steps * settings.prompts_per_step * settings.group_size
+    dynamic_sampling, prompts = instantiate(cfg.algo.get("dynamic_sampling")), settings.prompts_per_step
+    most = prompts if dynamic_sampling is None else dynamic_sampling.most_prompts(prompts)
+    samples = steps * most * settings.group_size
     # Before the first rollout, at every interval, and after the last rollout unless an interval has just ended.
     passes = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
     rows = {
         "rollouts": f"{steps:,}",
         "optimizer steps": f"{steps * settings.minibatches_per_step:,}",
         "prompts a rollout and rank": f"{settings.prompts_per_step / world_size:g}",
-        "completions sampled": f"{samples:,}",
+        "completions sampled" + ", at most" * (most > prompts): f"{samples:,}",
         "tokens sampled, at most": f"{samples * settings.max_completion_tokens:,}",
         "validation passes": f"{passes:,}",
     }

@@ -47,8 +47,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         with _errors_to(findings):
             run = prepare(cfg)  # checks of tokenizer, data and answers
             run.reward.close()
-            if run.loss.notice is not None:
-                findings.append(Finding("warning", run.loss.notice))
+            findings += [Finding("warning", notice) for notice in run.notices]
     show(Group(*parts))
     show(findings_text(findings), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))
@@ -77,7 +76,7 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
     # before an old one is removed. At the end all weights are exported.
     model, run = plan.model, plan.run
-    checkpoint = FLOAT32 * 3 * model.trained_parameters
+    checkpoint = FLOAT32 * 3 * run.num_trained_models * model.trained_parameters
     if run.changes_reference:
         checkpoint += run.num_shards * reference_bytes(model, run)
     needed = (cfg.checkpoint.keep + 1) * checkpoint + FLOAT32 * model.num_parameters

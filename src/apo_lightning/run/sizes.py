@@ -141,7 +141,11 @@ def bytes_beside_engine(cfg: DictConfig) -> int:
 def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
     """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
     loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
-    work = expected_workload(plan.settings, loss, advantage, instantiate(cfg.expected), plan.ranks.world_size)
+    critic, dynamic_sampling = instantiate(cfg.algo.get("critic")), instantiate(cfg.algo.get("dynamic_sampling"))
+    expected, world_size = instantiate(cfg.expected), plan.ranks.world_size
+    work = expected_workload(
+        plan.settings, loss, advantage, expected, world_size, critic=critic, dynamic_sampling=dynamic_sampling
+    )
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
         if plan.run.is_cuda and not torch.cuda.is_available():
@@ -165,7 +169,8 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    loss, reference = instantiate(cfg.algo.loss), instantiate(cfg.reference)
+    loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
+    reference = instantiate(cfg.reference)
     return RunShape(
         world_size=ranks.world_size,
         strategy=ranks.strategy,
@@ -182,4 +187,5 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
         max_model_len=settings.max_model_len,
         engine=engine_size(instantiate(cfg.engine), settings, is_cuda=is_cuda),
         gpu_bytes=torch.cuda.get_device_properties(0).total_memory if has_gpu else GPU_BYTES,
+        num_trained_models=2 if critic is not None and critic.kind == "separate" else 1,
     )

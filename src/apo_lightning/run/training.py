@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from apo_lightning.advantages import AdvantageEstimator
+from apo_lightning.advantages import AdvantageEstimator, gae_of
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
 from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
@@ -23,6 +23,7 @@ from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
@@ -39,6 +40,7 @@ from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
 from apo_lightning.types import Needs
+from apo_lightning.update.dynamic_sampling import DynamicSampling
 from apo_lightning.update.settings import StepSettings
 
 
@@ -58,8 +60,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
-    if parts.loss.notice is not None:
-        say(parts.loss.notice)
+    for notice in parts.notices:
+        say(notice)
     fail_fast = FailFast()
     trainer = instantiate(
         cfg.trainer,
@@ -98,7 +100,9 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         scheduler=instantiate(cfg.scheduler),
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
+        dynamic_sampling=parts.dynamic_sampling,
         trainer_bytes=parts.trainer_bytes,
+        critic=None if parts.critic is None else Critic(parts.critic, policy),
     )
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
@@ -124,6 +128,9 @@ class Parts:
     checkpoint: CheckpointSettings
     loss: PolicyLoss
     advantage: AdvantageEstimator
+    critic: CriticSettings | None
+    """None: the advantage needs no values."""
+    dynamic_sampling: DynamicSampling | None
     model: PolicySpec
     lora: LoRA | None
     tokenizer: PreTrainedTokenizerBase
@@ -137,16 +144,24 @@ class Parts:
     trainer_bytes: int
     """GPU memory claimed after the engine has started and while it is awake; 0 if nothing depends on it."""
 
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know before the run, one line each."""
+        of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
+        return [notice for notice in (self.loss.notice, of_sampling) if notice is not None]
+
 
 def prepare(cfg: DictConfig) -> Parts:
     """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
-    loss, advantage = instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage)
+    loss, advantage, critic = (instantiate(cfg.algo.get(part)) for part in ("loss", "advantage", "critic"))
     advantage.check(settings.group_size)
+    _check_critic(critic, advantage, loss, cfg.trainer.max_steps)
     loss.check(
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
+    dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
@@ -179,6 +194,8 @@ def prepare(cfg: DictConfig) -> Parts:
         seed=cfg.seed,
     )
     data.prepare()
+    if dynamic_sampling is not None:
+        dynamic_sampling.check(settings, len(data.train_prompts), advantage, cfg.algo.get("critic"))
     reward.check_answers(data.answers)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)
@@ -190,6 +207,8 @@ def prepare(cfg: DictConfig) -> Parts:
         checkpoint=checkpoint,
         loss=loss,
         advantage=advantage,
+        critic=critic,
+        dynamic_sampling=dynamic_sampling,
         model=model,
         lora=lora,
         tokenizer=tokenizer,
@@ -247,6 +266,27 @@ def _check_reference(
         raise ConfigError(f"{given}, whose head has {shape.vocab_size} rows, and that of {model.path} {own.vocab_size}")
     if rule and shape != own:
         raise ConfigError(f"{rule}, but {given}, which has other layers than {model.path}: leave {schedule.rule} null")
+
+
+def _check_critic(
+    critic: CriticSettings | None, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int
+) -> None:
+    """Raise `ConfigError` where a critic has no use, or is missing."""
+    if (critic is None) != (gae_of(advantage) is None):
+        raise ConfigError(
+            f"algo.critic is {critic and critic.kind} and algo.advantage {type(advantage).__name__}: GAE reads the "
+            "values of a critic, and no other estimator does; choose algo=ppo, or give both"
+        )
+    if critic is not None and critic.warmup_steps >= max_steps:
+        raise ConfigError(
+            f"algo.critic.warmup_steps is {critic.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
+            "never be trained; give fewer steps of warm-up"
+        )
+    if critic is not None and loss.needs.sequence_mean:
+        raise ConfigError(
+            f"algo.loss is {type(loss).__name__} with a critic: its ratio of a whole completion needs one advantage a "
+            "completion, and a critic gives one a token; leave the critic out"
+        )
 
 
 def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:

@@ -64,6 +64,8 @@ def assign(
     settings: StepSettings,
     ranks: Ranks,
     device: torch.device,
+    *,
+    has_critic: bool = False,
 ) -> Assignment:
     """Assign completions so that all ranks take equally long for every mini-batch; collective.
 
@@ -74,10 +76,11 @@ def assign(
         settings: sizes of a step.
         ranks: all of them call this.
         device: of the policy.
+        has_critic: every kept completion is run, and the loss may read the reference on any of them.
     """
     if ranks.world_size == 1:
         return assign_at_home(rollouts, device)
-    costs = _costs(rollouts, advantages, loss)
+    costs = _costs(rollouts, advantages, loss, has_critic=has_critic)
     shares = from_all_ranks((costs, [prompt.token_ids for prompt in rollouts.prompts]))
     balance = balanced([costs for costs, _ in shares], settings.minibatches_per_step)
     # A prompt occurs once for each rank that sampled it, and runs once for its completions of a micro-batch.
@@ -103,14 +106,14 @@ def assign(
     )
 
 
-def _costs(rollouts: Rollouts, advantages: Advantages, loss: PolicyLoss) -> RankCosts:
-    """The loss's masks with one value a completion: all of its tokens have the same advantage."""
+def _costs(rollouts: Rollouts, advantages: Advantages, loss: PolicyLoss, *, has_critic: bool) -> RankCosts:
+    """The loss's masks with one value a completion: without a critic all of its tokens have the same advantage."""
     values, is_correct = advantages.values.flatten().float(), rollouts.is_correct.flatten()
     masks = masks_of(loss, values, is_correct)
-    runs = masks.gradient & advantages.keep.flatten()
+    runs = (masks.gradient | has_critic) & advantages.keep.flatten()
     return RankCosts(
         prompt_lengths=[len(prompt.token_ids) for prompt in rollouts.prompts],
         lengths=rollouts.lengths.flatten().tolist(),
         runs=runs.tolist(),
-        reads_reference=(runs & masks.reference & loss.needs.reference_statistics).tolist(),
+        reads_reference=(runs & (masks.reference | has_critic) & loss.needs.reference_statistics).tolist(),
     )

@@ -67,7 +67,12 @@ def equalize_microbatches(
 
 
 def updated_tokens(table: StepTable, loss: PolicyLoss) -> Bool[Tensor, "tokens"]:
-    """Tokens of the completions that the update runs: kept, and with a token whose loss can have a gradient."""
+    """Tokens of the completions that the update runs: kept, and with a token whose loss can have a gradient.
+
+    With a critic that is every kept token.
+    """
+    if table.values is not None:
+        return table.kept_tokens
     moving = masks_of(loss, table.advantages, table.is_correct).gradient & table.kept_tokens
     return torch.isin(table.sequence_ids, table.sequence_ids[moving])
 

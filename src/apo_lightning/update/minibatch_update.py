@@ -1,6 +1,7 @@
 """The gradient of one mini-batch: from hidden states to the loss and back, one micro-batch after the other."""
 
-from contextlib import nullcontext
+import math
+from contextlib import ExitStack
 
 import torch
 from jaxtyping import Float
@@ -9,11 +10,15 @@ from torch import Tensor
 from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.losses.aggregation import sequence_means
+from apo_lightning.losses.value_loss import clipped_value_loss
+from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
+from apo_lightning.types import LossOutput
 from apo_lightning.update.memory import release_memory
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
 from apo_lightning.update.step_plan import StepPlan
+from apo_lightning.update.table import StepTable
 from apo_lightning.update.update_record import MinibatchGradient, TokenLosses
 
 
@@ -22,16 +27,20 @@ def minibatch_gradient(run: Run, plan: StepPlan, minibatch: Minibatch) -> Miniba
 
     If memory runs out, the mini-batch is run again in smaller micro-batches.
     """
-    compared = run.reference if run.loss.needs.full_kl else None
+    compared = [run.reference.policy] if run.loss.needs.full_kl and run.reference is not None else []
+    trained = [run.policy, *([] if run.critic is None else run.critic.copies)]
     while True:
-        run.policy.zero_grad(set_to_none=True)
+        for policy in trained:
+            policy.zero_grad(set_to_none=True)
         losses: list[TokenLosses] = []
         try:
-            with unsharded_root(run.policy), nullcontext() if compared is None else unsharded_root(compared.policy):
+            with ExitStack() as passes:
+                for policy in trained + compared:
+                    passes.enter_context(unsharded_root(policy))
                 microbatches = plan.table.within_budget(minibatch.microbatches, run.memory.tokens_per_microbatch)
                 for number, microbatch in enumerate(microbatches, start=1):
                     # The loss has no name here: after an error it would hold the memory of its graph.
-                    with grad_sync(run.policy, run.trainer.strategy, enabled=number == len(microbatches)):
+                    with grad_sync(trained, run.trainer.strategy, enabled=number == len(microbatches)):
                         # Strategies average over ranks; the weights already count the tokens of all ranks.
                         loss_scale = run.ranks.world_size
                         run.manual_backward(microbatch_loss(run, plan, minibatch, microbatch, losses) * loss_scale)
@@ -39,9 +48,12 @@ def minibatch_gradient(run: Run, plan: StepPlan, minibatch: Minibatch) -> Miniba
         except (RuntimeError, MemoryError) as error:
             run.memory.halve(error)
         release_memory()
-    if not minibatch.microbatches:
-        zero_gradient(run.policy)
-    norm = clip_grad_norm(run.policy.parameters(), run.settings.gradient_clip_norm)
+    for policy in [] if minibatch.microbatches else trained:
+        zero_gradient(policy)
+    norm = clip_grad_norm(run.policy.model.parameters(), run.settings.gradient_clip_norm)
+    if run.critic is not None:
+        critic_norm = clip_grad_norm(run.critic.parameters.values(), run.settings.gradient_clip_norm)
+        norm = norm if math.isfinite(critic_norm) else critic_norm
     norm = run.nonfinite.check_step(norm, losses, minibatch, plan.table, run.ranks, run.trainer.default_root_dir)
     return MinibatchGradient(losses=losses, norm=norm)
 
@@ -49,7 +61,9 @@ def minibatch_gradient(run: Run, plan: StepPlan, minibatch: Minibatch) -> Miniba
 def microbatch_loss(
     run: Run, plan: StepPlan, minibatch: Minibatch, microbatch: Microbatch, losses: list[TokenLosses]
 ) -> Float[Tensor, ""]:
-    """Σ_t w_t · loss_t of one micro-batch; its gradient is already known at the hidden states and the head.
+    """Σ_t w_t · loss_t of one micro-batch, and of the critic's loss where there is one.
+
+    The gradient of the policy's part is already known at the hidden states and the head.
 
     Args:
         run: the policy, the loss and the settings.
@@ -63,6 +77,7 @@ def microbatch_loss(
     compared = () if reference is None else (reference.hidden_states(microbatch), reference.head_weight)
     hidden = run.policy.hidden_states(microbatch)
     sequence_mean = _sequence_mean(run, plan, minibatch, microbatch, hidden) if needs.sequence_mean else None
+    values = None if run.critic is None else critic_loss(run.critic, table, microbatch, hidden)
     head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
         chunk = microbatch.part(tokens)
@@ -89,11 +104,30 @@ def microbatch_loss(
                 logprobs=inputs.logprobs.detach().clone(),
                 old_logprobs=inputs.old_logprobs,
                 per_token=output.per_token.detach(),
-                metrics=output.metrics,
+                metrics={**output.metrics, **_part(values, tokens)},
                 weighted_sum=weighted_sum.detach(),
             )
         )
-    return head.total_loss()
+    if run.critic is None or values is None:
+        return head.total_loss()
+    weights = run.critic.coefficient * minibatch.weights[microbatch.token_index]
+    return head.total_loss() + (weights * values.per_token).sum()
+
+
+def critic_loss(
+    critic: Critic, table: StepTable, microbatch: Microbatch, policy_hidden: Float[Tensor, "tokens hidden"]
+) -> LossOutput:
+    """The value loss of each token of a micro-batch."""
+    assert table.values is not None
+    assert table.returns is not None
+    index = microbatch.token_index
+    values = critic.values(microbatch, policy_hidden)
+    return clipped_value_loss(values, table.values[index], table.returns[index], critic.settings.value_clip)
+
+
+def _part(output: LossOutput | None, tokens: slice) -> dict[str, Tensor]:
+    """The metrics of some tokens."""
+    return {} if output is None else {name: values[tokens] for name, values in output.metrics.items()}
 
 
 @torch.no_grad()

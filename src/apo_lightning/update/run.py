@@ -6,8 +6,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.update.memory import MemoryBudget
@@ -21,6 +23,8 @@ class Run(Protocol):
 
     policy: Policy
     reference: Reference | None
+    critic: Critic | None
+    advantage: AdvantageEstimator
     loss: PolicyLoss
     settings: StepSettings
     memory: MemoryBudget

@@ -12,6 +12,8 @@ def total_work(rollouts: Rollouts, work: Work, ranks: Ranks) -> tuple[int, Work]
     """Response tokens that all ranks sampled, and the work of all ranks; collective."""
     counts = ranks.sums([int(rollouts.lengths.sum()), work.num_tokens, work.num_pairs, work.num_rows])
     num_sampled, num_tokens, num_pairs, num_rows = map(int, counts)
+    if rollouts.rounds is not None:
+        num_sampled = rollouts.rounds.num_tokens
     return num_sampled, Work(num_tokens=num_tokens, num_pairs=num_pairs, num_rows=num_rows)
 
 

@@ -12,7 +12,7 @@ from torchmetrics import CatMetric, Metric, SumMetric
 from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
 from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
 from apo_lightning.metrics.token_mean import TokenMean
-from apo_lightning.types import Rollouts, StepTokens
+from apo_lightning.types import Rollouts, SamplingRounds, StepTokens, mixed
 from apo_lightning.update.update_record import UpdateRecord
 
 # By default torchmetrics leaves NaN out of what it sums and gathers.
@@ -36,11 +36,12 @@ class StepMetrics(nn.Module):
     def compute(self, rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, float]:
         """The metrics of a step by log name, without times and rates."""
         device = tokens.old_logprobs.device
-        means = self._completion_means(rollouts, tokens) | self._token_means(tokens, record)
+        means = self._completion_means(rollouts, tokens) | self._token_means(rollouts, tokens, record)
         loss_metrics = {log_name(name): values for name, values in record.loss_metrics.items()}
         means |= {name: values for name, values in loss_metrics.items() if name not in MEDIANS}
         means["train/grad_norm"] = torch.tensor(record.grad_norms)
-        sums = {f"reward/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
+        sampled = rollouts.first_round
+        sums = {f"reward/num_{status}": float(count) for status, count in sampled.verdict_counts.items()}
         sums["train/loss"] = record.mean_loss
         sums["perf/num_preempted"] = float(rollouts.num_preempted)
 
@@ -54,7 +55,8 @@ class StepMetrics(nn.Module):
         result |= estimates
         for name in MEDIANS & loss_metrics.keys():
             result[name] = _median(self._reduce(name, KeepingCat, loss_metrics[name].to(device)))
-        result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
+        result |= {f"train/pass@{k}": value for k, value in pass_at_one_and_all(sampled, device).items()}
+        result |= _sampling(rollouts.rounds)
         result["train/num_nonfinite"] = float(num_infinite + num_unsound)
         result["train/num_empty_minibatches"] = float(record.num_empty)
         result["train/num_skipped_steps"] = float(record.num_nonfinite)
@@ -67,27 +69,32 @@ class StepMetrics(nn.Module):
         return float(self._reduce(name, KeepingSum, torch.tensor(value, dtype=torch.float64, device=device)))
 
     def _completion_means(self, rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tensor]:
-        """Over all completions of the step."""
+        """Over all completions of the step: those sampled first, and for advantages those selected."""
         is_moving = torch.zeros(len(rollouts.completions), dtype=torch.bool)
         is_moving[tokens.sequence_ids[tokens.advantages != 0].cpu()] = True
-        return {
-            "train/reward": _fault_if_nan(rollouts.rewards.flatten()),
-            "train/completion_tokens": rollouts.lengths.flatten().float(),
-            "train/truncated_fraction": torch.tensor(
-                [float(c.finish_reason == "length") for c in rollouts.completions]
-            ),
+        sampled = rollouts.first_round
+        means = {
+            "train/reward": _fault_if_nan(sampled.rewards.flatten()),
+            "train/completion_tokens": sampled.lengths.flatten().float(),
+            "train/truncated_fraction": torch.tensor([float(c.finish_reason == "length") for c in sampled.completions]),
             "train/zero_advantage_fraction": (~is_moving).float(),
         }
+        if rollouts.rounds is not None:
+            means["train/kept/reward"] = _fault_if_nan(rollouts.rewards[mixed(rollouts.is_correct)].flatten())
+        return means
 
-    def _token_means(self, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
-        """Over all tokens of the step, and at the sampling policy over those that the update was run on.
+    def _token_means(self, rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
+        """Over all tokens sampled first, and at the sampling policy over those that the update was run on.
 
         With `old_logprobs: rollout` that policy is not run on the later mini-batches.
         """
         updated = record.updated
+        logprobs = tokens.rollout_logprobs
+        if rollouts.rounds is not None:
+            logprobs = torch.tensor([value for c in rollouts.first_round.completions for value in c.logprobs])
         asked = updated & tokens.required.to(updated.device)[tokens.sequence_ids]
         return {
-            "train/surprisal": _fault_if_nan(-tokens.rollout_logprobs),
+            "train/surprisal": _fault_if_nan(-logprobs),
             "train/entropy_updated": _fault_if_nan(tokens.entropy[asked]),
             "train/max_prob_updated": _fault_if_nan(tokens.max_prob[asked]),
             "train/skipped_fraction": (~updated).float(),
@@ -113,6 +120,19 @@ class StepMetrics(nn.Module):
         reduced = reducer.compute()
         reducer.reset()
         return reduced
+
+
+def _sampling(rounds: SamplingRounds | None) -> dict[str, float]:
+    """What dynamic sampling cost, by log name."""
+    if rounds is None:
+        return {}
+    return {
+        "sampling/num_rounds": float(rounds.num_rounds),
+        "sampling/num_prompts": float(rounds.num_prompts),
+        "sampling/num_tokens": float(rounds.num_tokens),
+        "sampling/kept_fraction": rounds.num_mixed / rounds.num_prompts,
+        "sampling/discarded_fraction": 1 - rounds.num_trained_tokens / rounds.num_tokens,
+    }
 
 
 def _fault_if_nan(values: Tensor) -> Tensor:

@@ -35,11 +35,16 @@ class StepPlan:
     """What the loss's `marks` says of each token, 0 on dropped ones; None: the loss needs none."""
 
 
-def plan_step(run: Run, rollouts: Rollouts, advantages: Advantages) -> StepPlan:
-    """Plan a step from the rollouts that this rank sampled, and their advantages; collective."""
-    assignment = assign(rollouts, advantages, run.loss, run.settings, run.ranks, run.device)
-    table = StepTable(rollouts, advantages, run.device, assignment)
-    needs = needs_of_diagnostics(run.trainer.callbacks, rollouts.step)  # pyright: ignore[reportAttributeAccessIssue]
+def step_table(run: Run, rollouts: Rollouts, advantages: Advantages) -> StepTable:
+    """The table of a step from the rollouts that this rank sampled, and their advantages; collective."""
+    has_critic = run.critic is not None
+    assignment = assign(rollouts, advantages, run.loss, run.settings, run.ranks, run.device, has_critic=has_critic)
+    return StepTable(rollouts, advantages, run.device, assignment)
+
+
+def plan_step(run: Run, table: StepTable) -> StepPlan:
+    """Plan a step, once the advantages of its tokens are known; collective."""
+    needs = needs_of_diagnostics(run.trainer.callbacks, table.rollouts.step)  # pyright: ignore[reportAttributeAccessIssue]
     updated = updated_tokens(table, run.loss)
     minibatches = plan_minibatches(table, updated, run.settings, run.memory.tokens_per_microbatch, run.ranks)
     return StepPlan(

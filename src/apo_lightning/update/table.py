@@ -1,6 +1,6 @@
 """The table of one training step: one row for each response token, filled in stage by stage, read by the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +31,7 @@ class StepTable:
 
         column                              written by
         required, drawn                     plan_step
+        values, returns, advantages         score_values, through record_values; without a critic nothing
         ref_logprobs, anchor (but π)        score_reference, through record_reference
         old_logprobs, entropy, max_prob,    score_policy, the first mini-batch of the update and the engine's check,
         anchor.logprobs                     through record_policy
@@ -73,6 +74,9 @@ class StepTable:
         self.old_logprobs = self._unknown()
         self.entropy = self._unknown()
         self.max_prob = self._unknown()
+        self.values: Tensor | None = None
+        self.returns: Tensor | None = None
+        self.critic_metrics: Mapping[str, float] = {}
         self.ref_logprobs: Tensor | None = None
         self.anchor: Anchor | None = None
 
@@ -104,6 +108,14 @@ class StepTable:
     def completions_with(self, wanted: Bool[Tensor, "tokens"]) -> list[int]:
         """Completions that have a wanted token, ascending."""
         return self.sequence_ids[wanted].unique().tolist()
+
+    def record_values(
+        self, values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
+    ) -> None:
+        """Write the critic's values and returns, and put these advantages in the place of the estimator's."""
+        self.values = values
+        self.returns = returns.to(self.device, values.dtype)
+        self.advantages = advantages.to(self.device, values.dtype)
 
     def prepare_reference(self, anchor_size: int) -> None:
         """Allocate the reference's columns; every row is absent until it is recorded."""

@@ -1,9 +1,9 @@
-import dataclasses
 import json
 
 import pytest
 import torch
 
+import apo_lightning.callbacks.rollout_writer
 from apo_lightning.callbacks.rollout_writer import RolloutWriter, completion_lines
 from apo_lightning.common.files import to_json, write_atomically
 from factories import make_step
@@ -48,21 +48,25 @@ def test_identical_runs_leave_identical_bytes(scripted_run):
     assert bytes_of_a_run() == bytes_of_a_run()
 
 
-def test_the_lines_follow_the_order_in_which_the_step_was_sampled(scripted_run):
-    """Ranks hand in their parts one after another: here the lines of p1 come first, but the batch is p0, p1."""
+def test_the_lines_follow_the_order_of_the_rollout_which_the_ranks_share(scripted_run, monkeypatch):
+    """Of p0, p1, p2 and p3 this rank has p0 and p2, and the other one p1 and p3."""
 
-    def second_prompt_first(step, max_steps):
-        output = make_step(("correct", "incorrect") * 2, step=step, max_steps=max_steps)
-        rollouts = dataclasses.replace(output.rollouts, prompts=output.rollouts.prompts[::-1])
-        return dataclasses.replace(output, rollouts=rollouts)
+    def of_two_ranks(lines):
+        others = {"p0": "p1", "p1": "p3"}
+        return [
+            [line | {"prompt_id": {"p0": "p0", "p1": "p2"}[line["prompt_id"]]} for line in lines],
+            [line | {"prompt_id": others[line["prompt_id"]]} for line in lines],
+        ]
 
-    run = scripted_run([RolloutWriter()], max_steps=1, step_output=second_prompt_first)
+    monkeypatch.setattr(apo_lightning.callbacks.rollout_writer, "from_all_ranks", of_two_ranks)
+    run = scripted_run(
+        [RolloutWriter()],
+        max_steps=1,
+        step_output=lambda step, n: make_step(("correct", "incorrect") * 2, step=step, max_steps=n),
+    )
     lines = [json.loads(line) for line in (run.folder / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
-    assert [(line["prompt_id"], line["completion"]) for line in lines] == [
-        ("p0", "text 2"),
-        ("p0", "text 3"),
-        ("p1", "text 0"),
-        ("p1", "text 1"),
+    assert [(line["prompt_id"], line["sample"]) for line in lines] == [
+        (f"p{prompt}", sample) for prompt in range(4) for sample in range(2)
     ]
 
 

@@ -57,7 +57,7 @@ class Accumulating(pl.LightningModule):
 
     def training_step(self, batch, batch_idx):
         for value, is_last in ((1.0, False), (10.0, True)):
-            with grad_sync(self, self.trainer.strategy, enabled=is_last):
+            with grad_sync([self], self.trainer.strategy, enabled=is_last):
                 self.manual_backward(self.linear(torch.full((1, 1), value)).sum())
             assert self.num_reduced == int(is_last)
 

@@ -295,7 +295,7 @@ def update(policy, strategy, microbatch, is_last):
     head = policy.detached_head(policy.hidden_states(microbatch), temperature=1.0)
     for tokens in head.chunks():
         head.add(head.statistics(tokens, microbatch.targets[tokens]).logprobs.sum())
-    with grad_sync(policy, strategy, enabled=is_last):
+    with grad_sync([policy], strategy, enabled=is_last):
         head.total_loss().backward()
 
 

@@ -246,6 +246,21 @@ def test_loss_and_advantage_say_who_runs_what(algo, updated, prompts, reference)
     assert (work.num_prompts, work.num_completions, work.completion_tokens) == (8, 64, 8)
 
 
+def test_dynamic_sampling_samples_in_rounds_and_trains_on_mixed_groups():
+    # Half of the groups are mixed and half of their completions wrong: 16, 8, 4, 2, 1 and 1 prompts on two ranks.
+    work = workload(composed("algo=dapo"), Expected(signal_share=0.5, error_share=0.25, failed_share=0.5))
+    assert [prompts * 2 for prompts in work.rounds] == [16, 8, 4, 2, 1, 1]
+    assert work.num_sampled_tokens == 16 * 8 * 8
+    assert (work.num_prompts, work.updated.completions) == (8, 1)
+    assert "8, 4, 2, 1, 0.5, 0.5" in work.describe()
+    at_once = workload(composed("algo=dapo"), Expected())
+    assert (list(at_once.rounds), at_once.num_sampled_tokens) == ([8], 8 * 8 * 8)
+    # A second round of the same size costs what the first one does, its tail included.
+    one, two = (plan_cost(MODEL, RUN, replace(WORK, rounds=[64] * n), RATES).phases() for n in (1, 2))
+    assert one == plan_cost(MODEL, RUN, WORK, RATES).phases()
+    assert two == one | {"generate": pytest.approx(2 * one["generate"])}
+
+
 def test_what_is_dropped_is_not_run_though_the_loss_has_a_gradient_there():
     cfg = composed("algo=nsr", "algo.loss.entropy_coef=0.01")
     work = workload(cfg, Expected(signal_share=1.0, error_share=0.25))
@@ -260,8 +275,10 @@ def test_the_fullest_rank_has_the_mean_over_the_balance_but_samples_no_more():
 
 def workload(cfg, expected: Expected) -> Workload:
     settings = step_settings(cfg, instantiate(cfg.data))
+    parts = ("loss", "advantage", "critic", "dynamic_sampling")
+    loss, advantage, critic, sampling = (instantiate(cfg.algo.get(part)) for part in parts)
     return expected_workload(
-        settings, instantiate(cfg.algo.loss), instantiate(cfg.algo.advantage), expected, world_size=2
+        settings, loss, advantage, expected, world_size=2, critic=critic, dynamic_sampling=sampling
     )
 
 
@@ -312,3 +329,30 @@ def test_rates_are_measured_here():
     assert 1e9 < rates.matmul_flops_per_second < 1e14
     assert 1e7 < rates.attention_flops_per_second < 1e14
     assert 1e8 < rates.memory_bytes_per_second < 1e13
+
+
+def test_the_values_of_a_critic_cost_a_forward_without_the_vocabularys_head():
+    work = replace(WORK, values=Part(prompts=1.0, completions=1.0))
+    # 64 groups, 512 completions, whose last tokens are not run: 9,600 + 512·799 tokens
+    products = 2 * 28 * 233_057_792 * 418_688 / 2e14
+    assert seconds(plan_cost(MODEL, RUN, work, RATES), "values", "products") == pytest.approx(products)
+    assert "values" not in plan_cost(MODEL, RUN, WORK, RATES).phases()
+
+
+def test_a_separate_critic_is_updated_as_the_policy_is_without_the_vocabularys_head():
+    plan = plan_cost(MODEL, RUN, replace(WORK, has_separate_critic=True), RATES)
+    layers = 2 * 28 * 233_057_792 * 251_213 / 2e14  # the tokens of the update, as above
+    assert seconds(plan, "update", "critic: products") == pytest.approx(3 * layers)
+    assert seconds(plan, "update", "critic: logits") == 0
+    assert seconds(plan, "update", "critic: optimizer") == seconds(plan, "update", "optimizer")
+    alone = plan_cost(MODEL, RUN, WORK, RATES)
+    assert seconds(plan, "update", "products") == seconds(alone, "update", "products")
+
+
+@pytest.mark.parametrize("kind", ["value_head", "separate"])
+def test_with_a_critic_every_completion_is_run_and_any_may_read_the_reference(kind):
+    expected = Expected(signal_share=0.5, error_share=0.2)
+    work = workload(composed("algo=apo_ppo", f"algo.critic.kind={kind}"), expected)
+    assert work.updated == work.values == work.reference == Part(prompts=1.0, completions=1.0)
+    assert work.has_separate_critic == (kind == "separate")
+    assert workload(composed("algo=ppo"), expected).reference == NOTHING

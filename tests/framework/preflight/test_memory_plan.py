@@ -259,3 +259,20 @@ def test_a_gpu_without_room_for_one_sequence_shows_in_the_plan():
     parts = {part.name: part for part in plan.allocations}
     assert parts["keys and values"].generate == 2048 * 57_344  # 2·28·4·128·2 bytes a token
     assert plan.total("check") > 0.9 * 40 * GIB
+
+
+def test_a_separate_critic_is_a_second_model_but_for_reference_head_and_engine():
+    model, with_critic = qwen_math7b(), replace(PAPER, num_trained_models=2)
+    alone, both = (
+        {part.name: part.update for part in plan_memory(model, run).allocations} for run in (PAPER, with_critic)
+    )
+    for name in ("weights", "gradients", "optimizer moments"):
+        assert both[name] == 2 * alone[name]
+    assert both["reference weights"] == alone["reference weights"]
+    # The GPU's worst moment is the head's, whose logits there are once.
+    assert both["activations"] == 2 * alone["activations"]
+    assert both["head: logits, its gradient"] == alone["head: logits, its gradient"]
+    # Loading takes a second copy in float32 where nothing is sharded.
+    single = replace(PAPER, world_size=1, strategy="single")
+    loading = [plan_memory(model, replace(single, num_trained_models=n)).loading for n in (1, 2)]
+    assert loading[1] - loading[0] == 4 * N

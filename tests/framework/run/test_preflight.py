@@ -39,6 +39,15 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     assert "scored before 75%" in printed
 
 
+def test_dynamic_sampling_is_planned_by_the_expected_share_of_mixed_groups(tmp_path, capsys):
+    options = ("algo=dapo", "expected.signal_share=0.5", "expected.error_share=0.25", "prompts_per_minibatch=4")
+    assert preflight(composed("model=tiny", "engine=transformers", "callbacks=none", *options), tmp_path) == 0
+    printed = capsys.readouterr().out
+    # ten rounds of 16 prompts, if no group is mixed
+    assert row(printed, "completions sampled, at most") == ["25,600"]
+    assert "prompts a rank and round of sampling: 16, 8, 4, 2, 1, 1" in printed
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tmp_path, capsys):
     folder = tmp_path / "model"

@@ -47,6 +47,10 @@ def test_a_straight_line_is_read_off_exactly():
     assert at_matched(run, 0.3, "pass@64") == pytest.approx(0.8)
 
 
+def test_points_of_one_pass_at_1_have_their_mean():
+    assert at_matched(run_with([(0.3, 0.8), (0.3, 0.6)]), 0.3, "pass@64") == pytest.approx(0.7)
+
+
 def test_evaluation_points_far_from_the_level_do_not_enter():
     near = [(0.28, 0.8), (0.32, 0.6)]
     assert at_matched(run_with([(0.10, 0.99), *near, (0.44, 0.1)]), 0.3, "pass@64") == pytest.approx(0.7)

@@ -1,15 +1,14 @@
-"""Snapshots along a run: averaged over seeds step by step, against the model before training; ends go into tables."""
+"""Snapshots along a run: drawn over steps against the model before training; ends go into tables."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from apo_lab.reporting.figures.collapse import collapse_figure, trajectories
 
-from apo_lab.reporting.evaluations import measurements, snapshot_measurements
+from apo_lab.reporting.evaluations import measurements, with_snapshots
 from apo_lab.reporting.figures.report import report_figures
+from apo_lab.reporting.figures.training import curve_panels
 from apo_lab.reporting.records import Evaluated, Evaluations
-from apo_lab.reporting.style import styles_of
 from report_records import make_result, make_run
 
 SMALL = {"num_problems": 8, "num_samples": 4}
@@ -46,20 +45,29 @@ def evaluations(runs, steps=(0, 10, 20), shifts=(0.0, 0.2)):
     return Evaluations(results=tuple(found))
 
 
-def test_a_line_has_each_step_averaged_over_seeds_and_the_model_before_training_once(runs):
-    [(where, lines)] = trajectories(snapshot_measurements(runs, evaluations(runs))).items()
-    assert where == ("Qwen2.5-Math-7B", "aime2024", 4)
-    assert [(step, len(item.policies)) for step, item in lines["APO"].items()] == [(10, 2), (20, 2)]
-    # The factory's entropy is 0.3, of the second seed 0.2 more.
-    assert lines["APO"][10].metrics["entropy"].value == pytest.approx(0.4)
-    assert list(lines["Base"]) == [0]
-    assert lines["Base"][0].metrics["entropy"].value == pytest.approx(0.5)
+def test_snapshots_are_metrics_of_their_run_at_their_step(runs):
+    first, _ = with_snapshots(runs, evaluations(runs))
+    found = first.metrics["snapshot/aime2024/entropy"].dropna()
+    # The factory's entropy is 0.5 before training and 0.3 after it, with ends 0.02 away.
+    assert found.to_dict() == {0: 0.5, 10: pytest.approx(0.3), 20: pytest.approx(0.3)}
+    assert first.metrics["snapshot/aime2024/entropy low"].dropna().to_dict()[10] == pytest.approx(0.28)
+    assert "snapshot/aime2024/pass@2" not in first.metrics
+    assert first.metrics["train/entropy"].equals(runs[0].metrics["train/entropy"].reindex(range(21)))
 
 
-def test_a_step_that_one_seed_lacks_is_no_point_of_the_line(runs):
+def test_a_line_has_the_steps_that_every_seed_has(runs):
     both = evaluations(runs).results
-    [lines] = trajectories(snapshot_measurements(runs, Evaluations(results=both[:-1]))).values()
-    assert list(lines["APO"]) == [10]
+    found = with_snapshots(runs, Evaluations(results=both[:-1]))
+    curve = next(c for p in curve_panels({"APO": found}, "collapse") for c in p.curves if "entropy" in p.title)
+    # The second seed's entropy is 0.2 more, and it lacks step 20.
+    assert curve.smoothed.mean(axis=1).to_dict() == {0: pytest.approx(0.6), 10: pytest.approx(0.4)}
+
+
+def test_a_single_seed_has_its_interval_over_problems_as_band(runs):
+    found = with_snapshots(runs[:1], Evaluations(results=evaluations(runs).results[:3]))
+    panel = next(p for p in curve_panels({"APO": found}, "collapse") if "entropy" in p.title)
+    assert panel.curves[0].bounds.loc[10].tolist() == pytest.approx([0.28, 0.32])
+    assert panel.reference == 0.5
 
 
 def test_of_the_snapshots_only_the_ends_count_in_tables(runs):
@@ -76,20 +84,9 @@ def test_of_the_snapshots_only_the_ends_count_in_tables(runs):
     assert len(measurements(runs, more)) == 3
 
 
-def test_the_figure_has_a_panel_a_metric_and_the_base_as_a_horizontal_line(runs):
-    [lines] = trajectories(snapshot_measurements(runs, evaluations(runs))).values()
-    figure = collapse_figure(lines, styles_of(["APO"]), 4)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == ["Pass@1", "Pass@4", "Token entropy [nats]"]
-    axes = figure.axes[2]
-    horizontal, curve = (line.get_ydata() for line in axes.get_lines())
-    assert list(horizontal) == pytest.approx([0.5, 0.5])
-    assert list(curve) == pytest.approx([0.4, 0.4])
-    assert list(axes.get_lines()[1].get_xdata()) == [10, 20]
-
-
-def test_a_report_draws_it(runs):
-    found = snapshot_measurements(runs, evaluations(runs))
-    [figure] = [f for f in report_figures([], [], snapshots=found) if f.name.startswith("collapse")]
-    assert figure.title == "Along training, Qwen2.5-Math-7B, AIME 24"
-    assert "4 samples a problem" in figure.caption
+def test_the_figure_has_a_panel_a_metric(runs):
+    [figure] = [f for f in report_figures(with_snapshots(runs, evaluations(runs)), []) if f.name == "collapse"]
+    assert figure.title == "Snapshots along training, Qwen2.5-Math-7B"
+    assert "APO 2" in figure.caption
+    titles = [axes.get_title(loc="left") for axes in figure.figure.axes][:3]
+    assert titles == ["Pass@1, aime2024", "Pass@4, aime2024", "Token entropy [nats], aime2024"]

@@ -3,9 +3,8 @@
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +12,7 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
@@ -37,25 +36,21 @@ styled = rc_context(RC)
 """Decorator: draw under the settings of `RC`."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFigure:
-    """A figure with its title and caption."""
+class NamedFigure(NamedTuple):
+    """A figure with the stem of its files, its title and caption."""
 
     name: str
-    """Stem of its files: `pareto`."""
     title: str
     caption: str
     figure: Figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndLabel:
-    """A name at the end of a line."""
+class EndLabel(NamedTuple):
+    """A name at the end of a line, which is at (x, y) in data coordinates."""
 
     text: str
     x: float
     y: float
-    """The y at which the line ends, in data coordinates."""
     color: str
 
 
@@ -140,15 +135,16 @@ def label_ends(axes: Axes, labels: Sequence[EndLabel]) -> None:
         )
 
 
-def ends(estimates: Iterable[Estimate], *, scale: float = 1.0) -> Float[np.ndarray, "3 estimates"]:
-    """Values, lower and upper ends of estimates, in a unit that is `scale` times smaller."""
-    return scale * np.array([(estimate.value, estimate.low, estimate.high) for estimate in estimates]).T
+def per_cent(estimates: Iterable[Estimate]) -> Float[np.ndarray, "3 estimates"]:
+    """Values, lower and upper ends of fractions [%]."""
+    return 100 * np.array([(estimate.value, estimate.low, estimate.high) for estimate in estimates]).T
 
 
 def draw_band(axes: Axes, x: ArrayLike, y: Float[np.ndarray, "3 points"], style: Style, **line: Any) -> EndLabel:
     """A method's line within its band, `y` being middle, low and high; returns its name at the line's end."""
     middle, low, high = y
-    axes.fill_between(x, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=2)
+    if np.any(high > low):
+        axes.fill_between(x, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=2)
     axes.plot(x, middle, **{**style.marked_line, "markersize": 3.5, "zorder": 3 + style.rank, **line})
     return EndLabel(text=style.label, x=float(np.asarray(x)[-1]), y=float(middle[-1]), color=style.color)
 
@@ -170,7 +166,7 @@ def log2_axis(axes: Axes, name: str) -> None:
     """The x axis doubles from tick to tick, or quadruples where it is long."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"{name} (log scale)")
 

@@ -10,11 +10,11 @@ from matplotlib.lines import Line2D
 
 from apo_lab.reporting.figures.canvas import (
     draw_band,
-    ends,
     filled_and_hollow,
     log2_axis,
     method_legend,
     panels,
+    per_cent,
     styled,
 )
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
@@ -42,8 +42,9 @@ def shown_methods(measurements: Sequence[Measurement]) -> list[Measurement]:
 def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
     """Pass@1 and Pass@K of every method, averaged over the benchmarks that all methods of its model have."""
     shown, points = without_variants(series(evaluated(measurements))), []
+    common = common_benchmarks(shown)
     for item in shown:
-        names = common_benchmarks([other for other in shown if other.head.block == item.head.block])
+        names = common[item.head.block]
         first, every = average(item, names, "pass@1"), average(item, names, "pass@K")
         if first is not None and every is not None:
             points.append(ParetoPoint(item.head.block, item.head.name, first, every))
@@ -69,7 +70,7 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
             draw_band(
                 axes,
                 range(1, len(item.pass_at_k) + 1),
-                ends(item.pass_at_k, scale=100),
+                per_cent(item.pass_at_k),
                 styles[item.name],
                 markevery=[2**power - 1 for power in range(len(item.pass_at_k).bit_length())],
             )
@@ -123,7 +124,7 @@ def pareto_figure(
 
 
 def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -> None:
-    (x, y), low, high = ends([point.pass_at_1, point.pass_at_k], scale=100)
+    (x, y), low, high = per_cent([point.pass_at_1, point.pass_at_k])
     axes.errorbar(
         x,
         y,
@@ -143,15 +144,16 @@ def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -
 
 def _draw_collapse(axes: Axes, points: Sequence[ParetoPoint]) -> None:
     """An arrow from the base model to GRPO, if that is a collapse."""
-    places = {point.method: ends([point.pass_at_1, point.pass_at_k], scale=100)[0] for point in points}
+    places = {point.method: per_cent([point.pass_at_1, point.pass_at_k])[0] for point in points}
     start, end = places.get(BASE), places.get(METHODS["grpo"])
     if start is None or end is None or not (end[0] > start[0] and end[1] < start[1]):
         return
     line = {"arrowstyle": "-|>", "linestyle": (0, (4, 2)), "color": COLLAPSE, "linewidth": 1}
     axes.annotate("", end, start, arrowprops={**line, "shrinkA": 6, "shrinkB": 6}, zorder=3)
-    run, rise = end - start
+    (run, rise), (x, y) = end - start, (start + end) / 2
     axes.text(
-        *(start + end) / 2,
+        x,
+        y,
         "diversity collapse",
         ha="center",
         va="top",

@@ -20,8 +20,8 @@ from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
 from apo_lab.reporting.style import Style, styles_of
 from apo_lab.reporting.tables.sensitivity import swept_methods
+from apo_lab.reporting.tables.series import INTERVALS
 
-INTERVALS = "95 % confidence intervals over problems, and over training seeds of methods that have several"
 SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
     "faint lines: runs as logged. Training seeds: "
@@ -30,8 +30,8 @@ PANELS = {
     "training": ("Training", ""),
     "collapse": (
         "Snapshots along training",
-        "The same sample seeds at every step; of a single seed the band is the 95 % interval over problems. Dotted: the "
-        "model before training. ",
+        "The same sample seeds at every step; the band of a single seed is its 95 % interval over problems. Dotted: "
+        "the model before training. ",
     ),
     "monitors": (
         "Diagnostics",
@@ -46,12 +46,9 @@ def report_figures(
     measurements: Sequence[Measurement],
     defaults: Defaults | None = None,
 ) -> list[NamedFigure]:
-    """Every figure that there is data for; a method has the same style in each.
+    """Every figure that there is data for, from `evaluations.with_snapshots` and `measurements` with the same defaults.
 
-    Args:
-        runs: the training runs, `evaluations.with_snapshots`.
-        measurements: of evaluations and of the runs' held-out problems, from `evaluations.measurements`.
-        defaults: what a run uses where nothing is overridden; the same as `measurements` was given.
+    A method has the same style in each.
     """
     paper = as_measurements(published("main_results"))
     by_model = runs_by_method(runs, defaults)

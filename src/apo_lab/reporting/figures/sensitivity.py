@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apo_lab.reporting.axes import value_place
-from apo_lab.reporting.figures.canvas import ends, filled_and_hollow, panels, styled
+from apo_lab.reporting.figures.canvas import filled_and_hollow, panels, per_cent, styled
 from apo_lab.reporting.names import METHODS, axis_name
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.style import KNOWN
@@ -23,7 +23,7 @@ def sensitivity_points(
 ) -> dict[str, Points]:
     """Setting → its points, for every setting along which runs of a method depart from its defaults in nothing else."""
     items = series_of(measurements, block, method)
-    names = common_benchmarks(items)
+    names = common_benchmarks(items).get(block, ())
     found = {}
     for keys, variants in variants_of(items, usual).items():
         # Several weights under one name would be several points at one value.
@@ -45,11 +45,6 @@ def sensitivity_figure(ours: Mapping[str, Points], published: Mapping[str, Point
     dotted line are published numbers.
 
     Source: APO paper, figure "Hyperparameter Sensitivity Analysis".
-
-    Args:
-        ours: from `sensitivity_points`.
-        published: the same of the paper's numbers; settings that are not in `ours` are left out.
-        usual: value of each setting where nothing is overridden.
     """
     figure, grid = panels(len(ours), height=1.9)
     for axes, (key, points) in zip(grid, ours.items(), strict=True):
@@ -74,7 +69,7 @@ def _panel(axes: Axes, ours: Points, published: Points, usual: str) -> None:
         if not points:
             continue
         x = [values.index(value) for value in points]
-        y, low, high = ends(points.values(), scale=100)
+        y, low, high = per_cent(points.values())
         axes.vlines(x, low, high, color=color, alpha=0.35, linewidth=1.2)
         axes.plot(x, y, line, color=color, linewidth=1.1, zorder=3)
         for value, at, height in zip(points, x, y, strict=True):

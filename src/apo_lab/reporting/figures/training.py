@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -75,8 +75,10 @@ def method_curves(runs: RunsByMethod, key: str) -> list[MethodCurve]:
     """
     curves = []
     for method, group in runs.items():
-        if logged := [run.metrics[key].dropna() for run in group if key in run.metrics]:
-            smooth = [each.rolling(max(1, len(each) // WINDOWS_PER_RUN), min_periods=1).mean() for each in logged]
+        if logged := [pd.Series(run.metrics[key]).dropna() for run in group if key in run.metrics]:
+            smooth: list[Any] = [
+                each.rolling(max(1, len(each) // WINDOWS_PER_RUN), min_periods=1).mean() for each in logged
+            ]
             smoothed = pd.concat(smooth, axis=1, join="inner")
             bounds = pd.concat([smoothed.min(axis=1), smoothed.max(axis=1)], axis=1)
             if len(logged) == 1 and f"{key} low" in group[0].metrics:

@@ -34,10 +34,7 @@ def mixed_pass_at_k(run: LabRun, k: int, share: float) -> Float[Tensor, "problem
 
         1 − (1 − p_base)^{k·share}·(1 − p)^{k·(1 − share)}
 
-    Args:
-        run: its first evaluation point is the base model.
-        k: samples in all.
-        share: of them from the base model; k·share is whole. A single sample is the last policy's.
+    The run's first evaluation point is the base model; k·share is whole. A single sample is the last policy's.
     """
     from_base = round(k * share) if k > 1 else 0
     base, last = run.scores(0).success.clamp(max=1.0), run.last.success.clamp(max=1.0)

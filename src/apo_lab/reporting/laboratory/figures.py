@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from apo_lab.reporting.figures.canvas import NamedFigure, draw_band, label_ends, panels, styled
 from apo_lab.reporting.laboratory.baselines import averaged_points
-from apo_lab.reporting.laboratory.reading import LabRun, Methods, by_puzzle
+from apo_lab.reporting.laboratory.reading import LabRun, Methods, base_point, by_puzzle
 from apo_lab.reporting.laboratory.sweeps import sweep_figure, sweep_of
 from apo_lab.reporting.names import BASE, method_name
 from apo_lab.reporting.style import COLLAPSE, QUIET, Style, styles_of
@@ -32,9 +32,7 @@ def laboratory_figures(
     styles = styles_of([BASE, *(method_name(run.method) for run in runs)])
     figures = []
     for puzzle, methods in by_puzzle(runs).items():
-        title = puzzle.capitalize()
-        seeds = len(next(iter(methods.values())))
-        over = f"Means over {seeds} training seed{'s' if seeds > 1 else ''}."
+        title, over = puzzle.capitalize(), f"Training seeds: {len(next(iter(methods.values())))}; means over them."
         shown = {method: methods[method] for method in MAIN if method in methods}
         figures += [
             NamedFigure(
@@ -88,13 +86,14 @@ def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], 
         open_squares["color"] = styles[method_name("grpo")].color
         axes.plot(*zip(*averaged, strict=True), **open_squares, linewidth=1.0, zorder=15)
         handles.append(Line2D([], [], **open_squares, label="GRPO, averaged\nwith the base"))
-    base = _base(methods)
+    base = base_point(methods)
     start = (base["pass@1"], base["pass@64"])
     axes.plot(*start, "X", color=styles[BASE].color, zorder=40)
     _note(axes, BASE, start, (6, 5), color=styles[BASE].color)
     if "grpo" in curves:  # the arrow that the paper draws
         arrow = {"arrowstyle": "->", "color": COLLAPSE, "linewidth": 0.8, "linestyle": (0, (2, 2))}
-        axes.annotate("", [curve[-1] for curve in curves["grpo"]], start, arrowprops=arrow)
+        ones, many = curves["grpo"]
+        axes.annotate("", (ones[-1], many[-1]), start, arrowprops=arrow)
     axes.set_xlabel("pass@1")
     axes.set_ylabel("pass@64")
     _per_cent(axes.xaxis, axes.yaxis)
@@ -105,7 +104,7 @@ def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], 
 @styled
 def curves_figure(methods: Methods, styles: Styles) -> Figure:
     """pass@1, pass@64, entropy, max-prob and support mass over steps."""
-    base = _base(methods)
+    base = base_point(methods)
     kind = "operator" if "entropy/operator" in base else "strategy"
     shown = (
         ("pass@1", "pass@1"),
@@ -171,11 +170,6 @@ def _note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, 
 def _per_cent(*axes: Axis) -> None:
     for axis in axes:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _base(methods: Methods) -> Mapping[str, float]:
-    """The base model's evaluation point, the same for all runs of a puzzle."""
-    return next(iter(methods.values()))[0].points[0]
 
 
 def _table(runs: Sequence[LabRun], metric: str) -> np.ndarray:

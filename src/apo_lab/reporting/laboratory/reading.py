@@ -103,9 +103,7 @@ def read_laboratory(folder: Path) -> list[LabRun]:
 def by_puzzle(runs: Sequence[LabRun], prefix: str = "") -> dict[str, dict[str, list[LabRun]]]:
     """Puzzle → method → its runs, locks first and methods in the order of tables, seeds ascending.
 
-    Args:
-        runs: all runs.
-        prefix: `REVIVAL` for runs that began with a collapsed policy, otherwise those that began with the base model.
+    Of runs that began with the base model, or with `REVIVAL` of those that began with a collapsed policy.
     """
     methods = in_order((run.method.removeprefix(prefix) for run in runs), METHODS)
     puzzles = in_order((run.puzzle for run in runs), ["locks"])
@@ -114,6 +112,11 @@ def by_puzzle(runs: Sequence[LabRun], prefix: str = "") -> dict[str, dict[str, l
         if next((known for known in (REVIVAL, SWEEP) if run.method.startswith(known)), "") == prefix:
             found[run.puzzle].setdefault(run.method.removeprefix(prefix), []).append(run)
     return {puzzle: of_method for puzzle, of_method in found.items() if of_method}
+
+
+def base_point(methods: Methods) -> Mapping[str, float]:
+    """The base model's evaluation point, the same for all runs of a puzzle."""
+    return next(iter(methods.values()))[0].points[0]
 
 
 def pass_table(runs: Sequence[LabRun], k: int, point: int = -1) -> Float[Tensor, "seeds problems"]:

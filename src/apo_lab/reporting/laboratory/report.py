@@ -26,14 +26,7 @@ FRONTIER_K = 64
 
 
 def laboratory_report(folder: Path, *, date: str) -> Path:
-    """Write everything below `folder`/report, from the runs that are finished.
-
-    Args:
-        folder: of the laboratory.
-        date: as it is printed; the page never reads a clock.
-
-    Returns:
-        `report.html`.
+    """Write everything below `folder`/report, from the runs that are finished; returns `report.html`.
 
     Raises:
         ConfigError: no run is finished.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,9 @@ def at_matched(run: LabRun, level: float, metric: str) -> float:
     near = np.abs(ones - level) <= MATCHED_WINDOW
     if not ones.min() <= level <= ones.max() or near.sum() < 2:
         return math.nan
-    line = stats.linregress(ones[near], values[near])
+    if np.ptp(ones[near]) == 0:
+        return float(values[near].mean())
+    line: Any = stats.linregress(ones[near], values[near])
     return float(line.intercept + line.slope * level)
 
 
@@ -76,11 +79,8 @@ def frontier(
     """The best pass@k at each pass@1, over policies that choose a strategy by the problem's group and carry it out.
 
     Maximises (1 − w)·pass@1 + w·pass@k over tables of logits, one row a group, for `num_points` values of w, each by
-    `num_steps` of Adam from the one before. The ends are the best pass@1 and the best pass@k.
-
-    Args:
-        has_valid: where a strategy opens a problem.
-        group: of each problem: what such a policy sees of it.
+    `num_steps` of Adam from the one before. The ends are the best pass@1 and the best pass@k. `has_valid`: where a
+    strategy opens a problem; `group`: what such a policy sees of a problem. Returns points, pass@1 falling.
     """
     valid = has_valid.double()
     logits = torch.zeros(int(group.max()) + 1, valid.shape[1], dtype=torch.float64, requires_grad=True)

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from apo_lab.reporting.laboratory.predictions import LEVELS, PREDICTIONS, recovered_branches
-from apo_lab.reporting.laboratory.reading import REVIVAL, LabRun, Methods, by_puzzle, pass_table
+from apo_lab.reporting.laboratory.reading import REVIVAL, LabRun, base_point, by_puzzle, pass_table
 from apo_lab.reporting.laboratory.statistics import (
     at_matched,
     difference_of,
@@ -28,7 +29,7 @@ def main_table(runs: Sequence[LabRun]) -> Table:
     """pass@k at the last step, and its distance to GRPO's."""
     rows = []
     for puzzle, methods in by_puzzle(runs).items():
-        shares = (share_cell(bare(_base(methods)[f"pass@{k}"])) for k in KS)
+        shares = (share_cell(bare(base_point(methods)[f"pass@{k}"])) for k in KS)
         rows.append(row_of(BASE, EMPTY, *shares, EMPTY, EMPTY, section=puzzle))
         for method, members in methods.items():
             against = EMPTY
@@ -88,8 +89,8 @@ def entropy_table(runs: Sequence[LabRun]) -> Table:
     """Entropy, max-prob and support by kind of token at the last step."""
     rows = []
     for puzzle, methods in by_puzzle(runs).items():
-        kinds = [key.partition("/")[2] for key in _base(methods) if key.startswith("entropy/")]
-        ends = {BASE: [_base(methods)]}
+        kinds = [key.partition("/")[2] for key in base_point(methods) if key.startswith("entropy/")]
+        ends = {BASE: [base_point(methods)]}
         ends |= {method_name(method): [run.points[-1] for run in members] for method, members in methods.items()}
         for name, points in ends.items():
             for kind in kinds:
@@ -181,11 +182,6 @@ def prediction_table(runs: Sequence[LabRun]) -> Table:
     )
 
 
-def _base(methods: Methods) -> Mapping[str, float]:
-    """The base model's evaluation point, the same for all runs of a puzzle."""
-    return next(iter(methods.values()))[0].points[0]
-
-
 def _mean(values: Sequence[float]) -> float:
     """The mean of the values that are known; NaN of none."""
     known = [value for value in values if not math.isnan(value)]
@@ -194,7 +190,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _cost(run: LabRun) -> tuple[float, float, float, float]:
     """Samples, tokens trained, seconds of training, and of it the reference's."""
-    steps = run.metrics
+    steps: Any = run.metrics
     samples = steps["reward/num_correct"] + steps["reward/num_incorrect"]
     trained = samples * steps["train/completion_tokens"] * (1 - steps["train/skipped_fraction"])
     reference = steps["time/reference"].sum() if "time/reference" in steps else 0.0

@@ -1,7 +1,6 @@
 """What was measured here next to what was published: accuracies, oracle coverage, hyper-parameters."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from apo_lab.reporting.axes import plain, value_place
 from apo_lab.reporting.names import (
@@ -25,9 +24,8 @@ from apo_lab.reporting.records import (
     right,
     row_of,
 )
-from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, share_cell
-from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.series import Series, average, evaluated, interval_note, series
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, SEEDS, seeds_cell, share_cell
+from apo_lab.reporting.tables.series import INTERVALS, Series, average, evaluated, series
 from apo_lightning.evaluation.records import Estimate
 
 
@@ -44,7 +42,7 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
         for name, metric, ours in _numbers(item)
         if (theirs := _published_cell(item, name, metric)) is not None
     ]
-    notes = [f"Per cent. In brackets: {interval_note(items)}, of our number."]
+    notes = [f"Per cent. In brackets: {INTERVALS}, of our number."]
     if faults := dict.fromkeys(FAULTS[fault] for *_, theirs in found for fault in theirs.mark.split()):
         notes.append(f"Marked: the published number does not add up: it {', or '.join(faults)}.")
     return Table(
@@ -63,9 +61,8 @@ def _numbers(item: Series) -> Iterator[tuple[str, str, Estimate]]:
             if metric in measured.metrics:
                 yield name, metric, measured.metrics[metric]
     if all(name in item.by_benchmark for name in NUM_SAMPLES):
-        has_papers_k = all(item.by_benchmark[name].num_samples == k for name, k in NUM_SAMPLES.items())
-        for metric in ("pass@1", "pass@K") if has_papers_k else ("pass@1",):
-            if (mean := average(item, NUM_SAMPLES, metric)) is not None:
+        for metric in ("pass@1", "pass@K"):
+            if (mean := average(item, NUM_SAMPLES, metric, NUM_SAMPLES)) is not None:
                 yield AVERAGE, metric, mean
 
 
@@ -138,11 +135,11 @@ def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
 
 
 def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
-    values = Counter(_value(run, cell.metric) for run in runs)
-    found = {value: count for value, count in values.items() if value is not None}
-    differs = cell.metric != "platform" and any(value != plain(cell.text) for value in found)
+    values = {value for run in runs if (value := _value(run, cell.metric)) is not None}
+    differs = cell.metric != "platform" and bool(values - {plain(cell.text)})
+    found = ", ".join(sorted(values, key=value_place)) or "–"
     methods = method_name(cell.method) if cell.method else "all"
-    return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(_counted(found), marked=differs))
+    return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(found, marked=differs))
 
 
 def _value(run: RunCard, key: str) -> str | None:
@@ -154,11 +151,3 @@ def _value(run: RunCard, key: str) -> str | None:
         return str(sum(map(int, parts))) if all(map(str.isdecimal, parts)) else None
     value = run.config.get(key)
     return None if value is None else plain(value)
-
-
-def _counted(values: Mapping[str, int]) -> str:
-    """`0.1`; where runs differ, each value with the number of runs that used it."""
-    if len(values) < 2:
-        return next(iter(values), "–")
-    ordered = sorted(values, key=value_place)
-    return ", ".join(f"{value} ({values[value]} run{'s' if values[value] > 1 else ''})" for value in ordered)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from apo_lab.reporting.names import BENCHMARKS, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement, Table, left, right, row_of
-from apo_lab.reporting.tables.cells import number_cell, share_cell, with_best_bold
-from apo_lab.reporting.tables.columns import SEEDS, seeds_cell
-from apo_lab.reporting.tables.series import data_notes, evaluated, interval_note, series, without_variants
+from apo_lab.reporting.tables.cells import SEEDS, number_cell, seeds_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.series import INTERVALS, data_notes, evaluated, series, without_variants
 
 METRICS = {
     "diversity": "Diversity ↑",
@@ -37,7 +36,7 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
                     section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
                     rows.append(row_of(item.head.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
-    note = f"Pass@K in per cent, entropy in nats. In brackets: {interval_note(items)}. Bold: most spread of its block."
+    note = f"Pass@K in per cent, entropy in nats. In brackets: {INTERVALS}. Bold: most spread of its block."
     return Table(
         name="health",
         title="Distributional health",

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import points_cell
-from apo_lab.reporting.tables.series import Series, evaluated, num_seeds, series, without_variants
+from apo_lab.reporting.tables.cells import points_cell, seeds_cell
+from apo_lab.reporting.tables.series import Series, evaluated, series, without_variants
 from apo_lab.statistics.comparison import Comparison, compare_methods
-from apo_lightning.evaluation.records import Estimate
+from apo_lightning.evaluation.results import estimate_of
 
 COMPARED_FROM = (BASE, METHODS["grpo"])
 """The methods that others are compared with: Base shows the cost of training, GRPO the effect of a remedy."""
@@ -53,15 +53,13 @@ def _row(a: Series, b: Series, name: str) -> TableRow:
     first, second = a.by_benchmark[name], b.by_benchmark[name]
     before, after = ([policy.problems for policy in measured.policies] for measured in (first, second))
     result = compare_methods(before, after, first.num_samples)
-    change = result.difference
-    estimate = Estimate(value=change.mean, low=change.low, high=change.high)
     return row_of(
         a.head.name,
         b.head.name,
         benchmark_name(name),
-        f"{num_seeds([first])}, {num_seeds([second])}",
+        f"{seeds_cell(a, [name]).text}, {seeds_cell(b, [name]).text}",
         *(_count(count) for count in (result.num_problems, result.num_lost, result.num_gained, result.k)),
-        points_cell(estimate),
+        points_cell(estimate_of(result.difference)),
         _scope(a, b, result),
         section=a.head.block,
     )

@@ -4,14 +4,21 @@ from collections.abc import Sequence
 
 from apo_lab.reporting.names import BASE, BENCHMARKS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import points_cell, share_cell, with_best_bold
-from apo_lab.reporting.tables.columns import SEEDS, Accuracies, accuracy_note, seeds_cell
+from apo_lab.reporting.tables.cells import (
+    HOW_TO_READ,
+    SEEDS,
+    Accuracies,
+    points_cell,
+    seeds_cell,
+    share_cell,
+    with_best_bold,
+)
 from apo_lab.reporting.tables.series import (
+    INTERVALS,
     budgets,
     common_benchmarks,
     data_notes,
     evaluated,
-    interval_note,
     series,
     without_variants,
 )
@@ -27,12 +34,8 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
     Source: the paper's table of main results.
     """
     chosen = evaluated(measurements)
-    everything = series(chosen)
-    shown = without_variants(everything)
-    common = {
-        item.head.block: common_benchmarks([other for other in shown if other.head.block == item.head.block])
-        for item in shown
-    }
+    shown = without_variants(series(chosen))
+    common = common_benchmarks(shown)
     has_averages = any(len(names) > 1 for names in common.values())
     benchmarks = in_order((name for item in shown for name in item.by_benchmark), BENCHMARKS)
     accuracies = Accuracies(benchmarks, budgets(chosen), has_averages)
@@ -42,13 +45,9 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
             for item in shown
         ]
     )
-    notes = [accuracy_note(shown)]
+    notes = [HOW_TO_READ]
     if has_averages:
         notes.append("Average over the benchmarks that all methods of a block have.")
-    if hidden := len(everything) - len(shown):
-        notes.append(
-            f"Not shown: {hidden} with other settings than their method's defaults; see the sensitivity table."
-        )
     return Table(
         name="main_results",
         title="Main results",
@@ -77,7 +76,7 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
             gain = points_cell(item.by_benchmark[name].metrics["gain"])
             cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), k, *shares, gain)
             rows.append(row_of(*cells, section=item.head.block))
-    note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {interval_note(items)}."
+    note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {INTERVALS}."
     return Table(
         name="held_out",
         title="Held-out problems, before and after training",

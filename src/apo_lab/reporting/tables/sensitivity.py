@@ -6,8 +6,7 @@ from apo_lab.reporting.axes import Defaults, plain, value_place
 from apo_lab.reporting.identity import blocks_in_order
 from apo_lab.reporting.names import AXES, BENCHMARKS, METHODS, algo_of, axis_name, in_order, slug
 from apo_lab.reporting.records import Measurement, Table, row_of
-from apo_lab.reporting.tables.cells import with_best_bold
-from apo_lab.reporting.tables.columns import Accuracies, accuracy_note
+from apo_lab.reporting.tables.cells import HOW_TO_READ, Accuracies, with_best_bold
 from apo_lab.reporting.tables.series import (
     Series,
     budgets,
@@ -32,7 +31,7 @@ def sensitivity_table(
     Source: the paper's table of hyper-parameter sensitivity.
     """
     items = series_of(measurements, block, method)
-    names = in_order(common_benchmarks(items), BENCHMARKS)
+    names = in_order(common_benchmarks(items).get(block, ()), BENCHMARKS)
     every = [measured for item in items for measured in item.by_benchmark.values()]
     accuracies = Accuracies(names, budgets(every), has_averages=len(names) > 1)
     rows = []
@@ -50,7 +49,7 @@ def sensitivity_table(
         title=f"Sensitivity of {method} on {block}",
         columns=accuracies.columns("Setting"),
         rows=with_best_bold(rows),
-        notes=(accuracy_note(items), *data_notes(every)),
+        notes=(HOW_TO_READ, *data_notes(every)),
     )
 
 
@@ -69,12 +68,7 @@ def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
 def variants_of(items: Sequence[Series], usual: Mapping[str, str]) -> Variants:
     """The runs along each set of keys in which some run departs from its defaults, and the default run among them.
 
-    Args:
-        items: of one method.
-        usual: value of each setting where nothing is overridden; one that is missing is called "default".
-
-    Returns:
-        Single keys before their combinations, the paper's first.
+    Single keys before their combinations, the paper's first. A setting that `usual` lacks is "default" there.
     """
     axes = in_order((key for item in items for key in item.head.settings), AXES)
     sets = {tuple(item.head.settings) for item in items if item.head.settings}

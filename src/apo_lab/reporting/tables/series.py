@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds
 from apo_lab.reporting.identity import OF_N, blocks_in_order
-from apo_lab.reporting.names import BASE, METHODS, in_order
+from apo_lab.reporting.names import METHODS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
+
+INTERVALS = "95 % confidence intervals over problems, and over training seeds of methods that have several"
+"""What the intervals are over; those of one policy do not hold other seeds of its method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,36 +74,29 @@ def without_variants(items: Sequence[Series]) -> list[Series]:
     return [item for item in items if not item.head.settings or (item.head.block, item.head.method) not in plain]
 
 
-def common_benchmarks(items: Sequence[Series]) -> set[str]:
-    """The benchmarks that all series have."""
-    return set.intersection(*(set(item.by_benchmark) for item in items)) if items else set()
+def common_benchmarks(items: Sequence[Series]) -> dict[str, set[str]]:
+    """Of each block, the benchmarks that all its series have."""
+    common: dict[str, set[str]] = {}
+    for item in items:
+        common[item.head.block] = common.get(item.head.block, set(item.by_benchmark)) & set(item.by_benchmark)
+    return common
 
 
-def average(item: Series, benchmarks: Iterable[str], metric: str) -> Estimate | None:
-    """Macro-average over the benchmarks; None where one lacks the metric. `pass@K` is at each benchmark's own budget.
+def average(
+    item: Series, benchmarks: Iterable[str], metric: str, budget: Mapping[str, int] | None = None
+) -> Estimate | None:
+    """Macro-average over the benchmarks; None where one lacks the metric. `pass@K` is at the budget, else all samples.
 
     Half-widths of single policies add in quadrature. A training seed counts on all benchmarks at once.
     """
     measured = [item.by_benchmark[name] for name in sorted(benchmarks)]
-    chosen = [(each, f"pass@{each.num_samples}" if metric == "pass@K" else metric) for each in measured]
+    own = {each.benchmark: each.num_samples for each in measured}
+    chosen = [(each, f"pass@{(budget or own)[each.benchmark]}" if metric == "pass@K" else metric) for each in measured]
     if not chosen or any(name not in each.metrics for each, name in chosen):
         return None
     if any(each.seeds for each in measured):
         return mean_over_both(chosen)
     return mean_over_benchmarks([each.metrics[name] for each, name in chosen])
-
-
-def num_seeds(items: Iterable[Measurement]) -> str:
-    """Training seeds as printed: `3`; `2 to 3` where benchmarks differ; a dash for a policy that nobody trained."""
-    counts = sorted({len(item.policies) for item in items if item.method != BASE or item.seeds})
-    return " to ".join(dict.fromkeys(str(count) for count in (*counts[:1], *counts[-1:]))) or "–"
-
-
-def interval_note(items: Iterable[Series]) -> str:
-    """What the intervals in some rows are over; one policy's interval does not hold other seeds of its method."""
-    several = any(measured.seeds for item in items for measured in item.by_benchmark.values())
-    over = "training seeds and problems; of a single seed, problems alone" if several else "problems"
-    return f"95 % confidence interval over {over}"
 
 
 def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:

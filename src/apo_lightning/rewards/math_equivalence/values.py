@@ -117,7 +117,7 @@ def _converted(part: Any, is_real: bool) -> Any:
 
 
 def _as_mpf(part: Any) -> Any:
-    if part == 0 or (isinstance(part, Float) and part._prec == 1):
+    if part == 0 or str(part).lstrip("-").startswith("0.e"):  # so sympy writes a number without a significant digit
         return mpmath.mpf(0)
     if not isinstance(part, Float) or not part.is_finite:
         raise NotComputableError

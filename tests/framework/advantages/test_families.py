@@ -137,9 +137,12 @@ def test_a_likely_right_answer_may_be_punished(size, first):
 
 
 def test_overlong_penalty():
+    # The paper's shares, L = 20 and C = 4: a quarter for each token after 16.
+    step = inputs([[1.0] * 4], lengths=torch.tensor([[16, 17, 18, 20]]), max_completion_tokens=20)
+    assert OverlongPenalty()(step).tolist() == [[1.0, 0.75, 0.5, 0.0]]
     # L = 8, C = 4: nothing to 4 tokens, then a quarter for each.
-    step = inputs([[1.0] * 5], lengths=torch.tensor([[1, 4, 5, 7, 8]]))
-    assert OverlongPenalty(max_completion_tokens=8, cache_tokens=4)(step).tolist() == [[1.0, 1.0, 0.75, 0.25, 0.0]]
+    step = inputs([[1.0] * 5], lengths=torch.tensor([[1, 4, 5, 7, 8]]), max_completion_tokens=8)
+    assert OverlongPenalty(cache_share=0.5)(step).tolist() == [[1.0, 1.0, 0.75, 0.25, 0.0]]
 
 
 def test_truncated_completions():
@@ -179,7 +182,7 @@ def test_values_out_of_range():
         (lambda: PKPO(k=8).check(8), "at most 7"),
         (lambda: PKPO(k=2, later_k={5: 9}).check(8), "k is 9"),
         (lambda: Unlikeliness(coef=2), "coef is 2"),
-        (lambda: OverlongPenalty(max_completion_tokens=8, cache_tokens=9), "cache_tokens is 9"),
+        (lambda: OverlongPenalty(cache_share=1.5), "cache_share is 1.5"),
         (lambda: Truncated(GroupNormalized(), "hide"), "how is 'hide'"),
     ):
         with pytest.raises(ConfigError, match=match):

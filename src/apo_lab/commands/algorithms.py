@@ -1,0 +1,112 @@
+"""`python -m apo_lab.commands.algorithms docs`: the page of all algorithms, from their files.
+
+A section is made of the first lines of the algorithm's YAML (what it is; a line that begins with "Use" says when), of
+the docstrings of its loss and its advantage estimator, of what they declare, and of a run on a tabular policy.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig
+
+from apo_lab.reporting.figures.canvas import encode
+from apo_lab.theory.figures.algorithm import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
+from apo_lightning.advantages import reads_of
+from apo_lightning.common.files import write_atomically
+from apo_lightning.losses import PolicyLoss, masks_of
+from apo_lightning.run.choices import composed, config_folders, options_of
+
+HEAD = f"""# Algorithms
+
+<!-- made by python -m apo_lab.commands.algorithms docs -->
+
+Each is a loss and an advantage estimator, chosen by `algo=<name>`. The figures show means over {RUNS} runs on a
+bandit of {TOKENS} tokens: a right answer of probability 0.40, another of 0.05, and 14 errors, for {STEPS} optimizer
+steps on groups of {GROUP_SIZE} with learning rate {RATE} on the logits. They show tendencies of a loss on one
+softmax, not of a language model.
+"""
+
+
+def sections() -> Iterator[tuple[str, str]]:
+    """(name, Markdown) of every algorithm, in the order of their names."""
+    for name in options_of("algo"):
+        yield name, _section(name)
+
+
+def page() -> str:
+    """The whole page."""
+    found = dict(sections())
+    listed = " ".join(f"[`{name}`](#{name})" for name in found)
+    return "\n".join([HEAD, listed, "", *found.values()])
+
+
+def draw(folder: Path) -> None:
+    """Write the figures as SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in options_of("algo"):
+        if not _why_no_figure(node := composed("train", [f"algo={name}"]).algo):
+            figure = algorithm_figure(instantiate(node.loss), instantiate(node.advantage))
+            write_atomically(folder / f"{name}.svg", encode(figure, "svg"))
+
+
+def _section(name: str) -> str:
+    node = composed("train", [f"algo={name}"]).algo
+    path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
+    comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
+    loss, advantage = instantiate(node.loss), instantiate(node.advantage)
+    parts = [f"## {name}", "", *comment, "", *_described(node.loss), *_described(node.advantage)]
+    parts += [_costs(loss, reads_of(advantage)), ""]
+    parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
+    return "\n".join(parts)
+
+
+def _why_no_figure(node: DictConfig) -> str | None:
+    """Why the bandit does not show what the algorithm does; None: it does."""
+    needs = instantiate(node.loss).needs
+    if needs.marks or needs.sequence_mean:
+        return "On the first mini-batch of a rollout, and so on the bandit, its gradient is that of GRPO."
+    if node.get("critic"):
+        return "Without its critic, as on the bandit, it is REINFORCE."
+    return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None
+
+
+def _described(node: DictConfig) -> list[str]:
+    """The class, the first line of its docstring, its formulas and its sources."""
+    kind = get_class(node._target_)
+    paragraphs = re.split(r"\n\n+", inspect.cleandoc(kind.__doc__ or ""))
+    formulas = [p for p in paragraphs if p.startswith("    ") and ">>>" not in p]
+    sources = [" ".join(p.split()) for p in paragraphs if p.startswith(("Source:", "Departure:"))]
+    lines = [f"`{kind.__name__}`: {paragraphs[0]}", ""]
+    for formula in formulas:
+        lines += ["```text", inspect.cleandoc("\n" + formula), "```", ""]
+    for nested in node.values():
+        if isinstance(nested, DictConfig) and "_target_" in nested:
+            lines += _described(nested)
+    return lines + [line for source in sources for line in (source, "")]
+
+
+def _costs(loss: PolicyLoss, reads: object) -> str:
+    """What it runs and reads, by its own declaration."""
+    advantages = torch.tensor([1.0, -1.0, 0.0])
+    masks = masks_of(loss, advantages, advantages > 0)
+    ran = {(True, True, True): "every completion", (True, True, False): "completions of A ≠ 0"}
+    needs, extras = loss.needs, []
+    if needs.reference:
+        read = "every token" if masks.reference.all() else "tokens of errors" if masks.reference[1] else "no token"
+        extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))
+    extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.sequence_mean
+    extras += ["statistics over the mini-batch"] * needs.marks
+    extras += [f"of the rollouts: {', '.join(sorted(reads))}"] * bool(reads)  # pyright: ignore[reportArgumentType]
+    runs = ran.get(tuple(masks.gradient.tolist()), "completions with a gradient")
+    return f"*The update runs* {runs}. *It reads* {'; '.join(extras) or 'nothing else'}."
+
+
+if __name__ == "__main__":
+    docs = Path(sys.argv[1])
+    write_atomically(docs / "algorithms.md", page().encode())
+    draw(docs / "figures" / "algorithms")
