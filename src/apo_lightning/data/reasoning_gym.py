@@ -23,6 +23,8 @@ class ReasoningGymSource(DatasetSource):
     The other attributes are those of `DatasetSource`, without `path` and `hub`.
     """
 
+    path: None = field(default=None, init=False)
+    hub: None = field(default=None, init=False)
     generator: str
     size: int
     seed: int = 0
