@@ -70,6 +70,8 @@ def _why_no_figure(node: DictConfig) -> str | None:
     needs = instantiate(node.loss).needs
     if needs.marks or needs.sequence_mean:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is that of GRPO."
+    if needs.candidate_size or needs.entropy_rank:
+        return "It reads ranks within a completion, and on the bandit a completion is one token."
     if node.get("critic"):
         return "Without its critic, as on the bandit, it is REINFORCE."
     return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None

@@ -17,6 +17,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import AdvantageInputs, PromptRecord
 
+LONG = 2**20
+"""A length limit that no completion here comes near."""
+
 
 def cases(
     advantage: AdvantageEstimator, accuracy: float, group_size: int | None
@@ -78,6 +81,7 @@ def weighted_advantages(
         mean_logprobs=logprobs,
         answers=None if tokens is None else tuple(tuple(map(str, row)) for row in tokens.tolist()),
         history=tuple(PromptRecord() for _ in is_correct),
+        max_completion_tokens=LONG,
     )
     result = advantage(inputs)
     keep = result.keep.double()
