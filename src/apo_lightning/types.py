@@ -208,14 +208,17 @@ class Rollouts:
 
 def concatenate(parts: Sequence[Rollouts]) -> Rollouts:
     """Join rollouts of one policy that were sampled in several calls."""
-    first = parts[0]
+    logged: dict[str, tuple[float, ...]] = {}
+    for part in parts:
+        logged |= {name: logged.get(name, ()) + tuple(values) for name, values in part.reward_metrics.items()}
     return replace(
-        first,
+        parts[0],
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
         completions=tuple(completion for part in parts for completion in part.completions),
         texts=tuple(text for part in parts for text in part.texts),
         verdicts=tuple(verdict for part in parts for verdict in part.verdicts),
         num_preempted=sum(part.num_preempted for part in parts),
+        reward_metrics=logged,
     )
 
 

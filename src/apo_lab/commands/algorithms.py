@@ -79,7 +79,7 @@ def _why_no_figure(node: DictConfig) -> str | None:
 
 def _described(node: DictConfig) -> list[str]:
     """The class, the first line of its docstring, its formulas and its sources."""
-    kind = get_class(node._target_)
+    kind = get_class(node["_target_"])
     paragraphs = re.split(r"\n\n+", inspect.cleandoc(kind.__doc__ or ""))
     formulas = [p for p in paragraphs if p.startswith("    ") and ">>>" not in p]
     sources = [" ".join(p.split()) for p in paragraphs if p.startswith(("Source:", "Departure:"))]

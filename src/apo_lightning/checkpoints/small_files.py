@@ -36,7 +36,13 @@ def load_plain(path: Path) -> Any:
 
 def rollouts_to_plain(rollouts: Rollouts) -> dict[str, Any]:
     """Rollouts as plain data, without the data set's columns: their values may be of any type."""
-    return asdict(replace(rollouts, prompts=tuple(replace(prompt, columns={}) for prompt in rollouts.prompts)))
+
+    def stripped(part: Rollouts) -> Rollouts:
+        return replace(part, prompts=tuple(replace(prompt, columns={}) for prompt in part.prompts))
+
+    if rollouts.rounds is not None:
+        rollouts = replace(rollouts, rounds=replace(rollouts.rounds, first=stripped(rollouts.rounds.first)))
+    return asdict(stripped(rollouts))
 
 
 def rollouts_from_plain(plain: Mapping[str, Any]) -> Rollouts:

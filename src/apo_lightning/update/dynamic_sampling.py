@@ -158,7 +158,10 @@ def refill(run: SamplingRun, batch: Sequence[Prompt], rollouts: Rollouts | None)
         num_tokens=sum(num_tokens for _, num_tokens in facts),
         num_trained_tokens=sum(num_tokens for is_mixed, num_tokens in (facts[place] for place in chosen) if is_mixed),
     )
-    return replace(concatenate(groups), num_preempted=sum(part.num_preempted for part in parts), rounds=rounds)
+    whole = concatenate(parts)
+    return replace(
+        concatenate(groups), num_preempted=whole.num_preempted, reward_metrics=whole.reward_metrics, rounds=rounds
+    )
 
 
 def select(is_mixed: Sequence[bool], size: int) -> list[int]:
