@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from apo_lightning.advantages import AdvantageEstimator, Informative, SignedReward, estimators_in
+from apo_lightning.advantages import AdvantageEstimator, Informative, SignedReward, estimators_in, reads_of
 from apo_lightning.distributed.exchange import Exchange
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
@@ -84,6 +84,11 @@ class DynamicSampling:
             raise ConfigError(
                 f"algo.advantage is {type(advantage).__name__}: with algo.dynamic_sampling, wrap it in "
                 "apo_lightning.advantages.Informative, which drops the groups that fill a batch"
+            )
+        if "history" in reads_of(advantage):
+            raise ConfigError(
+                "algo.advantage reads the history of prompts, which would lack the groups that algo.dynamic_sampling "
+                "throws away: give algo.dynamic_sampling=null"
             )
         # A second draw within a step would repeat the completions, whose seeds depend on step and prompt.
         if (most := self.most_prompts(settings.prompts_per_step)) > num_prompts:

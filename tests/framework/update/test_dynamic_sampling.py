@@ -245,6 +245,15 @@ def test_groups_are_dropped_by_their_verdicts_and_not_by_their_rewards():
         both.check(1)
 
 
+class RareReward:
+    """A shaping that reads how often a prompt was solved before."""
+
+    reads = ("history",)
+
+    def __call__(self, inputs):
+        return inputs.rewards
+
+
 def test_what_cannot_work_is_refused_and_named():
     sampling, good = DynamicSampling(max_rounds=3, oversample=1.5), Informative(GroupNormalized())
     # Two prompts a step: at most 2 + 2·3.
@@ -253,6 +262,7 @@ def test_what_cannot_work_is_refused_and_named():
         ({"settings": replace(SETTINGS, group_size=1)}, "group_size is 1"),
         ({"critic": {"kind": "separate"}}, "algo.critic"),
         ({"advantage": GroupNormalized()}, "algo.advantage is GroupNormalized: .*Informative"),
+        ({"advantage": Shaped(good, RareReward())}, "reads the history of prompts"),
         ({"num_prompts": 7}, "may draw 8 prompts in a step, and there are 7"),
     ):
         values = {"settings": SETTINGS, "num_prompts": 8, "advantage": good, "critic": None} | changes
