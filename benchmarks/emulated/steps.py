@@ -70,13 +70,13 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
 
     from apo_lightning.update.minibatch_update import minibatch_gradient
     from apo_lightning.update.scoring import score_policy, score_reference
-    from apo_lightning.update.step_plan import plan_step
+    from apo_lightning.update.step_plan import plan_step, step_table
     from apo_lightning.update.update_record import UpdateRecord
     from benchmarks.performance.update import estimate
 
     module.settings = replace(module.settings, prompts_per_minibatch=len(rollouts.prompts) // 2, gradient_clip_norm=1.0)
     optimizer = torch.optim.SGD(module.policy.parameters(), lr=LEARNING_RATE)
-    plan = plan_step(module, rollouts, estimate(rollouts))
+    plan = plan_step(module, step_table(module, rollouts, estimate(rollouts)))
     score_reference(module, plan)
     score_policy(module, plan)
     record = UpdateRecord.of(plan.table, module.loss)
