@@ -379,55 +379,6 @@ class LossInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinibatchTokens:
-    """The kept tokens of one mini-batch on this rank, as they are known before the update.
-
-    Its methods are statistics over all ranks, and collective.
-    """
-
-    advantages: Float[Tensor, "tokens"]
-    is_correct: Bool[Tensor, "tokens"]
-    logprobs: Float[Tensor, "tokens"]
-    """log π_rollout(y) [nats]"""
-    keys: Int[Tensor, "tokens"]
-    """Random but stable: a hash of the run's seed, step, prompt, sample and position."""
-    from_all_ranks: Callable[[Any], list[Any]] = lambda part: [part]
-    """Gathers one object a rank."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all ranks."""
-        return sum(self.from_all_ranks(len(self.advantages)))
-
-    def mean(self, values: Float[Tensor, "tokens"]) -> float:
-        """The mean over the tokens of all ranks, summed in float64; NaN where there is no token."""
-        parts = self.from_all_ranks((values.double().sum().item(), len(values)))
-        num = sum(count for _, count in parts)
-        return sum(total for total, _ in parts) / num if num else float("nan")
-
-    def smallest(
-        self, values: Float[Tensor, "tokens"], num: int, among: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """True at the `num` smallest values of all ranks, or at all of `among` where there are fewer.
-
-        Equal values are ordered by their keys, so the choice does not depend on the number of ranks.
-
-        Args:
-            values: finite.
-            num: how many, over all ranks.
-            among: the candidates.
-        """
-        places = among.nonzero().flatten().tolist()
-        found, keys = values[among].tolist(), self.keys[among].tolist()
-        mine = sorted(zip(found, keys, places, strict=True))[:num]
-        ranked = sorted(pair for part in self.from_all_ranks([entry[:2] for entry in mine]) for pair in part)[:num]
-        chosen = torch.zeros_like(among)
-        if ranked:
-            chosen[[place for value, key, place in mine if (value, key) <= ranked[-1]]] = True
-        return chosen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
     """A loss, not yet reduced: the trainer multiplies by one weight per token and sums."""
 

@@ -7,7 +7,8 @@ import torch
 from hydra.utils import instantiate
 
 from apo_lightning.losses.aggregation import sequence_means, sequence_ranks
-from apo_lightning.types import Anchor, Candidates, LossInputs, MinibatchTokens
+from apo_lightning.losses.minibatch_tokens import MinibatchTokens
+from apo_lightning.types import Anchor, Candidates, LossInputs
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
 from apo_lightning.losses.grpo import GRPO
+from apo_lightning.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.losses.policy_loss import applicable, required
-from apo_lightning.types import LossInputs, LossOutput, MinibatchTokens, Needs
+from apo_lightning.types import LossInputs, LossOutput, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +145,9 @@ class KLCov(CovarianceGRPO):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """GRPO's loss plus the penalty."""
-        output = GRPO.__call__(self, inputs)
-        if not self.clip:
+        if self.clip:
+            output = GRPO.__call__(self, inputs)
+        else:
             ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
             nowhere = torch.zeros_like(inputs.is_correct)
             output = self.from_objective(inputs, ratio * inputs.advantages, nowhere, {"ratio_updated": ratio.detach()})

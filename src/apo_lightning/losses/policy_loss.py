@@ -11,7 +11,8 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import Number, clipped_objective, is_clipped
-from apo_lightning.types import LossInputs, LossOutput, MinibatchTokens, Needs
+from apo_lightning.losses.minibatch_tokens import MinibatchTokens
+from apo_lightning.types import LossInputs, LossOutput, Needs
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.types import MinibatchTokens
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
 from apo_lightning.update.table import StepTable

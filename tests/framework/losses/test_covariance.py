@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, ClipCov, KLCov
 from apo_lightning.losses.covariance import covariance
-from apo_lightning.types import LossInputs, MinibatchTokens
+from apo_lightning.losses.minibatch_tokens import MinibatchTokens
+from apo_lightning.types import LossInputs
 
 # mean A = 0, mean ℓ = −1.55, so cov = A·(ℓ + 1.55).
 A = torch.tensor([1.0, 1.0, -1.0, -1.0])
