@@ -7,7 +7,6 @@ the docstrings of its loss and its advantage estimator, of what they declare, an
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -32,17 +31,11 @@ softmax, not of a language model.
 """
 
 
-def sections() -> Iterator[tuple[str, str]]:
-    """(name, Markdown) of every algorithm, in the order of their names."""
-    for name in options_of("algo"):
-        yield name, _section(name)
-
-
 def page() -> str:
-    """The whole page."""
-    found = dict(sections())
-    listed = " ".join(f"[`{name}`](#{name})" for name in found)
-    return "\n".join([HEAD, listed, "", *found.values()])
+    """The whole page; a class is described where it occurs first, and linked to after that."""
+    names, described = options_of("algo"), dict[str, str]()
+    listed = " ".join(f"[`{name}`](#{name})" for name in names)
+    return "\n".join([HEAD, listed, "", *(_section(name, described) for name in names)])
 
 
 def draw(folder: Path) -> None:
@@ -54,12 +47,13 @@ def draw(folder: Path) -> None:
             write_atomically(folder / f"{name}.svg", encode(figure, "svg"))
 
 
-def _section(name: str) -> str:
+def _section(name: str, described: dict[str, str]) -> str:
     node = composed("train", [f"algo={name}"]).algo
     path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
     comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
     loss, advantage = instantiate(node.loss), instantiate(node.advantage)
-    parts = [f"## {name}", "", *comment, "", *_described(node.loss), *_described(node.advantage)]
+    parts = [f"## {name}", "", *comment, "", *_described(node.loss, name, described)]
+    parts += _described(node.advantage, name, described)
     parts += [_costs(loss, reads_of(advantage)), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
@@ -70,6 +64,10 @@ def _why_no_figure(node: DictConfig) -> str | None:
     needs = instantiate(node.loss).needs
     if needs.marks or needs.sequence_mean:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is that of GRPO."
+    if "history" in reads_of(instantiate(node.advantage)):
+        return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
+    if node.get("dynamic_sampling"):
+        return "It chooses among prompts, and the bandit is a single one."
     if needs.candidate_size or needs.entropy_rank:
         return "It reads ranks within a completion, and on the bandit a completion is one token."
     if node.get("critic"):
@@ -77,19 +75,21 @@ def _why_no_figure(node: DictConfig) -> str | None:
     return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None
 
 
-def _described(node: DictConfig) -> list[str]:
-    """The class, the first line of its docstring, its formulas and its sources."""
+def _described(node: DictConfig, name: str, described: dict[str, str]) -> list[str]:
+    """The class, the first line of its docstring, its formulas and its sources; notes in which section that is."""
     kind = get_class(node["_target_"])
     paragraphs = re.split(r"\n\n+", inspect.cleandoc(kind.__doc__ or ""))
     formulas = [p for p in paragraphs if p.startswith("    ") and ">>>" not in p]
     sources = [" ".join(p.split()) for p in paragraphs if p.startswith(("Source:", "Departure:"))]
-    lines = [f"`{kind.__name__}`: {paragraphs[0]}", ""]
-    for formula in formulas:
+    first = described.setdefault(kind.__name__, name)
+    elsewhere = "" if first == name else f" See [{first}](#{first})."
+    lines = [f"`{kind.__name__}`: {paragraphs[0]}{elsewhere}", ""]
+    for formula in [] if elsewhere else formulas:
         lines += ["```text", inspect.cleandoc("\n" + formula), "```", ""]
     for nested in node.values():
         if isinstance(nested, DictConfig) and "_target_" in nested:
-            lines += _described(nested)
-    return lines + [line for source in sources for line in (source, "")]
+            lines += _described(nested, name, described)
+    return lines + [line for source in ([] if elsewhere else sources) for line in (source, "")]
 
 
 def _costs(loss: PolicyLoss, reads: object) -> str:
