@@ -20,6 +20,7 @@ from apo_lightning.common.files import write_atomically
 from apo_lightning.losses import PolicyLoss, masks_of
 from apo_lightning.run.choices import composed, config_folders, options_of
 
+ROOT = Path(__file__).resolve().parents[3]
 HEAD = f"""# Algorithms
 
 <!-- made by python -m apo_lab.commands.algorithms docs -->
@@ -52,7 +53,15 @@ def _section(name: str, described: dict[str, str]) -> str:
     path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
     comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
     loss, advantage = instantiate(node.loss), instantiate(node.advantage)
-    parts = [f"## {name}", "", *comment, "", *_described(node.loss, name, described)]
+    parts = [
+        f"## {name}",
+        "",
+        *comment,
+        "",
+        f"Settings: [{path.name}](../{path.resolve().relative_to(ROOT)}).",
+        "",
+        *_described(node.loss, name, described),
+    ]
     parts += _described(node.advantage, name, described)
     parts += [_costs(loss, reads_of(advantage)), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
