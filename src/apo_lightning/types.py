@@ -332,16 +332,6 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The current policy's K most likely tokens at each position."""
-
-    token_ids: Int[Tensor, "tokens candidates"]
-    """In descending order of probability, ties by the lower id."""
-    logprobs: Float[Tensor, "tokens candidates"]
-    """log π [nats] at these ids; carries the gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
     """Everything a loss may read, one row per packed response token.
 
@@ -370,12 +360,12 @@ class LossInputs:
     """min(π_old/π_rollout, cap), detached: corrects for an engine that samples from slightly other numbers."""
     marks: Float[Tensor, "tokens"] | None = None
     """What the loss's `marks` said of each token when the mini-batch was planned; constant."""
-    sequence_mean: Float[Tensor, "tokens"] | None = None
-    """The mean of the loss's `sequence_term` over the token's completion, at the current policy; constant."""
-    candidates: Candidates | None = None
-    entropy_rank: Float[Tensor, "tokens"] | None = None
-    """The share of the completion's other tokens at which the current policy has a lower entropy, in [0, 1]; constant,
-    0 in a completion of one token."""
+    sequence_values: Float[Tensor, "tokens"] | None = None
+    """What the loss's `sequence_values` said of each token, at the current policy; constant."""
+    candidate_ids: Int[Tensor, "tokens candidates"] | None = None
+    """The current policy's K most likely tokens, in descending order of probability, ties by the lower id."""
+    candidate_logprobs: Float[Tensor, "tokens candidates"] | None = None
+    """log π [nats] at these ids; carries the gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,13 +390,11 @@ class Needs:
     """The exact KL(π‖π_ref): runs the reference once more, with every micro-batch of the update."""
     marks: bool = False
     """A value for each token that depends on the whole mini-batch; see `PolicyLoss.marks`."""
-    sequence_mean: bool = False
-    """A mean over each completion at the current policy; see `PolicyLoss.sequence_term`. Costs one more forward of the
-    head in every mini-batch but the first."""
+    sequence_values: bool = False
+    """A value for each token that depends on its whole completion; see `PolicyLoss.sequence_values`. Costs one more
+    forward of the head in every mini-batch but the first, and with `entropy` there too."""
     candidate_size: int = 0
     """K of the policy's own most likely tokens per token; 0 for none. Costs one more forward of the head."""
-    entropy_rank: bool = False
-    """The rank of each token's entropy in its completion. Costs one more forward of the head."""
 
     @property
     def reference_statistics(self) -> bool:
@@ -426,9 +414,8 @@ class Needs:
             entropy=self.entropy or other.entropy,
             full_kl=self.full_kl or other.full_kl,
             marks=self.marks or other.marks,
-            sequence_mean=self.sequence_mean or other.sequence_mean,
+            sequence_values=self.sequence_values or other.sequence_values,
             candidate_size=max(self.candidate_size, other.candidate_size),
-            entropy_rank=self.entropy_rank or other.entropy_rank,
         )
 
 

@@ -1,7 +1,6 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
 from apo_lightning.advantages.adjusted import Adjusted, Adjustment
-from apo_lightning.advantages.differential_smoothing import DifferentialSmoothing
 from apo_lightning.advantages.estimator import AdvantageEstimator, estimators_in, reads_of
 from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
@@ -10,7 +9,6 @@ from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.pkpo import PKPO
 from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated, advantages_of
 from apo_lightning.advantages.signed_reward import SignedReward
-from apo_lightning.advantages.unlikeliness import Unlikeliness
 
 __all__ = [
     "GAE",
@@ -18,7 +16,6 @@ __all__ = [
     "Adjusted",
     "Adjustment",
     "AdvantageEstimator",
-    "DifferentialSmoothing",
     "GroupNormalized",
     "Informative",
     "LeaveOneOut",
@@ -27,7 +24,6 @@ __all__ = [
     "Shaped",
     "SignedReward",
     "Truncated",
-    "Unlikeliness",
     "advantages_of",
     "estimators_in",
     "gae_of",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
@@ -103,18 +103,24 @@ class PolicyLoss(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__}.needs asks for marks, and the class has no `marks`")
 
-    def sequence_term(
-        self, log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
+    def sequence_values(
+        self,
+        log_ratio: Float[Tensor, "tokens"],
+        entropy: Float[Tensor, "tokens"],
+        advantages: Float[Tensor, "tokens"],
+        sequence_ids: Int[Tensor, "tokens"],
     ) -> Float[Tensor, "tokens"]:
-        """A value for each token whose mean over its completion comes back as `LossInputs.sequence_mean`.
+        """A value for each token of whole completions; it comes back as `LossInputs.sequence_values`.
 
-        Called with every micro-batch where `needs.sequence_mean`.
+        Called with every micro-batch, at the current policy and without a gradient, where `needs.sequence_values`.
 
         Args:
-            log_ratio: log π(y) − log π_old(y) [nats], at the current policy.
+            log_ratio: log π(y) − log π_old(y) [nats].
+            entropy: of the policy [nats], if `needs.entropy`; otherwise of no meaning.
             advantages: A.
+            sequence_ids: which completion; its tokens are adjacent.
         """
-        return log_ratio
+        raise NotImplementedError(f"{type(self).__name__}.needs asks for sequence_values, and the class has none")
 
     @property
     def support_size(self) -> int:

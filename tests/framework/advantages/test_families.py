@@ -1,4 +1,4 @@
-"""PKPO, shaped rewards, adjusted advantages and truncation: by hand, by brute force, by identities."""
+"""PKPO, shaped rewards and truncation: by hand, by brute force, by identities."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -11,8 +11,6 @@ from hypothesis import given
 
 from apo_lightning.advantages import (
     PKPO,
-    Adjusted,
-    DifferentialSmoothing,
     GroupNormalized,
     LeaveOneOut,
     OverlongPenalty,
@@ -20,7 +18,6 @@ from apo_lightning.advantages import (
     Shaped,
     SignedReward,
     Truncated,
-    Unlikeliness,
 )
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO
@@ -112,51 +109,6 @@ def test_pkpo_changes_k_at_its_step():
     assert torch.equal(annealed(replace(step, step=10)).values, PKPO(k=1)(step).values)
 
 
-def test_unlikeliness():
-    # Ranks 0 and 3: R = (1, 1 − .25·3/4); mean .453125, std .528…
-    likely = torch.tensor([[-3.0, -0.1, -2.0, -1.0]])
-    step = inputs([[1.0, 1.0, 0.0, 0.0]], mean_logprobs=likely)
-    assert Unlikeliness()(step).tolist() == [[1.0, 0.8125, 0.0, 0.0]]
-    values = Shaped(GroupNormalized(), Unlikeliness())(step).values[0].tolist()
-    assert values == pytest.approx([1.0342, 0.6796, -0.8569, -0.8569], abs=5e-5)
-    assert torch.equal(Unlikeliness(coef=0)(step), step.rewards)
-
-
-def test_unlikeliness_leaves_groups_without_an_error_alone():
-    step = inputs([[1.0] * 4], mean_logprobs=torch.tensor([[-3.0, -0.1, -2.0, -1.0]]))
-    assert (Shaped(GroupNormalized(), Unlikeliness())(step).values == 0).all()
-
-
-@pytest.mark.parametrize(("size", "first"), [(8, 7), (16, 14), (32, 28)])
-def test_a_likely_right_answer_may_be_punished(size, first):
-    def lowest_of_correct(c):
-        # The likeliest completion is correct, the next ones are the errors.
-        order = torch.tensor([size - 1, *range(c - 1), *range(c - 1, size - 1)])
-        step = replace(binary(size, c), mean_logprobs=order[None].double())
-        return Shaped(GroupNormalized(), Unlikeliness())(step).values[0, :c].min()
-
-    assert lowest_of_correct(first - 1) >= 0 > lowest_of_correct(first)
-
-
-def test_differential_smoothing():
-    # log π = length·mean: −2, −6, −1, −4 nats; A = ±√3/2 but for the estimator's ε.
-    step = inputs(
-        [[1.0, 1.0, 0.0, 0.0]],
-        mean_logprobs=torch.tensor([[-2.0, -3.0, -0.5, -2.0]]),
-        lengths=torch.tensor([[1, 2, 2, 2]]),
-    )
-    smoothed = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0.1, incorrect_coef=0.05))
-    a = sqrt(3) / 2
-    expected = [a + 0.2, a + 0.6, -a - 0.05, -a - 0.2]
-    assert smoothed(step).values[0].tolist() == pytest.approx(expected, abs=1e-5)
-    plain = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0, incorrect_coef=0))
-    assert torch.equal(plain(step).values, GroupNormalized()(step).values)
-    APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=smoothed)
-    assert (smoothed.reads, smoothed.spares_errors, smoothed.punishes_correct) == ({"mean_logprobs"}, False, False)
-    equal = smoothed(replace(step, rewards=torch.zeros_like(step.rewards), is_correct=step.rewards < 0)).values[0]
-    assert equal.tolist() == pytest.approx([-0.1, -0.3, -0.05, -0.2], abs=1e-6)
-
-
 def test_overlong_penalty():
     # The paper's shares, L = 20 and C = 4: a quarter for each token after 16.
     step = inputs([[1.0] * 4], lengths=torch.tensor([[16, 17, 18, 20]]), max_completion_tokens=20)
@@ -188,7 +140,7 @@ def refused(loss, advantage, match):
 def test_apo_refuses_advantages_without_errors_and_those_that_punish_right_answers():
     refused(APO(), SignedReward(1.0, 0.0), "gives no error A < 0")
     refused(APO(), PKPO(k=4, baseline="loo_minus_one"), "gives no error A < 0")
-    for advantage in (PKPO(k=4, baseline="loo"), Shaped(GroupNormalized(), Unlikeliness())):
+    for advantage in (PKPO(k=4, baseline="loo"), Shaped(GroupNormalized(), OverlongPenalty())):
         refused(APO(), advantage, "trigger=incorrect")
         refused(APO(), Truncated(advantage), "trigger=incorrect")
         APO(trigger="incorrect").check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
@@ -202,8 +154,6 @@ def test_values_out_of_range():
         (lambda: PKPO(k=2, baseline="mean"), "baseline is 'mean'"),
         (lambda: PKPO(k=8).check(8), "at most 7"),
         (lambda: PKPO(k=2, later_k={5: 9}).check(8), "k is 9"),
-        (lambda: Unlikeliness(coef=2), "coef is 2"),
-        (lambda: DifferentialSmoothing(correct_coef=0, incorrect_coef=-1), "incorrect_coef is -1"),
         (lambda: OverlongPenalty(cache_share=1.5), "cache_share is 1.5"),
         (lambda: Truncated(GroupNormalized(), "hide"), "how is 'hide'"),
     ):
