@@ -11,7 +11,7 @@ T packed response tokens (completion after completion, no padding), K anchor slo
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -180,11 +180,6 @@ class Rollouts:
         return torch.tensor([verdict.status == "correct" for verdict in self.verdicts]).view(-1, self.group_size)
 
     @property
-    def is_unscored(self) -> Bool[Tensor, "prompts group"]:
-        """True where no reward applies."""
-        return torch.tensor([not verdict.is_scored for verdict in self.verdicts]).view(-1, self.group_size)
-
-    @property
     def verdict_counts(self) -> dict[VerdictStatus, int]:
         """How many completions got each status."""
         return count_statuses(verdict.status for verdict in self.verdicts)
@@ -267,19 +262,13 @@ class AdvantageInputs:
         reads: Collection[AdvantageInput] = (),
         history: Callable[[str], PromptRecord] = lambda prompt_id: PromptRecord(),
     ) -> "AdvantageInputs":
-        """The part of the rollouts that an estimator reads.
-
-        Args:
-            rollouts: of this rank.
-            reads: the optional fields to fill.
-            history: prompt id → its record.
-        """
+        """The part of the rollouts that an estimator reads; `history` gives a prompt's record by its id."""
         size, verdicts = rollouts.group_size, rollouts.verdicts
-        answers = tuple(tuple(v.extracted for v in verdicts[i : i + size]) for i in range(0, len(verdicts), size))
+        unscored = torch.tensor([not verdict.is_scored for verdict in verdicts]).view(-1, size)
         optional: dict[AdvantageInput, Callable[[], Any]] = {
             "truncated": lambda: rollouts.is_truncated,
             "mean_logprobs": lambda: rollouts.mean_logprobs,
-            "answers": lambda: answers,
+            "answers": lambda: tuple(tuple(v.extracted for v in group.verdicts) for group in rollouts.groups),
             "history": lambda: tuple(history(prompt.id) for prompt in rollouts.prompts),
             "max_completion_tokens": lambda: rollouts.max_completion_tokens,
         }
@@ -288,24 +277,21 @@ class AdvantageInputs:
             is_correct=rollouts.is_correct,
             lengths=rollouts.lengths,
             step=rollouts.step,
-            unscored=None if all(v.is_scored for v in verdicts) else rollouts.is_unscored,
+            unscored=unscored if unscored.any() else None,
             **{name: optional[name]() for name in reads},
         )
 
     def part(self, prompt: int, members: Sequence[int]) -> "AdvantageInputs":
         """Some completions of one prompt, as a group of their own."""
-        wanted = list(members)
-        return AdvantageInputs(
-            rewards=self.rewards[prompt : prompt + 1, wanted],
-            is_correct=self.is_correct[prompt : prompt + 1, wanted],
-            lengths=self.lengths[prompt : prompt + 1, wanted],
-            step=self.step,
-            truncated=None if self.truncated is None else self.truncated[prompt : prompt + 1, wanted],
-            mean_logprobs=None if self.mean_logprobs is None else self.mean_logprobs[prompt : prompt + 1, wanted],
-            answers=None if self.answers is None else (tuple(self.answers[prompt][i] for i in wanted),),
-            history=None if self.history is None else (self.history[prompt],),
-            max_completion_tokens=self.max_completion_tokens,
-        )
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        tables = {
+            name: values[prompt : prompt + 1, list(members)]
+            for name, values in columns.items()
+            if isinstance(values, Tensor)
+        }
+        answers = None if self.answers is None else (tuple(self.answers[prompt][i] for i in members),)
+        history = None if self.history is None else (self.history[prompt],)
+        return replace(self, **tables, answers=answers, history=history)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,15 +394,8 @@ class Needs:
 
     def __or__(self, other: "Needs") -> "Needs":
         """The smallest needs that satisfy both."""
-        return Needs(
-            ref_logprobs=self.ref_logprobs or other.ref_logprobs,
-            anchor_size=max(self.anchor_size, other.anchor_size),
-            entropy=self.entropy or other.entropy,
-            full_kl=self.full_kl or other.full_kl,
-            marks=self.marks or other.marks,
-            sequence_values=self.sequence_values or other.sequence_values,
-            candidate_size=max(self.candidate_size, other.candidate_size),
-        )
+        names = [field.name for field in fields(self)]
+        return Needs(**{name: max(getattr(self, name), getattr(other, name)) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

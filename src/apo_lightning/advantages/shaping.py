@@ -131,12 +131,8 @@ class Truncated(Wrapper):
 def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
     """Advantages in groups from which some completions are left out.
 
-    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator.
-
-    Args:
-        estimator: called with what remains of each group.
-        inputs: whole groups.
-        left_out: [P, G] True for completions that no mean may contain.
+    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator, which is called
+    with what remains of each group. `left_out` is [P, G].
     """
     if not left_out.any():
         return estimator(inputs)

@@ -46,7 +46,7 @@ class PenalisedGRPO(GRPO):
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
         """The tokens of GRPO's mask, and the penalised tokens where the penalty has a weight."""
-        mask = self.has_surrogate_gradient(advantages)
+        mask = self.surrogate_mask(advantages, is_correct)
         return mask if self.kl_coef == 0 else mask | self.reference_mask(advantages, is_correct)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -148,9 +148,11 @@ class PolicyLoss(ABC):
             f"those without a gradient too; where the inherited mask still holds, write {lines} in the class"
         )
 
-    def has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
-        """Tokens where `surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
-        return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
+    def surrogate_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """A `gradient_mask`: tokens where `surrogate` can have a gradient, A ≠ 0, or all with an entropy bonus."""
+        return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(is_correct)
 
     @property
     def _clip(self) -> dict[str, Any]:
@@ -161,13 +163,9 @@ class PolicyLoss(ABC):
         return is_clipped(ratio, advantages, **self._clip)
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]) -> LossOutput:
-        """Minus the clipped objective of `ratio`, minus the entropy bonus; see `from_objective`.
+        """Minus the clipped objective of `ratio`, ρ, minus the entropy bonus; see `from_objective`.
 
-        Args:
-            inputs: of the loss.
-            ratio: ρ.
-            frozen: where ρ itself has no gradient, because its log is clamped.
-            metrics: the loss's own.
+        `frozen` says where ρ itself has no gradient, because its log is clamped; `metrics` are the loss's own.
         """
         objective = clipped_objective(ratio, inputs.advantages, **self._clip)
         no_gradient = self.is_flat(ratio, inputs.advantages) | frozen
@@ -176,14 +174,10 @@ class PolicyLoss(ABC):
     def from_objective(
         self, inputs: LossInputs, objective: Tensor, no_gradient: Tensor, metrics: Mapping[str, Tensor]
     ) -> LossOutput:
-        """Minus an objective, minus the entropy bonus.
+        """Minus an objective, which is to be maximised, minus the entropy bonus.
 
-        Args:
-            inputs: of the loss.
-            objective: to be maximised. Importance weights correct it alone: entropy and penalties are no expectations
-                over old samples.
-            no_gradient: tokens on which the objective is flat; they are counted in `clip_fraction`.
-            metrics: the loss's own.
+        Importance weights correct the objective alone: entropy and penalties are no expectations over old samples.
+        `clip_fraction` counts tokens on which it is flat, `no_gradient`.
         """
         if inputs.importance_weights is not None:
             objective = inputs.importance_weights.detach() * objective

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
@@ -47,11 +47,7 @@ class SequenceRatio(PolicyLoss):
                 f"aggregation, or set aggregation={AGGREGATION}"
             )
 
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens with A ≠ 0; all tokens with an entropy bonus."""
-        return self.has_surrogate_gradient(advantages)
+    gradient_mask = PolicyLoss.surrogate_mask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,14 +65,8 @@ def microbatch_loss(
 ) -> Float[Tensor, ""]:
     """Σ_t w_t · loss_t of one micro-batch, and of the critic's loss where there is one.
 
-    The gradient of the policy's part is already known at the hidden states and the head.
-
-    Args:
-        run: the policy, the loss and the settings.
-        plan: the table that the loss reads; the first mini-batch also writes the sampling policy's statistics there.
-        minibatch: the weights.
-        microbatch: the tokens.
-        losses: one record for each chunk of tokens is appended.
+    The gradient of the policy's part is already known at the hidden states and the head. One record for each chunk of
+    tokens is appended to `losses`; the first mini-batch also writes the sampling policy's statistics into the table.
     """
     table, needs = plan.table, run.loss.needs
     reference = run.reference if needs.full_kl else None

@@ -221,12 +221,7 @@ class StepTable:
         )
 
     def of_minibatch(self, minibatch: int, prompts_per_minibatch: int) -> list[int]:
-        """The completions of a mini-batch that run here.
-
-        Args:
-            minibatch: its number in the step.
-            prompts_per_minibatch: prompts that each rank sampled for it.
-        """
+        """The completions that run here of a mini-batch, for which each rank sampled as many prompts."""
         places = self.assignment.places // (prompts_per_minibatch * self.rollouts.group_size)
         return (places == minibatch).nonzero().flatten().tolist()
 

@@ -44,12 +44,7 @@ def score_values(run: Run, table: StepTable) -> None:
 
 
 def moments(columns: Float[Tensor, "columns tokens"], ranks: Ranks) -> tuple[float, list[float], list[float]]:
-    """Number of tokens, means and population variances of each column over all ranks; NaN without tokens; collective.
-
-    Args:
-        columns: in float64.
-        ranks: all call this.
-    """
+    """Number of tokens, means and population variances of float64 columns over all ranks; NaN without; collective."""
     sums = torch.stack([columns, columns.square()]).sum(2).flatten().tolist()
     num, *totals = ranks.sums([columns.shape[1], *sums])
     means, squares = torch.tensor(totals, dtype=torch.float64).view(2, -1) / num
