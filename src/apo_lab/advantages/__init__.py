@@ -3,12 +3,14 @@
 from apo_lab.advantages.boundary_gate import BoundaryGate
 from apo_lab.advantages.differential_smoothing import DifferentialSmoothing
 from apo_lab.advantages.pass_at_k_weight import PassAtKWeight
+from apo_lab.advantages.pkpo import PKPO
 from apo_lab.advantages.rare_answers import RareAnswers
 from apo_lab.advantages.repeated_answers import RepeatedAnswers
 from apo_lab.advantages.uniform_correct import UniformCorrect
 from apo_lab.advantages.unlikeliness import Unlikeliness
 
 __all__ = [
+    "PKPO",
     "BoundaryGate",
     "DifferentialSmoothing",
     "PassAtKWeight",

@@ -6,13 +6,11 @@ from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.informative import Informative
 from apo_lightning.advantages.pass_at_k import PassAtK
-from apo_lightning.advantages.pkpo import PKPO
 from apo_lightning.advantages.shaping import OverlongPenalty, Shaped, Truncated, advantages_of
 from apo_lightning.advantages.signed_reward import SignedReward
 
 __all__ = [
     "GAE",
-    "PKPO",
     "Adjusted",
     "Adjustment",
     "AdvantageEstimator",

@@ -1,7 +1,6 @@
 """Policy losses: one small frozen dataclass each, whose fields are the keys of its YAML in `configs/algo/`."""
 
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.cispo import CISPO
 from apo_lightning.losses.grpo import GRPO
 from apo_lightning.losses.grpo_kl import GRPOKL
 from apo_lightning.losses.penalised import PenalisedGRPO
@@ -10,7 +9,6 @@ from apo_lightning.losses.sequence_ratio import GSPO, SequenceRatio
 
 __all__ = [
     "APO",
-    "CISPO",
     "GRPO",
     "GRPOKL",
     "GSPO",

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lab.losses import SAGE, ClipCov, KLCov, RandomAnchorAPO, SimKO, TopKForwardKL, UngatedAPO
-from apo_lightning.losses import APO, CISPO, GRPO, GRPOKL
+from apo_lab.losses import CISPO, SAGE, ClipCov, KLCov, RandomAnchorAPO, SimKO, TopKForwardKL, UngatedAPO
+from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
 from reference.token_losses import loss_and_gradient

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.functional import Number, importance_ratio
-from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, LossOutput
 
 
