@@ -60,11 +60,7 @@ class RunSummary(StepCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """The history so far, so that the summary of a resumed run covers all of it."""
-        return {
-            "history": self._history.state_dict(),
-            "seconds": self._seconds,
-            "weights_sha256": self._weights_sha256,
-        }
+        return {"history": self._history.state_dict(), "seconds": self._seconds, "weights_sha256": self._weights_sha256}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the history of the run that is resumed."""

@@ -152,10 +152,7 @@ PREFLIGHT = Command(
         "expected.failed_share",
         "expected.rank_balance",
     ),
-    examples=(
-        "apo preflight model=tiny",
-        "apo preflight experiment=paper/qwen_math7b_apo rates=h100",
-    ),
+    examples=("apo preflight model=tiny", "apo preflight experiment=paper/qwen_math7b_apo rates=h100"),
 )
 DOCTOR = Command(
     name="doctor",

@@ -134,12 +134,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         settings.samples_per_batch,
     )
     with contextlib.closing(file):
-        sampler.fill(
-            file,
-            task.benchmark.reward,
-            benchmark=name,
-            max_completion_tokens=settings.max_completion_tokens,
-        )
+        sampler.fill(file, task.benchmark.reward, benchmark=name, max_completion_tokens=settings.max_completion_tokens)
     if sampler.rank > 0:
         return
     result = summarise(

@@ -53,14 +53,7 @@ class EngineCheck:
         self.noise: RoundingNoise | None = None
 
     def run(
-        self,
-        table: StepTable,
-        policy: Policy,
-        ranks: Ranks,
-        *,
-        memory: MemoryBudget,
-        temperature: float,
-        version: int,
+        self, table: StepTable, policy: Policy, ranks: Ranks, *, memory: MemoryBudget, temperature: float, version: int
     ) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 

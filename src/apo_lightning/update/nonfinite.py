@@ -126,8 +126,4 @@ def _columns(table: StepTable, losses: Sequence[TokenLosses]) -> dict[str, Tenso
         found = {"logprobs": part.logprobs, "old_logprobs": part.old_logprobs, "loss": part.per_token}
         for name, values in found.items():
             columns[name][part.token_index] = values.to(unknown.dtype)
-    return columns | {
-        "was_run": was_run,
-        "advantages": table.advantages,
-        "rollout_logprobs": table.rollout_logprobs,
-    }
+    return columns | {"was_run": was_run, "advantages": table.advantages, "rollout_logprobs": table.rollout_logprobs}
