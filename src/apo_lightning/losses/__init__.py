@@ -2,8 +2,7 @@
 
 from apo_lightning.losses.apo import APO
 from apo_lightning.losses.grpo import GRPO
-from apo_lightning.losses.grpo_kl import GRPOKL
-from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.losses.penalised import GRPOKL, PenalisedGRPO
 from apo_lightning.losses.policy_loss import PolicyLoss, applicable, masks_of, required
 from apo_lightning.losses.sequence_ratio import GSPO, SequenceRatio
 
