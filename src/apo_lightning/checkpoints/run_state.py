@@ -10,30 +10,22 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.data.validation import ValidationPass
-from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.rollout.weight_sync import unwrapped_name
+from apo_lightning.update import run as update_run
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
-from apo_lightning.update.nonfinite import NonfiniteSteps
 
 
 @runtime_checkable
-class Run(Protocol):
+class Run(update_run.Run, Protocol):
     """The attributes of the Lightning module that checkpoints need."""
 
-    policy: Policy
-    ranks: Ranks
     policy_version: int
     engine_check: EngineCheck
     validation: ValidationPass
-
-    @property
-    def trainer(self) -> pl.Trainer:
-        """Lightning's trainer."""
-        ...
 
 
 @runtime_checkable
@@ -41,10 +33,7 @@ class TrainingRun(Run, Protocol):
     """The attributes that the module has once training starts."""
 
     schedule: LRScheduler
-    critic: Critic | None
-    nonfinite: NonfiniteSteps
     history: History
-    reference: Reference | None
 
     @property
     def optimizer(self) -> Optimizer:

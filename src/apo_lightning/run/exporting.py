@@ -1,6 +1,7 @@
 """A training checkpoint, of any number of ranks, → a Hugging Face folder, as it is or averaged with the base."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,12 +27,7 @@ def export(cfg: DictConfig) -> Path:
     """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`."""
     run, checkpoint = find_trained(cfg)
     to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
-    require_absent(to)
-    quiet_libraries(run.folder / "export.log")
-    policy = untrained_policy(run)
-    load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
-    write(policy, to, cfg.dtype)
-    say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
+    write_averages(cfg, run, checkpoint, {to: 0})
     return to
 
 
@@ -47,18 +43,27 @@ def average_with_base(cfg: DictConfig) -> list[Path]:
     run, checkpoint = find_trained(cfg)
     root = Path(cfg.to) if cfg.to is not None else run.folder / "averaged" / checkpoint.folder.name
     is_single = cfg.to is not None and len(weights) == 1
-    folders = [root if is_single else root / f"w{weight:g}" for weight in weights]
+    folders = {root if is_single else root / f"w{weight:g}": weight for weight in weights}
+    write_averages(cfg, run, checkpoint, folders)
+    return list(folders)
+
+
+def write_averages(
+    cfg: DictConfig, run: TrainedRun, checkpoint: Checkpoint, folders: Mapping[Path, float | int]
+) -> None:
+    """Write the model at a checkpoint to each folder, averaged with the base that has the folder's weight."""
     for folder in folders:
-        require_absent(folder)
+        if folder.exists():
+            raise ConfigError(f"to={folder} exists: remove it, or name another folder")
     quiet_libraries(run.folder / "export.log")
     policy = untrained_policy(run)
-    base = base_weights(policy.model)
-    for weight, folder in zip(weights, folders, strict=True):
+    base = base_weights(policy.model) if any(folders.values()) else {}
+    for folder, weight in folders.items():
         load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
         average(dict(policy.model.named_parameters()), base, weight)
         write(policy, folder, cfg.dtype)
-        say(f"{checkpoint.folder.name} of {cfg.run}, with weight {weight:g} of the base, is in {folder}")
-    return folders
+        with_base = f", with weight {weight:g} of the base," if weight else ""
+        say(f"{checkpoint.folder.name} of {cfg.run}{with_base} is in {folder}")
 
 
 def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:
@@ -70,12 +75,6 @@ def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:
     if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
         raise ConfigError(f"checkpoint {checkpoint.folder} is damaged: {damaged} has changed; export another")
     return run, checkpoint
-
-
-def require_absent(to: Path) -> None:
-    """Raise `ConfigError` if a folder that is to be written exists."""
-    if to.exists():
-        raise ConfigError(f"to={to} exists: remove it, or name another folder")
 
 
 def untrained_policy(run: TrainedRun) -> Policy:
