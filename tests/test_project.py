@@ -87,7 +87,7 @@ def key_mismatches(node: dict) -> list[str]:
         ({"_target_": "apo_lightning.errors.ConfigError"}, 0),
         ({"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 1.0}, 0),
         ({"_target_": "torch.optim.AdamW", "_partial_": True, "learning_rate": 1.0}, 1),
-        ({"_target_": "apo_lightning.types.Needs"}, 8),
+        ({"_target_": "apo_lightning.types.Needs"}, 7),
         ({"_target_": "apo_lightning.types.GenerationRequest", "_partial_": True, "tempreature": 1.0}, 4),
     ],
 )

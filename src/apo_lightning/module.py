@@ -45,14 +45,13 @@ from apo_lightning.update.nonfinite import NonfiniteSteps
 from apo_lightning.update.probes import probing_of
 from apo_lightning.update.reward_metrics import reward_metrics
 from apo_lightning.update.schedule import begin_schedule
-from apo_lightning.update.scoring import score_policy, score_reference, table_to_check
+from apo_lightning.update.scoring import score_policy, score_reference, score_values, table_to_check
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.speed import speed_metrics, total_work
 from apo_lightning.update.step_metrics import StepMetrics
 from apo_lightning.update.step_plan import StepPlan, plan_step, step_table
 from apo_lightning.update.table import StepTable
 from apo_lightning.update.update_record import UpdateRecord
-from apo_lightning.update.values import score_values
 
 PHASES = ("generate", "reward", "prepare", "values", "reference", "old_logprobs", "probe", "update", "sync", "metrics")
 """The stages of `training_step`. One that does not run in a step took 0.0 s."""

@@ -11,7 +11,7 @@ T packed response tokens (completion after completion, no padding), K anchor slo
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -180,11 +180,6 @@ class Rollouts:
         return torch.tensor([verdict.status == "correct" for verdict in self.verdicts]).view(-1, self.group_size)
 
     @property
-    def is_unscored(self) -> Bool[Tensor, "prompts group"]:
-        """True where no reward applies."""
-        return torch.tensor([not verdict.is_scored for verdict in self.verdicts]).view(-1, self.group_size)
-
-    @property
     def verdict_counts(self) -> dict[VerdictStatus, int]:
         """How many completions got each status."""
         return count_statuses(verdict.status for verdict in self.verdicts)
@@ -267,19 +262,13 @@ class AdvantageInputs:
         reads: Collection[AdvantageInput] = (),
         history: Callable[[str], PromptRecord] = lambda prompt_id: PromptRecord(),
     ) -> "AdvantageInputs":
-        """The part of the rollouts that an estimator reads.
-
-        Args:
-            rollouts: of this rank.
-            reads: the optional fields to fill.
-            history: prompt id → its record.
-        """
+        """The part of the rollouts that an estimator reads; `history` gives a prompt's record by its id."""
         size, verdicts = rollouts.group_size, rollouts.verdicts
-        answers = tuple(tuple(v.extracted for v in verdicts[i : i + size]) for i in range(0, len(verdicts), size))
+        unscored = torch.tensor([not verdict.is_scored for verdict in verdicts]).view(-1, size)
         optional: dict[AdvantageInput, Callable[[], Any]] = {
             "truncated": lambda: rollouts.is_truncated,
             "mean_logprobs": lambda: rollouts.mean_logprobs,
-            "answers": lambda: answers,
+            "answers": lambda: tuple(tuple(v.extracted for v in group.verdicts) for group in rollouts.groups),
             "history": lambda: tuple(history(prompt.id) for prompt in rollouts.prompts),
             "max_completion_tokens": lambda: rollouts.max_completion_tokens,
         }
@@ -288,24 +277,21 @@ class AdvantageInputs:
             is_correct=rollouts.is_correct,
             lengths=rollouts.lengths,
             step=rollouts.step,
-            unscored=None if all(v.is_scored for v in verdicts) else rollouts.is_unscored,
+            unscored=unscored if unscored.any() else None,
             **{name: optional[name]() for name in reads},
         )
 
     def part(self, prompt: int, members: Sequence[int]) -> "AdvantageInputs":
         """Some completions of one prompt, as a group of their own."""
-        wanted = list(members)
-        return AdvantageInputs(
-            rewards=self.rewards[prompt : prompt + 1, wanted],
-            is_correct=self.is_correct[prompt : prompt + 1, wanted],
-            lengths=self.lengths[prompt : prompt + 1, wanted],
-            step=self.step,
-            truncated=None if self.truncated is None else self.truncated[prompt : prompt + 1, wanted],
-            mean_logprobs=None if self.mean_logprobs is None else self.mean_logprobs[prompt : prompt + 1, wanted],
-            answers=None if self.answers is None else (tuple(self.answers[prompt][i] for i in wanted),),
-            history=None if self.history is None else (self.history[prompt],),
-            max_completion_tokens=self.max_completion_tokens,
-        )
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        tables = {
+            name: values[prompt : prompt + 1, list(members)]
+            for name, values in columns.items()
+            if isinstance(values, Tensor)
+        }
+        answers = None if self.answers is None else (tuple(self.answers[prompt][i] for i in members),)
+        history = None if self.history is None else (self.history[prompt],)
+        return replace(self, **tables, answers=answers, history=history)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,16 +315,6 @@ class Anchor:
     """log π_ref [nats], constant, in descending order."""
     logprobs: Float[Tensor, "tokens anchors"]
     """log π [nats] at the same ids; carries the gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The current policy's K most likely tokens at each position."""
-
-    token_ids: Int[Tensor, "tokens candidates"]
-    """In descending order of probability, ties by the lower id."""
-    logprobs: Float[Tensor, "tokens candidates"]
-    """log π [nats] at these ids; carries the gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,12 +346,12 @@ class LossInputs:
     """min(π_old/π_rollout, cap), detached: corrects for an engine that samples from slightly other numbers."""
     marks: Float[Tensor, "tokens"] | None = None
     """What the loss's `marks` said of each token when the mini-batch was planned; constant."""
-    sequence_mean: Float[Tensor, "tokens"] | None = None
-    """The mean of the loss's `sequence_term` over the token's completion, at the current policy; constant."""
-    candidates: Candidates | None = None
-    entropy_rank: Float[Tensor, "tokens"] | None = None
-    """The share of the completion's other tokens at which the current policy has a lower entropy, in [0, 1]; constant,
-    0 in a completion of one token."""
+    sequence_values: Float[Tensor, "tokens"] | None = None
+    """What the loss's `sequence_values` said of each token, at the current policy; constant."""
+    candidate_ids: Int[Tensor, "tokens candidates"] | None = None
+    """The current policy's K most likely tokens, in descending order of probability, ties by the lower id."""
+    candidate_logprobs: Float[Tensor, "tokens candidates"] | None = None
+    """log π [nats] at these ids; carries the gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,13 +376,11 @@ class Needs:
     """The exact KL(π‖π_ref): runs the reference once more, with every micro-batch of the update."""
     marks: bool = False
     """A value for each token that depends on the whole mini-batch; see `PolicyLoss.marks`."""
-    sequence_mean: bool = False
-    """A mean over each completion at the current policy; see `PolicyLoss.sequence_term`. Costs one more forward of the
-    head in every mini-batch but the first."""
+    sequence_values: bool = False
+    """A value for each token that depends on its whole completion; see `PolicyLoss.sequence_values`. Costs one more
+    forward of the head in every mini-batch but the first, and with `entropy` there too."""
     candidate_size: int = 0
     """K of the policy's own most likely tokens per token; 0 for none. Costs one more forward of the head."""
-    entropy_rank: bool = False
-    """The rank of each token's entropy in its completion. Costs one more forward of the head."""
 
     @property
     def reference_statistics(self) -> bool:
@@ -420,16 +394,8 @@ class Needs:
 
     def __or__(self, other: "Needs") -> "Needs":
         """The smallest needs that satisfy both."""
-        return Needs(
-            ref_logprobs=self.ref_logprobs or other.ref_logprobs,
-            anchor_size=max(self.anchor_size, other.anchor_size),
-            entropy=self.entropy or other.entropy,
-            full_kl=self.full_kl or other.full_kl,
-            marks=self.marks or other.marks,
-            sequence_mean=self.sequence_mean or other.sequence_mean,
-            candidate_size=max(self.candidate_size, other.candidate_size),
-            entropy_rank=self.entropy_rank or other.entropy_rank,
-        )
+        names = [field.name for field in fields(self)]
+        return Needs(**{name: max(getattr(self, name), getattr(other, name)) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from hydra.utils import instantiate
 
-from apo_lightning.losses.aggregation import sequence_means, sequence_ranks
 from apo_lightning.losses.minibatch_tokens import MinibatchTokens
-from apo_lightning.types import Anchor, Candidates, LossInputs
+from apo_lightning.types import Anchor, LossInputs
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 
@@ -43,13 +42,12 @@ class Case:
     ref_logits: list
     importance_weights: torch.Tensor | None = None
     marks: torch.Tensor | None = None
-    sequence_mean: torch.Tensor | None = None
-    entropy_rank: torch.Tensor | None = None
+    sequence_values: torch.Tensor | None = None
 
     def prepared(self, loss) -> "Case":
         """With what the module computes of the whole mini-batch and of whole completions for this loss."""
         at_y = self.logits.double().log_softmax(1).gather(1, self.token_ids[:, None])[:, 0]
-        marks = sequence_mean = None
+        marks = sequence_values = None
         if loss.needs.marks:
             keys = torch.arange(len(at_y))
             marks = loss.marks(
@@ -57,13 +55,14 @@ class Case:
                     advantages=self.advantages, is_correct=self.is_correct, logprobs=self.old_logprobs, keys=keys
                 )
             )
-        if loss.needs.sequence_mean:
-            term = loss.sequence_term(at_y - self.old_logprobs.double(), self.advantages.double())
-            sequence_mean = sequence_means(term, torch.arange(len(at_y)) // 4)
-        entropy_rank = None
-        if loss.needs.entropy_rank:
-            entropy_rank = sequence_ranks(entropy(self.logits.double().log_softmax(1)), torch.arange(len(at_y)) // 4)
-        return replace(self, marks=marks, sequence_mean=sequence_mean, entropy_rank=entropy_rank)
+        if loss.needs.sequence_values:
+            sequence_values = loss.sequence_values(
+                at_y - self.old_logprobs.double(),
+                entropy(self.logits.double().log_softmax(1)),
+                self.advantages.double(),
+                torch.arange(len(at_y)) // 4,
+            )
+        return replace(self, marks=marks, sequence_values=sequence_values)
 
     def tokens(self):
         for t in range(len(self.logits)):
@@ -77,8 +76,7 @@ class Case:
                 ref_logits=self.ref_logits[t],
                 importance_weight=weight,
                 mark=0.0 if self.marks is None else self.marks[t].item(),
-                sequence_mean=0.0 if self.sequence_mean is None else self.sequence_mean[t].item(),
-                entropy_rank=0.0 if self.entropy_rank is None else self.entropy_rank[t].item(),
+                sequence_value=0.0 if self.sequence_values is None else self.sequence_values[t].item(),
             )
 
     def inputs(self, needs, logits, logprobs=None) -> LossInputs:
@@ -86,6 +84,7 @@ class Case:
         logprobs = logits.log_softmax(1) if logprobs is None else logprobs
         ref = [None if row is None else log_softmax(row) for row in self.ref_logits]
         at_y = [0.0 if row is None else row[int(y)] for row, y in zip(ref, self.token_ids, strict=True)]
+        own_ids = logprobs.detach().argsort(dim=1, descending=True, stable=True)[:, : needs.candidate_size]
         return LossInputs(
             token_ids=self.token_ids,
             sequence_ids=torch.arange(len(self.token_ids)) // 4,
@@ -99,9 +98,9 @@ class Case:
             full_kl=self._full_kl(ref, logprobs) if needs.full_kl else None,
             importance_weights=None if self.importance_weights is None else self.importance_weights.to(logits.dtype),
             marks=None if self.marks is None else self.marks.to(logits.dtype),
-            sequence_mean=None if self.sequence_mean is None else self.sequence_mean.to(logits.dtype),
-            candidates=own_candidates(logprobs, needs.candidate_size) if needs.candidate_size else None,
-            entropy_rank=None if self.entropy_rank is None else self.entropy_rank.to(logits.dtype),
+            sequence_values=None if self.sequence_values is None else self.sequence_values.to(logits.dtype),
+            candidate_ids=own_ids if needs.candidate_size else None,
+            candidate_logprobs=logprobs.gather(1, own_ids) if needs.candidate_size else None,
         )
 
     def _anchor(self, k, ref, logprobs):
@@ -119,11 +118,6 @@ class Case:
         table = torch.tensor([[0.0] * VOCAB if row is None else row for row in ref], dtype=logprobs.dtype)
         table = table.view(-1, VOCAB)
         return (logprobs.exp() * (logprobs - table)).sum(1)
-
-
-def own_candidates(logprobs, k):
-    ids = logprobs.detach().argsort(dim=1, descending=True, stable=True)[:, :k]
-    return Candidates(token_ids=ids, logprobs=logprobs.gather(1, ids))
 
 
 def entropy(logprobs):

@@ -1,9 +1,21 @@
-"""Advantages of rival methods: adjustments of an estimator, one small frozen dataclass and one YAML each."""
+"""Advantages of rival methods: they adjust or shape those of an estimator, one small file and one YAML each."""
 
 from apo_lab.advantages.boundary_gate import BoundaryGate
+from apo_lab.advantages.differential_smoothing import DifferentialSmoothing
 from apo_lab.advantages.pass_at_k_weight import PassAtKWeight
+from apo_lab.advantages.pkpo import PKPO
 from apo_lab.advantages.rare_answers import RareAnswers
 from apo_lab.advantages.repeated_answers import RepeatedAnswers
 from apo_lab.advantages.uniform_correct import UniformCorrect
+from apo_lab.advantages.unlikeliness import Unlikeliness
 
-__all__ = ["BoundaryGate", "PassAtKWeight", "RareAnswers", "RepeatedAnswers", "UniformCorrect"]
+__all__ = [
+    "PKPO",
+    "BoundaryGate",
+    "DifferentialSmoothing",
+    "PassAtKWeight",
+    "RareAnswers",
+    "RepeatedAnswers",
+    "UniformCorrect",
+    "Unlikeliness",
+]

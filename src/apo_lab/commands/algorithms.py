@@ -71,14 +71,14 @@ def _section(name: str, described: dict[str, str]) -> str:
 def _why_no_figure(node: DictConfig) -> str | None:
     """Why the bandit does not show what the algorithm does; None: it does."""
     needs = instantiate(node.loss).needs
-    if needs.marks or needs.sequence_mean:
+    if needs.candidate_size:
+        return "It reads ranks within a completion, and on the bandit a completion is one token."
+    if needs.marks or needs.sequence_values:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is that of GRPO."
     if "history" in reads_of(instantiate(node.advantage)):
         return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
         return "It chooses among prompts, and the bandit is a single one."
-    if needs.candidate_size or needs.entropy_rank:
-        return "It reads ranks within a completion, and on the bandit a completion is one token."
     if node.get("critic"):
         return "Without its critic, as on the bandit, it is REINFORCE."
     return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None
@@ -110,7 +110,7 @@ def _costs(loss: PolicyLoss, reads: object) -> str:
     if needs.reference:
         read = "every token" if masks.reference.all() else "tokens of errors" if masks.reference[1] else "no token"
         extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))
-    extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.sequence_mean
+    extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.sequence_values
     extras += ["statistics over the mini-batch"] * needs.marks
     extras += [f"of the rollouts: {', '.join(sorted(reads))}"] * bool(reads)  # pyright: ignore[reportArgumentType]
     runs = ran.get(tuple(masks.gradient.tolist()), "completions with a gradient")

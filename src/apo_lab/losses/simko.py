@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, applicable, required
-from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number, importance_ratio, log_ratio
+from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number, gradient_of, importance_ratio, log_ratio
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 
@@ -59,24 +60,52 @@ class SimKO(GRPO):
     @property
     def needs(self) -> Needs:
         """The loss reads the policy's own top K, and which tokens of a completion are the uncertain ones."""
-        return super().needs | Needs(candidate_size=self.top_k, entropy_rank=True)
+        return super().needs | Needs(candidate_size=self.top_k, entropy=True, sequence_values=True)
+
+    def sequence_values(
+        self,
+        log_ratio: Float[Tensor, "tokens"],
+        entropy: Float[Tensor, "tokens"],
+        advantages: Float[Tensor, "tokens"],
+        sequence_ids: Int[Tensor, "tokens"],
+    ) -> Float[Tensor, "tokens"]:
+        """The rank of each token's entropy in its completion."""
+        return sequence_ranks(entropy, sequence_ids)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
-        candidates = required(inputs.candidates, "candidates")
-        uncertain = required(inputs.entropy_rank, "entropy_rank") > self.quantile
+        candidates = required(inputs.candidate_logprobs, "candidates")
+        uncertain = required(inputs.sequence_values, "sequence_values") > self.quantile
         advantages = inputs.advantages
-        punished = uncertain & (advantages < 0) & (inputs.token_ids == candidates.token_ids[:, 0])
+        punished = (
+            uncertain & (advantages < 0) & (inputs.token_ids == required(inputs.candidate_ids, "candidates")[:, 0])
+        )
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         frozen = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() > LOG_RATIO_LIMIT
         smoothed = uncertain & inputs.is_correct & ~frozen
-        towards = _gradient_of(candidates.logprobs.mean(1)) - _gradient_of(inputs.logprobs)
+        towards = gradient_of(candidates.mean(1)) - gradient_of(inputs.logprobs)
         rho = ratio + torch.where(smoothed, self.alpha * ratio.detach() * towards, 0.0)
         changed = applicable((punished | smoothed).to(rho.dtype), advantages != 0)
         inputs = replace(inputs, advantages=torch.where(punished, self.top_penalty * advantages, advantages))
         return self.surrogate(inputs, rho, frozen, {"ratio_updated": ratio.detach(), "simko_fraction": changed})
 
 
-def _gradient_of(values: Tensor) -> Tensor:
-    """0, with the gradient of the values."""
-    return values - values.detach()
+def sequence_ranks(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """The share of the other tokens of its completion that have a lower value, at every token; 0 for a single one.
+
+    A rank above q is a value above the completion's q-quantile (linear interpolation), where no values are equal.
+
+    Example:
+        >>> sequence_ranks(torch.tensor([1.0, 3.0, 1.0, 5.0]), torch.tensor([4, 4, 4, 7]))
+        tensor([0., 1., 0., 0.])
+    """
+    _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
+    by_value = values.argsort(stable=True)
+    order = by_value[place[by_value].argsort(stable=True)]
+    # Sorted by completion, then by value: equal values have the place of the first of them.
+    ordered, owner, places = values[order], place[order], torch.arange(len(values), device=values.device)
+    is_new = torch.ones_like(owner, dtype=torch.bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]) | (owner[1:] != owner[:-1])
+    first = torch.where(is_new, places, 0).cummax(0).values if len(values) else places
+    lower = torch.empty_like(values).scatter(0, order, (first - (counts.cumsum(0) - counts)[owner]).to(values.dtype))
+    return lower / (counts - 1).clamp(min=1)[place]

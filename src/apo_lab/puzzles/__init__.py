@@ -3,7 +3,8 @@
 from apo_lab.puzzles.countdown import Countdown
 from apo_lab.puzzles.locks import Locks
 from apo_lab.puzzles.puzzle import ListedAnswer, Puzzle
+from apo_lab.puzzles.reasoning_gym import ReasoningGymSource
 from apo_lab.puzzles.reward import PuzzleReward
 from apo_lab.puzzles.source import PuzzleSource
 
-__all__ = ["Countdown", "ListedAnswer", "Locks", "Puzzle", "PuzzleReward", "PuzzleSource"]
+__all__ = ["Countdown", "ListedAnswer", "Locks", "Puzzle", "PuzzleReward", "PuzzleSource", "ReasoningGymSource"]

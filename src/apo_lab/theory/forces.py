@@ -48,7 +48,7 @@ def loss_inputs(
         anchor=anchor,
         entropy=-(log_policy.exp() * log_policy).sum(1) if needs.entropy else None,
         marks=torch.zeros_like(advantages) if needs.marks else None,
-        sequence_mean=torch.zeros_like(advantages) if needs.sequence_mean else None,
+        sequence_values=torch.zeros_like(advantages) if needs.sequence_values else None,
         full_kl=(log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None,
     )
 

@@ -5,7 +5,7 @@ denominator; an advantage of 0 does not.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -37,13 +37,7 @@ class AdvantageEstimator(Protocol):
 
 
 def reads_of(part: object) -> Collection[AdvantageInput]:
-    """The optional fields of `AdvantageInputs` that an estimator, or a part of one, names in `reads`.
-
-    Example:
-        >>> from apo_lightning.advantages import GroupNormalized
-        >>> reads_of(GroupNormalized())
-        ()
-    """
+    """The optional fields of `AdvantageInputs` that an estimator, or a part of one, names in `reads`."""
     return getattr(part, "reads", ())
 
 
@@ -59,8 +53,8 @@ class Wrapper:
 
     @property
     def parts(self) -> Sequence[object]:
-        """What says of itself what the wrapper then says: the inner estimator, and in subclasses what changes it."""
-        return (self.estimator,)
+        """The inner estimator, and in subclasses what changes it: the wrapper says of itself what these say."""
+        return [getattr(self, field.name) for field in fields(self)]
 
     @property
     def reads(self) -> Collection[AdvantageInput]:

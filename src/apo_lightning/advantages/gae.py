@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import keep_all
+from apo_lightning.advantages.estimator import estimators_in, keep_all
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages
 
@@ -89,13 +89,7 @@ class GAE:
         return advantages, others + values
 
     def whitened(self, advantages: Float[Tensor, "tokens"], mean: float, variance: float) -> Float[Tensor, "tokens"]:
-        """Advantages in standard deviations, √(variance + 1e-8).
-
-        Args:
-            advantages: Â.
-            mean: of Â over all tokens that are kept.
-            variance: likewise, over n − 1.
-        """
+        """Advantages in standard deviations, √(variance + 1e-8); mean, and variance over n − 1, are of kept tokens."""
         if self.whiten == "none":
             return advantages
         return (advantages - mean * (self.whiten == "shift_scale")) / math.sqrt(variance + EPSILON)
@@ -109,15 +103,7 @@ def discounted_sums(
     gamma: float | int,
     gae_lambda: float | int,
 ) -> Float[Tensor, "tokens"]:
-    """Â_t = δ_t + γλ·Â_{t+1} of each token, in float64: one pass from the last tokens of all completions to the first.
-
-    Args:
-        rewards: of each completion, given at its last token.
-        values: V_t of each token, completion after completion.
-        lengths: tokens of each completion, at least 1.
-        gamma: γ.
-        gae_lambda: λ.
-    """
+    """Â_t = δ_t + γλ·Â_{t+1}, in float64, as in `GAE.of_values`: one pass from the last tokens back to the first."""
     values, ends = values.double(), lengths.cumsum(0)
     advantages = torch.zeros_like(values)
     order = lengths.argsort(descending=True)  # so that the completions that reach a position come first
@@ -142,6 +128,4 @@ def gae_of(estimator: Any) -> GAE | None:
         >>> gae_of(Truncated(GAE(gamma=0.5))).gamma, gae_of(GroupNormalized())
         (0.5, None)
     """
-    while hasattr(estimator, "estimator"):
-        estimator = estimator.estimator
-    return estimator if isinstance(estimator, GAE) else None
+    return next((part for part in estimators_in(estimator) if isinstance(part, GAE)), None)

@@ -1,6 +1,6 @@
-"""Estimators that change what another estimator sees: shaped rewards, and completions that were cut."""
+"""Estimators that change what another estimator sees or gives: rewards, advantages, and which completions are kept."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, keep_all
 from apo_lightning.advantages.gae import gae_of
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
+from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages, mixed
 
 
 @runtime_checkable
@@ -33,11 +33,6 @@ class Shaped(Wrapper):
     """
 
     shaping: Shaping
-
-    @property
-    def parts(self) -> Sequence[object]:
-        """Estimator and shaping."""
-        return self.estimator, self.shaping
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages of the shaped rewards."""
@@ -128,15 +123,62 @@ class Truncated(Wrapper):
         return replace(given, keep=given.keep & ~inputs.truncated)
 
 
+@runtime_checkable
+class Adjustment(Protocol):
+    """Advantages → other advantages. It may have an estimator's `reads`, `check` and `punishes_correct`."""
+
+    def __call__(
+        self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]
+    ) -> Float[Tensor, "prompts group"]:
+        """The advantages that enter the loss."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adjusted(Wrapper):
+    """An estimator with adjusted advantages; what it drops stays dropped.
+
+    Unlike a shaping of rewards (see `Shaped`), an adjustment acts behind the group's mean and standard deviation: it
+    also reaches groups whose rewards are all equal. With another `Adjusted` as its estimator, two adjustments act in
+    turn.
+
+    Attributes:
+        estimator: gives the advantages.
+        adjustment: changes them.
+    """
+
+    adjustment: Adjustment
+
+    def __call__(self, inputs: AdvantageInputs) -> Advantages:
+        """The estimator's advantages, adjusted."""
+        given = self.estimator(inputs)
+        return replace(given, values=self.adjustment(inputs, given.values))
+
+
+@dataclass(frozen=True)
+class Informative(Wrapper):
+    """Drops groups without both correct and wrong completions: they leave every denominator.
+
+    Verdicts count, not rewards. Under GRPO such a group has no gradient, so the direction of the update stays and the
+    mean is over the other groups. `DynamicSampling` needs it.
+
+    Source: Yu et al. 2025 (DAPO), section 3.2.
+
+    Attributes:
+        estimator: gives the advantages.
+    """
+
+    def __call__(self, inputs: AdvantageInputs) -> Advantages:
+        """The estimator's advantages, without the groups that are not mixed."""
+        given = self.estimator(inputs)
+        return replace(given, keep=given.keep & mixed(inputs.is_correct)[:, None])
+
+
 def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
     """Advantages in groups from which some completions are left out.
 
-    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator.
-
-    Args:
-        estimator: called with what remains of each group.
-        inputs: whole groups.
-        left_out: [P, G] True for completions that no mean may contain.
+    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator, which is called
+    with what remains of each group. `left_out` is [P, G].
     """
     if not left_out.any():
         return estimator(inputs)

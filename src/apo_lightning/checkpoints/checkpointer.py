@@ -37,6 +37,7 @@ from apo_lightning.checkpoints.small_files import (
     HISTORY,
     SHARED,
     TENSORS,
+    Written,
     load_plain,
     rank_file,
     rollouts_from_plain,
@@ -46,7 +47,6 @@ from apo_lightning.checkpoints.small_files import (
 from apo_lightning.checkpoints.snapshots import SNAPSHOTS
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, tensor_shapes
-from apo_lightning.checkpoints.writing import Written
 from apo_lightning.common.console import say
 from apo_lightning.common.files import to_json
 from apo_lightning.distributed.gathering import from_all_ranks

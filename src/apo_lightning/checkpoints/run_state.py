@@ -1,7 +1,6 @@
 """The state of a run: its large tensors by name, and everything else as plain data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
@@ -11,30 +10,22 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.data.validation import ValidationPass
-from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.rollout.weight_sync import unwrapped_name
+from apo_lightning.update import run as update_run
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
-from apo_lightning.update.nonfinite import NonfiniteSteps
 
 
 @runtime_checkable
-class Run(Protocol):
+class Run(update_run.Run, Protocol):
     """The attributes of the Lightning module that checkpoints need."""
 
-    policy: Policy
-    ranks: Ranks
     policy_version: int
     engine_check: EngineCheck
     validation: ValidationPass
-
-    @property
-    def trainer(self) -> pl.Trainer:
-        """Lightning's trainer."""
-        ...
 
 
 @runtime_checkable
@@ -42,10 +33,7 @@ class TrainingRun(Run, Protocol):
     """The attributes that the module has once training starts."""
 
     schedule: LRScheduler
-    critic: Critic | None
-    nonfinite: NonfiniteSteps
     history: History
-    reference: Reference | None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -74,58 +62,46 @@ def critic_tensors(critic: Critic | None) -> dict[str, Tensor]:
     return {} if critic is None else {f"critic.{name}": p.detach() for name, p in critic.parameters.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Optimized:
-    """Parameters with their optimizer."""
-
-    name: str
-    """Before the names of its tensors and states."""
-    parameters: Mapping[str, torch.nn.Parameter]
-    optimizer: Optimizer
-
-
-def _optimized(run: TrainingRun) -> list[_Optimized]:
-    """The policy's and, if there is one, the critic's."""
-    parts = [_Optimized("optimizer", trained_parameters(run.policy), run.optimizer)]
-    if run.critic is not None:
-        parts.append(_Optimized("critic_optimizer", run.critic.parameters, run.critic.optimizer))
-    return parts
+def _optimized(run: TrainingRun) -> Mapping[str, tuple[Mapping[str, torch.nn.Parameter], Optimizer]]:
+    """The policy's parameters with their optimizer and, if there is one, the critic's; by the prefix of their names."""
+    parts = {"optimizer": (trained_parameters(run.policy), run.optimizer)}
+    return parts if run.critic is None else parts | {"critic_optimizer": (run.critic.parameters, run.critic.optimizer)}
 
 
 def optimizer_tensors(run: TrainingRun) -> dict[str, Tensor]:
     """The state of the optimizers that has one value per element of a parameter."""
     return {
-        f"{part.name}.{name}.{key}": value
-        for part in _optimized(run)
-        for name, parameter in part.parameters.items()
-        for key, value in part.optimizer.state.get(parameter, {}).items()
+        f"{prefix}.{name}.{key}": value
+        for prefix, (parameters, optimizer) in _optimized(run).items()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor) and value.dim() > 0
     }
 
 
 def new_optimizer_tensors(run: TrainingRun, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Allocate the optimizer tensors that a checkpoint contains, sharded like their parameters."""
-    for part in _optimized(run):
-        for name, parameter in part.parameters.items():
-            prefix = f"{part.name}.{name}."
+    for part, (parameters, optimizer) in _optimized(run).items():
+        for name, parameter in parameters.items():
+            prefix = f"{part}.{name}."
             for key in (full.removeprefix(prefix) for full in shapes if full.startswith(prefix)):
                 is_alike = shapes[prefix + key] == tuple(parameter.shape)
                 buffer = torch.zeros_like(parameter) if is_alike else torch.zeros(shapes[prefix + key])
-                part.optimizer.state[parameter][key] = buffer.detach()
+                optimizer.state[parameter][key] = buffer.detach()
     return optimizer_tensors(run)
 
 
 def shared_state(run: TrainingRun) -> dict[str, Any]:
     """The state that is equal on all ranks."""
     optimizers: dict[str, Any] = {}
-    for part in _optimized(run):
-        names = {id(parameter): name for name, parameter in part.parameters.items()}
-        optimizers[f"{part.name}_groups"] = [
-            {key: value for key, value in group.items() if key != "params"} for group in part.optimizer.param_groups
+    for part, (parameters, optimizer) in _optimized(run).items():
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        optimizers[f"{part}_groups"] = [
+            {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
-        optimizers[f"{part.name}_scalars"] = {
+        optimizers[f"{part}_scalars"] = {
             names[id(parameter)]: {k: v for k, v in state.items() if not (isinstance(v, Tensor) and v.dim() > 0)}
-            for parameter, state in part.optimizer.state.items()
+            for parameter, state in optimizer.state.items()
         }
     return {
         **optimizers,
@@ -141,14 +117,13 @@ def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
     """Restore what `shared_state` gave, except for the callbacks and the engine check."""
     run.nonfinite.num_in_a_row = state["num_nonfinite_in_a_row"]
     run.schedule.load_state_dict(state["schedule"])
-    for part in _optimized(run):
-        for group, saved in zip(part.optimizer.param_groups, state[f"{part.name}_groups"], strict=True):
+    for part, (parameters, optimizer) in _optimized(run).items():
+        for group, saved in zip(optimizer.param_groups, state[f"{part}_groups"], strict=True):
             group.update(saved)
-        for name, scalars in state[f"{part.name}_scalars"].items():
-            parameter = part.parameters[name]
+        for name, scalars in state[f"{part}_scalars"].items():
             # A fused optimizer reads its step count on the weights' device.
-            device = parameter.device if part.optimizer.defaults.get("fused") else torch.device("cpu")
-            part.optimizer.state[parameter].update(
+            device = parameters[name].device if optimizer.defaults.get("fused") else torch.device("cpu")
+            optimizer.state[parameters[name]].update(
                 {key: value.to(device) if isinstance(value, Tensor) else value for key, value in scalars.items()}
             )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from apo_lightning.checkpoints.writing import SequentialFile, Written
+from apo_lightning.checkpoints.small_files import SequentialFile, Written
 from apo_lightning.common.process_group import num_processes
 
 BYTES_PER_FILE = 256 * 2**20

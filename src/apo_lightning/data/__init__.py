@@ -5,7 +5,6 @@ from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.prompts import PromptTemplate, build_prompt
-from apo_lightning.data.reasoning_gym import ReasoningGymSource
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import DatasetSource, Problems, ProblemSource
 
@@ -19,7 +18,6 @@ __all__ = [
     "Problems",
     "PromptDataModule",
     "PromptTemplate",
-    "ReasoningGymSource",
     "Row",
     "build_prompt",
 ]

@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import torch
 
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
+from apo_lightning.metrics.token_mean import pass_at_one_and_all
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 

@@ -55,12 +55,8 @@ def grad_sync(policies: Sequence[nn.Module], strategy: Strategy, *, enabled: boo
     """Around a backward: reduce its gradient over ranks, or only accumulate it on this rank.
 
     FSDP2 reduces the gradients of decoder layers with every backward; unsharded, they would take the memory that
-    sharding saves. DDP delays the reduction of all gradients.
-
-    Args:
-        policies: the models with a gradient, sharded or not.
-        strategy: of the trainer.
-        enabled: True in the last micro-batch of a mini-batch, equally on all ranks.
+    sharding saves. DDP delays the reduction of all gradients. `enabled` is True in the last micro-batch of a
+    mini-batch, equally on all ranks.
     """
     for policy in policies:
         if isinstance(policy, FSDPModule):

@@ -93,11 +93,7 @@ def pack(prompts: Sequence[Prompt], completions: Sequence[Sequence[int]]) -> Pac
         if not prompt.token_ids or not completion:
             empty = "completion" if prompt.token_ids else "prompt"
             raise ConfigError(f"problem '{prompt.id}' has a {empty} without tokens: leave it out")
-    places: dict[tuple[int, ...], int] = {}
-    owners = tuple(places.setdefault(prompt.token_ids, len(places)) for prompt in prompts)
-    return PackedSequences(
-        prompts=tuple(places), completions=tuple(tuple(completion) for completion in completions), owners=owners
-    )
+    return PackedSequences.of([prompt.token_ids for prompt in prompts], completions)
 
 
 def sequence_of_each_token(sequences: PackedSequences) -> Int[Tensor, "tokens"]:

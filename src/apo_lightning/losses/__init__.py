@@ -1,25 +1,19 @@
 """Policy losses: one small frozen dataclass each, whose fields are the keys of its YAML in `configs/algo/`."""
 
 from apo_lightning.losses.apo import APO
-from apo_lightning.losses.cispo import CISPO
-from apo_lightning.losses.covariance import ClipCov, KLCov
 from apo_lightning.losses.grpo import GRPO
-from apo_lightning.losses.grpo_kl import GRPOKL
-from apo_lightning.losses.penalised import PenalisedGRPO
+from apo_lightning.losses.penalised import GRPOKL, PenalisedGRPO
 from apo_lightning.losses.policy_loss import PolicyLoss, applicable, masks_of, required
-from apo_lightning.losses.sequence_ratio import GMPO, GSPO
+from apo_lightning.losses.sequence_ratio import GSPO, SequenceRatio
 
 __all__ = [
     "APO",
-    "CISPO",
-    "GMPO",
     "GRPO",
     "GRPOKL",
     "GSPO",
-    "ClipCov",
-    "KLCov",
     "PenalisedGRPO",
     "PolicyLoss",
+    "SequenceRatio",
     "applicable",
     "masks_of",
     "required",

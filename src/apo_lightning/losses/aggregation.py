@@ -94,24 +94,3 @@ def sequence_means(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "t
     _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
     totals = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add(0, place, values.double())
     return (totals / counts)[place].to(values.dtype)
-
-
-def sequence_ranks(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """The share of the other tokens of its completion that have a lower value, at every token; 0 for a single one.
-
-    A rank above q is a value above the completion's q-quantile (linear interpolation), where no values are equal.
-
-    Example:
-        >>> sequence_ranks(torch.tensor([1.0, 3.0, 1.0, 5.0]), torch.tensor([4, 4, 4, 7]))
-        tensor([0., 1., 0., 0.])
-    """
-    _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
-    by_value = values.argsort(stable=True)
-    order = by_value[place[by_value].argsort(stable=True)]
-    # Sorted by completion, then by value: equal values have the place of the first of them.
-    ordered, owner, places = values[order], place[order], torch.arange(len(values), device=values.device)
-    is_new = torch.ones_like(owner, dtype=torch.bool)
-    is_new[1:] = (ordered[1:] != ordered[:-1]) | (owner[1:] != owner[:-1])
-    first = torch.where(is_new, places, 0).cummax(0).values if len(values) else places
-    lower = torch.empty_like(values).scatter(0, order, (first - (counts.cumsum(0) - counts)[owner]).to(values.dtype))
-    return lower / (counts - 1).clamp(min=1)[place]

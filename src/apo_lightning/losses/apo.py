@@ -137,11 +137,7 @@ class APO(PolicyLoss):
             return advantages != 0
         return advantages < 0 if self.trigger == "negative_advantage" else (advantages < 0) & ~is_correct
 
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens with A ≠ 0, among them every triggered one; all tokens with an entropy bonus."""
-        return self.has_surrogate_gradient(advantages)
+    gradient_mask = PolicyLoss.surrogate_mask
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""

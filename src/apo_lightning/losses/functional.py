@@ -47,6 +47,11 @@ def importance_ratio(
     return log_ratio(logprobs, old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
+def gradient_of(values: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """0, with the gradient of the values; added to a constant it moves the constant as they move."""
+    return (values - values.detach()).nan_to_num(0.0)
+
+
 def clipped_objective(
     ratio: Float[Tensor, "tokens"],
     advantages: Float[Tensor, "tokens"],

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, importance_ratio, log_ratio
 from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, LossOutput
@@ -30,11 +27,7 @@ class GRPO(PolicyLoss):
         tensor([-1.2000])
     """
 
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens with A ≠ 0; all tokens with an entropy bonus."""
-        return self.has_surrogate_gradient(advantages)
+    gradient_mask = PolicyLoss.surrogate_mask
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(r, A)."""

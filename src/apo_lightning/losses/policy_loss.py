@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
@@ -103,18 +103,24 @@ class PolicyLoss(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__}.needs asks for marks, and the class has no `marks`")
 
-    def sequence_term(
-        self, log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
+    def sequence_values(
+        self,
+        log_ratio: Float[Tensor, "tokens"],
+        entropy: Float[Tensor, "tokens"],
+        advantages: Float[Tensor, "tokens"],
+        sequence_ids: Int[Tensor, "tokens"],
     ) -> Float[Tensor, "tokens"]:
-        """A value for each token whose mean over its completion comes back as `LossInputs.sequence_mean`.
+        """A value for each token of whole completions; it comes back as `LossInputs.sequence_values`.
 
-        Called with every micro-batch where `needs.sequence_mean`.
+        Called with every micro-batch, at the current policy and without a gradient, where `needs.sequence_values`.
 
         Args:
-            log_ratio: log π(y) − log π_old(y) [nats], at the current policy.
+            log_ratio: log π(y) − log π_old(y) [nats].
+            entropy: of the policy [nats], if `needs.entropy`; otherwise of no meaning.
             advantages: A.
+            sequence_ids: which completion; its tokens are adjacent.
         """
-        return log_ratio
+        raise NotImplementedError(f"{type(self).__name__}.needs asks for sequence_values, and the class has none")
 
     @property
     def support_size(self) -> int:
@@ -142,9 +148,11 @@ class PolicyLoss(ABC):
             f"those without a gradient too; where the inherited mask still holds, write {lines} in the class"
         )
 
-    def has_surrogate_gradient(self, advantages: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
-        """Tokens where `surrogate` can have a gradient: A ≠ 0, or any with an entropy bonus."""
-        return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(advantages, dtype=torch.bool)
+    def surrogate_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """A `gradient_mask`: tokens where `surrogate` can have a gradient, A ≠ 0, or all with an entropy bonus."""
+        return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(is_correct)
 
     @property
     def _clip(self) -> dict[str, Any]:
@@ -155,13 +163,9 @@ class PolicyLoss(ABC):
         return is_clipped(ratio, advantages, **self._clip)
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor, frozen: Tensor, metrics: Mapping[str, Tensor]) -> LossOutput:
-        """Minus the clipped objective of `ratio`, minus the entropy bonus; see `from_objective`.
+        """Minus the clipped objective of `ratio`, ρ, minus the entropy bonus; see `from_objective`.
 
-        Args:
-            inputs: of the loss.
-            ratio: ρ.
-            frozen: where ρ itself has no gradient, because its log is clamped.
-            metrics: the loss's own.
+        `frozen` says where ρ itself has no gradient, because its log is clamped; `metrics` are the loss's own.
         """
         objective = clipped_objective(ratio, inputs.advantages, **self._clip)
         no_gradient = self.is_flat(ratio, inputs.advantages) | frozen
@@ -170,14 +174,10 @@ class PolicyLoss(ABC):
     def from_objective(
         self, inputs: LossInputs, objective: Tensor, no_gradient: Tensor, metrics: Mapping[str, Tensor]
     ) -> LossOutput:
-        """Minus an objective, minus the entropy bonus.
+        """Minus an objective, which is to be maximised, minus the entropy bonus.
 
-        Args:
-            inputs: of the loss.
-            objective: to be maximised. Importance weights correct it alone: entropy and penalties are no expectations
-                over old samples.
-            no_gradient: tokens on which the objective is flat; they are counted in `clip_fraction`.
-            metrics: the loss's own.
+        Importance weights correct the objective alone: entropy and penalties are no expectations over old samples.
+        `clip_fraction` counts tokens on which it is flat, `no_gradient`.
         """
         if inputs.importance_weights is not None:
             objective = inputs.importance_weights.detach() * objective

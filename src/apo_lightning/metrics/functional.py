@@ -68,18 +68,6 @@ def pass_at_k_curve(
     return 1 - all_wrong[:, torch.tensor(ks, device=drawn.device) - 1]
 
 
-def average_at_n(
-    num_samples: Int[Tensor, "problems"], num_correct: Int[Tensor, "problems"]
-) -> Float[Tensor, "problems"]:
-    """avg@n, the fraction c/n of a problem's samples that are correct: pass@1.
-
-    Example:
-        >>> average_at_n(torch.tensor([4]), torch.tensor([3]))
-        tensor([0.7500], dtype=torch.float64)
-    """
-    return pass_at_k(num_samples, num_correct, k=1)
-
-
 def majority_at_n(
     answers: Int[Tensor, "problems samples"], is_correct: Bool[Tensor, "problems samples"]
 ) -> Float[Tensor, "problems"]:

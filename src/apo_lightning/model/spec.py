@@ -90,8 +90,7 @@ class PolicySpec:
     def load_model(self, seed: int) -> PreTrainedModel:
         """The model with float32 weights, on the CPU.
 
-        Args:
-            seed: of the random weights where `config` is given; the global RNG is left as it was.
+        The seed is that of the random weights where `config` is given; the global RNG is left as it was.
 
         Raises:
             ConfigError: the model is not available, or its attention (checked before weights are loaded) or head is

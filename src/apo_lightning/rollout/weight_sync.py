@@ -26,11 +26,7 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     Gathering is collective: with a sharded policy all ranks must read to the end, at the same time.
 
     A tied head is yielded twice, once under each name: engines keep a packed copy of the head, which the embedding's
-    name alone would leave at the weights of the previous step.
-
-    Args:
-        model: a Hugging Face causal language model, possibly sharded or wrapped.
-        dtype: of the engine.
+    name alone would leave at the weights of the previous step. The dtype is that of the engine.
 
     Example:
         >>> [(name, weight.dtype) for name, weight in named_weights(nn.Linear(2, 1, bias=False), torch.bfloat16)]

@@ -125,7 +125,7 @@ EXPORT = Command(
 AVERAGE = Command(
     name="average",
     summary="Average a checkpoint with the model before training.",
-    work="apo_lightning.run.averaging:average_with_base",
+    work="apo_lightning.run.exporting:average_with_base",
     config="average",
     details="Writes (1 - w)·θ + w·θ_base as a Hugging Face folder that transformers, vLLM and model.path= load. With "
     "adapters their product is scaled by 1 - w. Measure a folder with apo evaluate model=… model.path=….",
@@ -152,10 +152,7 @@ PREFLIGHT = Command(
         "expected.failed_share",
         "expected.rank_balance",
     ),
-    examples=(
-        "apo preflight model=tiny",
-        "apo preflight experiment=paper/qwen_math7b_apo rates=h100",
-    ),
+    examples=("apo preflight model=tiny", "apo preflight experiment=paper/qwen_math7b_apo rates=h100"),
 )
 DOCTOR = Command(
     name="doctor",

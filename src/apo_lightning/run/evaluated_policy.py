@@ -101,15 +101,10 @@ class EvaluatedPolicy:
 
 
 def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool = False) -> EvaluatedPolicy:
-    """Read the policy from the configuration.
+    """Read the policy from the configuration; raises `ConfigError` if there is no such run, model or device.
 
-    Args:
-        cfg: with `run`, `model`, `trainer`, `output_dir` and `seed`; optionally `checkpoint` and `support_anchor_size`.
-        overrides: as typed.
-        is_swept: whether the settings of this job of a sweep name a folder.
-
-    Raises:
-        ConfigError: there is no such run, checkpoint, model or device.
+    `cfg` has `run`, `model`, `trainer`, `output_dir` and `seed`, and optionally `checkpoint` and `support_anchor_size`.
+    `overrides` are as typed; in a sweep those that determine the samples name a folder (`settings_folder`).
     """
     if cfg.get("support_anchor_size") is not None and not cfg.run:
         raise ConfigError(

@@ -28,18 +28,10 @@ from apo_lightning.run.tasks import Task, prepare_tasks
 
 
 def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:
-    """Measure one policy on all benchmarks, with one engine.
+    """Measure one policy on all benchmarks, with one engine; raises `ConfigError` before any weights are loaded.
 
-    Args:
-        cfg: composed from `configs/evaluate.yaml`.
-        overrides: as typed.
-        is_swept: whether the settings of this job of a sweep name a folder.
-
-    Returns:
-        The results, which are also in the output folder; empty on all ranks but the first.
-
-    Raises:
-        ConfigError: something cannot work; raised before any weights are loaded.
+    The results are also in the output folder; only the first rank returns them. `overrides` are as typed; in a sweep
+    those that determine the samples name a folder (`settings_folder`).
     """
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
@@ -142,12 +134,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         settings.samples_per_batch,
     )
     with contextlib.closing(file):
-        sampler.fill(
-            file,
-            task.benchmark.reward,
-            benchmark=name,
-            max_completion_tokens=settings.max_completion_tokens,
-        )
+        sampler.fill(file, task.benchmark.reward, benchmark=name, max_completion_tokens=settings.max_completion_tokens)
     if sampler.rank > 0:
         return
     result = summarise(

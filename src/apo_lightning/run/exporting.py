@@ -1,11 +1,12 @@
-"""A training checkpoint, of any number of ranks, → one Hugging Face folder."""
+"""A training checkpoint, of any number of ranks, → a Hugging Face folder, as it is or averaged with the base."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from transformers import AutoModelForCausalLM
 
 from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
@@ -15,6 +16,7 @@ from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.averaging import average, base_weights
 from apo_lightning.model.policy import Policy
 from apo_lightning.run.trained import TrainedRun, trained_run
 
@@ -25,13 +27,43 @@ def export(cfg: DictConfig) -> Path:
     """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`."""
     run, checkpoint = find_trained(cfg)
     to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
-    require_absent(to)
+    write_averages(cfg, run, checkpoint, {to: 0})
+    return to
+
+
+def average_with_base(cfg: DictConfig) -> list[Path]:
+    """Write (1 − w)·θ + w·θ_base for each weight w, and return the folders; raises `ConfigError`.
+
+    Source: Wortsman et al. 2022, "Robust fine-tuning of zero-shot models" (arXiv 2109.01903), Eq. 1.
+    """
+    weights = list(cfg.weight) if isinstance(cfg.weight, ListConfig) else [cfg.weight]
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+            raise ConfigError(f"weight is {weight}: give the weight of the model before training, from 0 to 1")
+    run, checkpoint = find_trained(cfg)
+    root = Path(cfg.to) if cfg.to is not None else run.folder / "averaged" / checkpoint.folder.name
+    is_single = cfg.to is not None and len(weights) == 1
+    folders = {root if is_single else root / f"w{weight:g}": weight for weight in weights}
+    write_averages(cfg, run, checkpoint, folders)
+    return list(folders)
+
+
+def write_averages(
+    cfg: DictConfig, run: TrainedRun, checkpoint: Checkpoint, folders: Mapping[Path, float | int]
+) -> None:
+    """Write the model at a checkpoint to each folder, averaged with the base that has the folder's weight."""
+    for folder in folders:
+        if folder.exists():
+            raise ConfigError(f"to={folder} exists: remove it, or name another folder")
     quiet_libraries(run.folder / "export.log")
     policy = untrained_policy(run)
-    load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
-    write(policy, to, cfg.dtype)
-    say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
-    return to
+    base = base_weights(policy.model) if any(folders.values()) else {}
+    for folder, weight in folders.items():
+        load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
+        average(dict(policy.model.named_parameters()), base, weight)
+        write(policy, folder, cfg.dtype)
+        with_base = f", with weight {weight:g} of the base," if weight else ""
+        say(f"{checkpoint.folder.name} of {cfg.run}{with_base} is in {folder}")
 
 
 def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:
@@ -43,12 +75,6 @@ def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:
     if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
         raise ConfigError(f"checkpoint {checkpoint.folder} is damaged: {damaged} has changed; export another")
     return run, checkpoint
-
-
-def require_absent(to: Path) -> None:
-    """Raise `ConfigError` if a folder that is to be written exists."""
-    if to.exists():
-        raise ConfigError(f"to={to} exists: remove it, or name another folder")
 
 
 def untrained_policy(run: TrainedRun) -> Policy:

@@ -65,12 +65,9 @@ class MetricsCSV(Logger):
 
 
 def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict[str, Any]]:
-    """The rows of a run up to a checkpoint; what it logged after that will be logged again.
+    """The rows of a run up to a checkpoint after `step` rollouts; what it logged after that will be logged again.
 
-    Args:
-        folder: of the run.
-        step: rollouts that were finished at the checkpoint.
-        validated_step: the last validated step at the checkpoint; the file may have a later validation already.
+    `validated_step` is the last validated step at the checkpoint: the file may have a later validation already.
     """
     path = folder / NAME
     if not path.is_file():

@@ -294,7 +294,7 @@ def _check_critic(
             f"algo.critic.warmup_steps is {critic.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
             "never be trained; give fewer steps of warm-up"
         )
-    if critic is not None and loss.needs.sequence_mean:
+    if critic is not None and loss.needs.sequence_values:
         raise ConfigError(
             f"algo.loss is {type(loss).__name__} with a critic: its ratio of a whole completion needs one advantage a "
             "completion, and a critic gives one a token; leave the critic out"

@@ -69,14 +69,8 @@ def assign(
 ) -> Assignment:
     """Assign completions so that all ranks take equally long for every mini-batch; collective.
 
-    Args:
-        rollouts: sampled by this rank.
-        advantages: of the rollouts; with the loss they decide what the update runs.
-        loss: its masks say which completions can have a gradient, and on which it reads the reference.
-        settings: sizes of a step.
-        ranks: all of them call this.
-        device: of the policy.
-        has_critic: every kept completion is run, and the loss may read the reference on any of them.
+    Advantages and the masks of the loss say which completions can have a gradient, and on which the reference is read.
+    With a critic every kept completion is run, and the loss may read the reference on any of them.
     """
     if ranks.world_size == 1:
         return assign_at_home(rollouts, device)

@@ -36,10 +36,7 @@ class MemoryBudget:
     def retry(self, work: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """The result of `work(*args, **kwargs)`, which is called once more with half the budget if memory ran out.
 
-        Args:
-            work: reads the budget when it is called; traces of an unfinished call must not change the next one.
-            args: of `work`.
-            kwargs: of `work`.
+        `work` reads the budget when it is called; traces of an unfinished call must not change the next one.
 
         Raises:
             DoesNotFitError: memory ran out, and the pass cannot be run again.

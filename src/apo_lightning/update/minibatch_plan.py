@@ -83,14 +83,7 @@ def plan_minibatches(
     """Mini-batches by prompt in sampling order, over kept completions, with one weight a token.
 
     Counts are taken over all ranks and over all kept completions, so a weight depends neither on the split into
-    micro-batches nor on the number of ranks nor on which completions are run.
-
-    Args:
-        table: of the step.
-        updated: tokens of the completions that are run, from `updated_tokens`.
-        settings: sizes of a step.
-        tokens_per_microbatch: the budget now.
-        ranks: all of them run equally many micro-batches.
+    micro-batches nor on the number of ranks nor on which completions are run: those of the `updated_tokens`.
     """
     prompts_per_rank = settings.prompts_per_minibatch // ranks.world_size
     running = set(table.completions_with(updated))

@@ -6,17 +6,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.logprobs.detached import DetachedHead
-from apo_lightning.losses.aggregation import sequence_means, sequence_ranks
 from apo_lightning.losses.value_loss import clipped_value_loss
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
-from apo_lightning.types import Candidates, LossOutput, TokenStatistics
+from apo_lightning.types import LossOutput, TokenStatistics
 from apo_lightning.update.memory import release_memory
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
@@ -66,29 +65,22 @@ def microbatch_loss(
 ) -> Float[Tensor, ""]:
     """Σ_t w_t · loss_t of one micro-batch, and of the critic's loss where there is one.
 
-    The gradient of the policy's part is already known at the hidden states and the head.
-
-    Args:
-        run: the policy, the loss and the settings.
-        plan: the table that the loss reads; the first mini-batch also writes the sampling policy's statistics there.
-        minibatch: the weights.
-        microbatch: the tokens.
-        losses: one record for each chunk of tokens is appended.
+    The gradient of the policy's part is already known at the hidden states and the head. One record for each chunk of
+    tokens is appended to `losses`; the first mini-batch also writes the sampling policy's statistics into the table.
     """
     table, needs = plan.table, run.loss.needs
     reference = run.reference if needs.full_kl else None
     compared = () if reference is None else (reference.hidden_states(microbatch), reference.head_weight)
     hidden = run.policy.hidden_states(microbatch)
-    sequence_mean = _sequence_mean(run, plan, minibatch, microbatch, hidden) if needs.sequence_mean else None
+    of_sequences = _sequence_values(run, plan, minibatch, microbatch, hidden) if needs.sequence_values else None
     values = None if run.critic is None else critic_loss(run.critic, table, microbatch, hidden)
-    ranks = _entropy_ranks(run, plan, microbatch, hidden) if needs.entropy_rank else None
     top_ids = _top_ids(run, microbatch, hidden) if needs.candidate_size else None
     head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
         chunk = microbatch.part(tokens)
         anchor_ids = table.anchor_ids(chunk, needs.anchor_size, plan.reference_mask)
         own_ids = None if top_ids is None else top_ids[tokens]
-        statistics, candidates = _statistics(head, tokens, chunk, anchor_ids, own_ids, compared)
+        statistics, own_logprobs = _statistics(head, tokens, chunk, anchor_ids, own_ids, compared)
         if minibatch.is_first:
             table.record_policy(chunk, statistics)
         inputs = table.loss_inputs(
@@ -98,10 +90,13 @@ def microbatch_loss(
             needs=needs,
             reference_mask=plan.reference_mask,
             importance_cap=run.settings.importance_cap,
-            marks=plan.marks,
-            sequence_mean=None if sequence_mean is None else sequence_mean[tokens],
-            candidates=candidates,
-            entropy_rank=None if ranks is None else ranks[tokens],
+        )
+        inputs = replace(
+            inputs,
+            marks=None if plan.marks is None else plan.marks[chunk.token_index],
+            sequence_values=None if of_sequences is None else of_sequences[tokens],
+            candidate_ids=own_ids,
+            candidate_logprobs=own_logprobs,
         )
         output = run.loss(inputs)
         weighted_sum = (minibatch.weights[chunk.token_index] * output.per_token).sum()
@@ -145,47 +140,35 @@ def _statistics(
     anchor_ids: Tensor | None,
     own_ids: Tensor | None,
     compared: Sequence[Tensor],
-) -> tuple[TokenStatistics, Candidates | None]:
-    """Statistics of a chunk, and the policy's own candidates there, of which the table's anchors know nothing."""
-    if own_ids is None:
-        return head.statistics(tokens, chunk.targets, anchor_ids, *compared), None
-    asked = own_ids if anchor_ids is None else torch.cat([own_ids, anchor_ids], dim=1)
-    statistics = head.statistics(tokens, chunk.targets, asked, *compared)
-    assert statistics.anchor_logprobs is not None
+) -> tuple[TokenStatistics, Tensor | None]:
+    """Statistics of a chunk, and apart from them the log-probs at the policy's own top K."""
+    asked = [ids for ids in (own_ids, anchor_ids) if ids is not None]
+    statistics = head.statistics(tokens, chunk.targets, torch.cat(asked, dim=1) if asked else None, *compared)
+    if own_ids is None or statistics.anchor_logprobs is None:
+        return statistics, None
     own, others = statistics.anchor_logprobs.tensor_split([own_ids.shape[1]], dim=1)
-    statistics = replace(statistics, anchor_logprobs=None if anchor_ids is None else others)
-    return statistics, Candidates(token_ids=own_ids, logprobs=own)
+    return replace(statistics, anchor_logprobs=None if anchor_ids is None else others), own
 
 
 @torch.no_grad()
-def _top_ids(run: Run, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]) -> Int[Tensor, "tokens top"]:
-    """The policy's own most likely tokens."""
-    k = run.loss.needs.candidate_size
-    return run.policy.top_ids(hidden.detach(), microbatch.targets, k, temperature=run.settings.temperature)
+def _top_ids(run: Run, microbatch: Microbatch, hidden: Tensor) -> Tensor | None:
+    """[T, K] the policy's own most likely tokens."""
+    k, temperature = run.loss.needs.candidate_size, run.settings.temperature
+    return run.policy.read_top(hidden.detach(), microbatch.targets, k, temperature=temperature).anchor_ids
 
 
 @torch.no_grad()
-def _entropy_ranks(
-    run: Run, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
-) -> Float[Tensor, "tokens"]:
-    """The rank of each token's entropy in its completion; a micro-batch holds whole ones."""
-    statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
-    return sequence_ranks(statistics.entropy, plan.table.sequence_ids[microbatch.token_index])
-
-
-@torch.no_grad()
-def _sequence_mean(
+def _sequence_values(
     run: Run, plan: StepPlan, minibatch: Minibatch, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
 ) -> Float[Tensor, "tokens"]:
-    """The mean of the loss's `sequence_term` over the completion of each token; a micro-batch holds whole ones."""
+    """What the loss's `sequence_values` says of each token; a micro-batch holds whole completions."""
     index, old = microbatch.token_index, _old_logprobs(run, plan, minibatch)
-    log_ratio = torch.zeros(len(index), device=hidden.device)
-    if old is not None:
+    log_ratio = entropy = torch.zeros(len(index), device=hidden.device)
+    if old is not None or run.loss.needs.entropy:
         statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
-        log_ratio = statistics.logprobs - old[index]
-    return sequence_means(
-        run.loss.sequence_term(log_ratio, plan.table.advantages[index]), plan.table.sequence_ids[index]
-    )
+        entropy = statistics.entropy
+        log_ratio = log_ratio if old is None else statistics.logprobs - old[index]
+    return run.loss.sequence_values(log_ratio, entropy, plan.table.advantages[index], plan.table.sequence_ids[index])
 
 
 def _old_logprobs(run: Run, plan: StepPlan, minibatch: Minibatch) -> Float[Tensor, "tokens"] | None:

@@ -44,15 +44,9 @@ class NonfiniteSteps:
         ranks: Ranks,
         folder: str,
     ) -> float:
-        """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show.
+        """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show. Collective.
 
-        Args:
-            grad_norm: over all ranks.
-            losses: of the tokens of the mini-batch that this rank ran.
-            minibatch: this rank's part.
-            table: of the step.
-            ranks: all call this, and all decide alike.
-            folder: of the run, where `nonfinite/` goes.
+        `losses` are of the tokens that this rank ran, and `folder` is that of the run, where `nonfinite/` goes.
 
         Raises:
             NonfiniteError: `max_nonfinite_steps` is reached. The batch is saved.
@@ -132,8 +126,4 @@ def _columns(table: StepTable, losses: Sequence[TokenLosses]) -> dict[str, Tenso
         found = {"logprobs": part.logprobs, "old_logprobs": part.old_logprobs, "loss": part.per_token}
         for name, values in found.items():
             columns[name][part.token_index] = values.to(unknown.dtype)
-    return columns | {
-        "was_run": was_run,
-        "advantages": table.advantages,
-        "rollout_logprobs": table.rollout_logprobs,
-    }
+    return columns | {"was_run": was_run, "advantages": table.advantages, "rollout_logprobs": table.rollout_logprobs}

@@ -24,7 +24,7 @@ class Probing:
     def __init__(self, probes: Mapping[str, Probe], device: torch.device) -> None:
         self.probes = probes
         self.device = device
-        self.sequences = {name: _packed(probe) for name, probe in probes.items()}
+        self.sequences = {name: PackedSequences.of(probe.prompts, probe.completions) for name, probe in probes.items()}
         self.references: dict[str, ReferenceStatistics] = {}
         self.policies_before: dict[str, TokenStatistics] = {}
 
@@ -68,13 +68,6 @@ def probing_of(run: Run, rollouts: Rollouts, advantages: Advantages) -> Probing:
         if hasattr(callback, "probe") and callback.is_due(rollouts.step)
     }
     return Probing({name: probe for name, probe in probes.items() if probe is not None}, run.device)
-
-
-def _packed(probe: Probe) -> PackedSequences:
-    """The probe's completions; a prompt that several of them continue stands there once."""
-    places = {prompt: i for i, prompt in enumerate(dict.fromkeys(probe.prompts))}
-    owners = [places[prompt] for prompt in probe.prompts]
-    return PackedSequences(prompts=list(places), completions=list(probe.completions), owners=owners)
 
 
 @torch.no_grad()

@@ -23,14 +23,8 @@ def speed_metrics(
     """`perf/…` of one step by log name, all ranks together.
 
     `tokens_per_second`: sampled tokens over the whole step. `update_tokens_per_second`: positions through the backbone,
-    prompts included, over the update. `mfu`: model FLOPs utilisation of the update, in [0, 1].
-
-    Args:
-        num_sampled: response tokens that were sampled.
-        update: work of forwards with a gradient, without padding.
-        size: of the policy.
-        peak: of all devices together [FLOP/s]; None: unknown, and no `perf/mfu`.
-        timings: seconds of each phase, and `step`.
+    prompts included, over the update. `mfu`: model FLOPs utilisation of the update, in [0, 1]; left out where the
+    `peak` of all devices together [FLOP/s] is not known. `update` is the work of forwards with a gradient.
 
     Example:
         >>> size = ModelSize(layer_weights=2, head_weights=0, attention_width=0)

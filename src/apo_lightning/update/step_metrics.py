@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
 from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
-from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
-from apo_lightning.metrics.token_mean import TokenMean
+from apo_lightning.metrics.token_mean import TokenMean, pass_at_one_and_all
 from apo_lightning.types import Rollouts, SamplingRounds, StepTokens, mixed
 from apo_lightning.update.update_record import UpdateRecord
 

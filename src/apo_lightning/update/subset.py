@@ -22,16 +22,8 @@ def draw_subset(
     """A simple random sample, over all ranks, of the completions that need not be scored.
 
     A completion's priority is a hash of the run's seed, step, prompt and sample index, so the order depends neither on
-    the algorithm nor on the number of ranks nor on a resume.
-
-    Args:
-        rollouts: sampled by this rank.
-        required: the completions that are scored in any case.
-        fraction: of all completions of the step; see `subset_size`.
-        seed: the run's.
-
-    Returns:
-        True for this rank's completions that are drawn.
+    the algorithm nor on the number of ranks nor on a resume. The `required` completions are scored in any case, and
+    `fraction` is of all completions of the step (see `subset_size`). True for this rank's completions that are drawn.
     """
     candidates = (~required).nonzero().flatten().tolist()
     priorities = [

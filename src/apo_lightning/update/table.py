@@ -12,7 +12,6 @@ from apo_lightning.model.packing import Microbatch, PackedSequences, padding_mic
 from apo_lightning.types import (
     Advantages,
     Anchor,
-    Candidates,
     LossInputs,
     Needs,
     ReferenceStatistics,
@@ -174,10 +173,6 @@ class StepTable:
         needs: Needs,
         reference_mask: Bool[Tensor, "tokens"],
         importance_cap: float | None,
-        marks: Float[Tensor, "tokens"] | None = None,
-        sequence_mean: Float[Tensor, "part"] | None = None,
-        candidates: Candidates | None = None,
-        entropy_rank: Float[Tensor, "part"] | None = None,
     ) -> LossInputs:
         """The inputs of the loss: what it declared, on the tokens it declared, and no more.
 
@@ -191,10 +186,6 @@ class StepTable:
             needs: the loss's own.
             reference_mask: [T] tokens whose reference rows the loss can use.
             importance_cap: of the truncated importance weights; None: none.
-            marks: [T] of the whole step.
-            sequence_mean: of these tokens.
-            candidates: of these tokens.
-            entropy_rank: of these tokens.
         """
         index = microbatch.token_index
         wanted = reference_mask[index]
@@ -227,19 +218,10 @@ class StepTable:
             entropy=statistics.entropy if needs.entropy else None,
             full_kl=None if statistics.full_kl is None else torch.where(wanted, statistics.full_kl, 0.0),
             importance_weights=importance_weights,
-            marks=None if marks is None else marks[index],
-            sequence_mean=sequence_mean,
-            candidates=candidates,
-            entropy_rank=entropy_rank,
         )
 
     def of_minibatch(self, minibatch: int, prompts_per_minibatch: int) -> list[int]:
-        """The completions of a mini-batch that run here.
-
-        Args:
-            minibatch: its number in the step.
-            prompts_per_minibatch: prompts that each rank sampled for it.
-        """
+        """The completions that run here of a mini-batch, for which each rank sampled as many prompts."""
         places = self.assignment.places // (prompts_per_minibatch * self.rollouts.group_size)
         return (places == minibatch).nonzero().flatten().tolist()
 

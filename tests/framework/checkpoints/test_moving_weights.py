@@ -12,8 +12,8 @@ from apo_lightning.checkpoints.small_files import TENSORS
 from apo_lightning.checkpoints.tensors import tensor_shapes
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
-from apo_lightning.run.averaging import average_with_base
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
+from apo_lightning.run.exporting import average_with_base
 from composing import composed
 from running import SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
 

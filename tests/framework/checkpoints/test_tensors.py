@@ -5,8 +5,8 @@ import torch
 
 from apo_lightning.checkpoints import tensors as module
 from apo_lightning.checkpoints.folder import crc32
+from apo_lightning.checkpoints.small_files import Written
 from apo_lightning.checkpoints.tensors import file_numbers, load_tensors, save_tensors, tensor_shapes
-from apo_lightning.checkpoints.writing import Written
 
 SIZES = {"policy.a": (3, 5), "policy.b": (40,), "optimizer.a": (3, 5), "empty": (0, 4), "half": (7,)}
 

@@ -19,8 +19,14 @@ from apo_lightning.checkpoints.folder import (
     read_header,
     write_header,
 )
-from apo_lightning.checkpoints.small_files import load_plain, rollouts_from_plain, rollouts_to_plain, save_plain
-from apo_lightning.checkpoints.writing import SequentialFile, Written
+from apo_lightning.checkpoints.small_files import (
+    SequentialFile,
+    Written,
+    load_plain,
+    rollouts_from_plain,
+    rollouts_to_plain,
+    save_plain,
+)
 from factories import make_rollouts
 
 

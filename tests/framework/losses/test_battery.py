@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lab.losses import SAGE, RandomAnchorAPO, SimKO, TopKForwardKL, UngatedAPO
-from apo_lightning.losses import APO, CISPO, GRPO, GRPOKL, ClipCov, KLCov
+from apo_lab.losses import CISPO, SAGE, ClipCov, KLCov, RandomAnchorAPO, SimKO, TopKForwardKL, UngatedAPO
+from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
 from reference.token_losses import loss_and_gradient
@@ -154,7 +154,7 @@ def take(case: Case, index) -> Case:
     picked = {
         name: getattr(case, name)[index] for name in ("logits", "token_ids", "old_logprobs", "advantages", "is_correct")
     }
-    prepared = {name: getattr(case, name) for name in ("marks", "sequence_mean", "entropy_rank")}
+    prepared = {name: getattr(case, name) for name in ("marks", "sequence_values")}
     picked |= {name: value[index] for name, value in prepared.items() if value is not None}
     return Case(**picked, ref_logits=[case.ref_logits[i] for i in index.tolist()])
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.metrics.functional import average_at_n, majority_at_n, pass_at_k, pass_at_k_curve
+from apo_lightning.metrics.functional import majority_at_n, pass_at_k, pass_at_k_curve
 
 MOST_SAMPLES = 12
 
@@ -74,12 +74,6 @@ def test_impossible_counts_are_refused(n, c, k):
 def test_a_curve_without_a_k_is_refused():
     with pytest.raises(ConfigError, match="no k"):
         pass_at_k_curve(torch.tensor([4]), torch.tensor([1]), [])
-
-
-def test_average_at_n_is_the_share_of_correct_samples():
-    torch.testing.assert_close(
-        average_at_n(torch.tensor([4, 8]), torch.tensor([1, 8])), torch.tensor([0.25, 1], dtype=torch.float64)
-    )
 
 
 def expected_winner(answers, is_correct):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
+from apo_lightning.metrics.token_mean import pass_at_one_and_all
 from factories import make_rollouts
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from apo_lightning.types import Advantages
-from apo_lightning.update.marks import token_keys
+from apo_lightning.update.step_plan import token_keys
 from apo_lightning.update.table import StepTable
 from factories import make_rollouts
 from running import SIGNAL, train_tiny, training_rows, weights

@@ -16,8 +16,8 @@ from apo_lightning.advantages import GAE
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.rollout.weight_sync import named_weights
 from apo_lightning.types import Advantages
+from apo_lightning.update.scoring import score_values
 from apo_lightning.update.table import StepTable
-from apo_lightning.update.values import score_values
 from factories import SETTINGS, Alone, make_rollouts
 from running import SIGNAL, read_metrics, run_train, train_tiny, training_rows, weights, without_clock
 

@@ -22,8 +22,7 @@ class Token:
     ref_logits: Sequence[float] | None  # None: the reference was not run
     importance_weight: float = 1.0
     mark: float = 0.0
-    sequence_mean: float = 0.0
-    entropy_rank: float = 0.0
+    sequence_value: float = 0.0
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
@@ -57,10 +56,10 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     dlogp_y = [(v == token.y) - p[v] for v in vocab]
     rho, drho = r, [r * d if abs(raw) <= LIMIT else 0.0 for d in dlogp_y]
     if kind == "GSPO":
-        rho = math.exp(token.sequence_mean)
+        rho = math.exp(token.sequence_value)
         drho = [rho * d for d in dlogp_y]
 
-    if kind == "SimKO" and token.entropy_rank > settings["quantile"]:
+    if kind == "SimKO" and token.sequence_value > settings["quantile"]:
         top, alpha = top_k(token.logits, settings["top_k"]), settings["alpha"]
         if token.is_correct and abs(raw) <= LIMIT:
             drho = [
@@ -100,7 +99,7 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     if kind == "GMPO":
         d, eps = min(max(raw, -LIMIT), LIMIT), settings["clip_eps"]
         is_clipped = d > eps if a > 0 else d < -eps
-        mean = math.exp(token.sequence_mean)
+        mean = math.exp(token.sequence_value)
         objective, slopes = a * mean, [0.0 if is_clipped else a * mean * d for d in dlogp_y]
     weight = token.importance_weight
     loss = -weight * (objective + outside)

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 
 from apo_lab.losses import SAGE, EntropyAdvantage, SimKO
+from apo_lab.losses.simko import sequence_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GRPOKL
-from apo_lightning.losses.aggregation import sequence_ranks
-from apo_lightning.types import Candidates, LossInputs
+from apo_lightning.types import LossInputs
 from loss_cases import make_case, value_and_gradient
 
 
@@ -76,8 +76,9 @@ def simko_gradient(loss, *, y, is_correct, rank):
         old_logprobs=at_y.detach(),
         advantages=torch.tensor([1.0 if is_correct else -1.0], dtype=torch.float64),
         is_correct=torch.tensor([is_correct]),
-        candidates=Candidates(token_ids=torch.tensor([[0, 1]]), logprobs=logprobs[:, :2]),
-        entropy_rank=torch.tensor([rank], dtype=torch.float64),
+        candidate_ids=torch.tensor([[0, 1]]),
+        candidate_logprobs=logprobs[:, :2],
+        sequence_values=torch.tensor([rank], dtype=torch.float64),
     )
     value = loss(inputs).per_token
     return value.item(), torch.autograd.grad(value.sum(), logits)[0][0].tolist()

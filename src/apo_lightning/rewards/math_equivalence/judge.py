@@ -46,10 +46,7 @@ def judge(gold: str, answer: str) -> str:
         agree = _agree(expected, stated)
         if agree is None:
             is_equal = verify(
-                *map(_with_imaginary_unit, values),
-                allow_set_relation_comp=True,
-                timeout_seconds=0,
-                raise_on_error=True,
+                *map(_with_imaginary_unit, values), allow_set_relation_comp=True, timeout_seconds=0, raise_on_error=True
             )
             agree = expected.value is not None and is_equal
     except MemoryError:

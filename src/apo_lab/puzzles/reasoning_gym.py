@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apo_lightning.data.rows import Row
-from apo_lightning.data.sources import DatasetSource
+from apo_lightning.data import DatasetSource, Row
 from apo_lightning.errors import ConfigError, in_brief
 
 

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.functional import Number, importance_ratio
-from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, LossOutput
 
 
@@ -55,11 +53,7 @@ class CISPO(PolicyLoss):
         if not self.cap > 0:
             raise ConfigError(f"cap is {self.cap}: give a positive bound of the importance weight, such as 5")
 
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens with A ≠ 0; all tokens with an entropy bonus."""
-        return self.has_surrogate_gradient(advantages)
+    gradient_mask = PolicyLoss.surrogate_mask
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−sg[min(r, cap)]·A·log π(y)."""

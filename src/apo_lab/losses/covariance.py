@@ -7,10 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.losses import GRPO, applicable, required
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
-from apo_lightning.losses.grpo import GRPO
 from apo_lightning.losses.minibatch_tokens import MinibatchTokens
-from apo_lightning.losses.policy_loss import applicable, required
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 

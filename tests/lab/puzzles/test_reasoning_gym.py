@@ -1,7 +1,8 @@
 import pytest
 from hydra.utils import instantiate
 
-from apo_lightning.data import ReasoningGymSource, build_prompt
+from apo_lab.puzzles import ReasoningGymSource
+from apo_lightning.data import build_prompt
 from apo_lightning.data.prompts import PromptTemplate
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer

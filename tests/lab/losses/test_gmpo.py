@@ -1,0 +1,38 @@
+"""GMPO against values derived by hand, and where it is another loss."""
+
+import pytest
+import torch
+
+from apo_lab.losses import GMPO
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import GRPO, GSPO
+from sequence_losses import OLD, near, run
+
+
+def test_gmpo():
+    # log r = (log 1.6, log .75, log 1.125 | log .6, log 1.5): 0.470 is clipped at 0.4 where A > 0, −0.511 where A < 0.
+    new = torch.tensor([0.8, 0.3, 0.9, 0.3, 0.375], dtype=torch.float64).log()
+    loss, gradient, metrics = run(GMPO(clip_eps=0.4), new)
+    assert loss == pytest.approx(-0.038491, abs=1e-6)
+    near(gradient, [0.0, -0.1800, -0.1800, 0.0, 0.2507])
+    assert metrics["clip_fraction"].tolist() == [1, 0, 0, 1, 0]
+
+
+def test_gmpo_without_a_clip_is_gspo_without_a_clip():
+    loss, gradient, _ = run(GMPO(clip_eps=1.0))
+    other, same, _ = run(GSPO(clip_eps=1.0, clip_eps_high=100.0))
+    assert loss == pytest.approx(other, rel=1e-12)
+    torch.testing.assert_close(gradient, same, atol=1e-12, rtol=0)
+
+
+def test_on_the_first_mini_batch_the_gradient_is_that_of_grpo():
+    _, gradient, _ = run(GMPO(), OLD)
+    _, expected, _ = run(GRPO(), OLD)
+    torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*GMPO has one ratio a completion"):
+        GMPO().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
+    with pytest.raises(ConfigError, match="leave clip_eps_high and dual_clip null"):
+        GMPO(dual_clip=3.0)
