@@ -1,7 +1,7 @@
 """The gradient of one mini-batch: from hidden states to the loss and back, one micro-batch after the other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.logprobs.detached import DetachedHead
 from apo_lightning.losses.aggregation import sequence_means, sequence_ranks
+from apo_lightning.losses.importance import SEQUENCE_MODES, importance_weights
 from apo_lightning.losses.value_loss import clipped_value_loss
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
@@ -82,6 +83,7 @@ def microbatch_loss(
     sequence_mean = _sequence_mean(run, plan, minibatch, microbatch, hidden) if needs.sequence_mean else None
     values = None if run.critic is None else critic_loss(run.critic, table, microbatch, hidden)
     ranks = _entropy_ranks(run, plan, microbatch, hidden) if needs.entropy_rank else None
+    of_sequences = _sequence_importance(run, table, minibatch, microbatch, hidden)
     top_ids = _top_ids(run, microbatch, hidden) if needs.candidate_size else None
     head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
@@ -91,13 +93,14 @@ def microbatch_loss(
         statistics, candidates = _statistics(head, tokens, chunk, anchor_ids, own_ids, compared)
         if minibatch.is_first:
             table.record_policy(chunk, statistics)
+        weighed = _importance(run, table, chunk) if of_sequences is None else _part(of_sequences, tokens)
         inputs = table.loss_inputs(
             chunk,
             statistics,
             old_logprobs=_old_logprobs(run, plan, minibatch),
             needs=needs,
             reference_mask=plan.reference_mask,
-            importance_cap=run.settings.importance_cap,
+            importance_weights=weighed.get("importance_weight"),
             marks=plan.marks,
             sequence_mean=None if sequence_mean is None else sequence_mean[tokens],
             candidates=candidates,
@@ -112,7 +115,7 @@ def microbatch_loss(
                 logprobs=inputs.logprobs.detach().clone(),
                 old_logprobs=inputs.old_logprobs,
                 per_token=output.per_token.detach(),
-                metrics={**output.metrics, **_part(values, tokens)},
+                metrics={**output.metrics, **weighed, **({} if values is None else _part(values.metrics, tokens))},
                 weighted_sum=weighted_sum.detach(),
             )
         )
@@ -133,9 +136,36 @@ def critic_loss(
     return clipped_value_loss(values, table.values[index], table.returns[index], critic.settings.value_clip)
 
 
-def _part(output: LossOutput | None, tokens: slice) -> dict[str, Tensor]:
+def _part(metrics: Mapping[str, Tensor], tokens: slice) -> dict[str, Tensor]:
     """The metrics of some tokens."""
-    return {} if output is None else {name: values[tokens] for name, values in output.metrics.items()}
+    return {name: values[tokens] for name, values in metrics.items()}
+
+
+def _importance(run: Run, table: StepTable, part: Microbatch) -> dict[str, Tensor]:
+    """The importance weights of some tokens and where the bounds act, as metrics; empty without a correction."""
+    settings, index = run.settings, part.token_index
+    if settings.importance is None:
+        return {}
+    columns = table.old_logprobs[index], table.rollout_logprobs[index], table.sequence_ids[index]
+    weights, is_outside = importance_weights(*columns, settings.importance, settings.importance_bounds)
+    return {"importance_weight": weights, "importance_outside_fraction": is_outside.float()}
+
+
+def _sequence_importance(
+    run: Run, table: StepTable, minibatch: Minibatch, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
+) -> dict[str, Tensor] | None:
+    """`_importance` of a whole micro-batch, which holds whole completions; None: the mode does not need them."""
+    if run.settings.importance not in SEQUENCE_MODES:
+        return None
+    if minibatch.is_first:
+        table.record_policy(microbatch, _head_statistics(run, microbatch, hidden))
+    return _importance(run, table, microbatch)
+
+
+@torch.no_grad()
+def _head_statistics(run: Run, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]) -> TokenStatistics:
+    """Statistics of a whole micro-batch: one more forward of the head."""
+    return run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
 
 
 def _statistics(
@@ -169,7 +199,7 @@ def _entropy_ranks(
     run: Run, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
 ) -> Float[Tensor, "tokens"]:
     """The rank of each token's entropy in its completion; a micro-batch holds whole ones."""
-    statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
+    statistics = _head_statistics(run, microbatch, hidden)
     return sequence_ranks(statistics.entropy, plan.table.sequence_ids[microbatch.token_index])
 
 
@@ -181,8 +211,7 @@ def _sequence_mean(
     index, old = microbatch.token_index, _old_logprobs(run, plan, minibatch)
     log_ratio = torch.zeros(len(index), device=hidden.device)
     if old is not None:
-        statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
-        log_ratio = statistics.logprobs - old[index]
+        log_ratio = _head_statistics(run, microbatch, hidden).logprobs - old[index]
     return sequence_means(
         run.loss.sequence_term(log_ratio, plan.table.advantages[index]), plan.table.sequence_ids[index]
     )

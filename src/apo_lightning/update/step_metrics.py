@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
 from apo_lightning.metrics.mean_pass_at_k import pass_at_one_and_all
 from apo_lightning.metrics.token_mean import TokenMean
@@ -98,6 +99,7 @@ class StepMetrics(nn.Module):
             "train/entropy_updated": _fault_if_nan(tokens.entropy[asked]),
             "train/max_prob_updated": _fault_if_nan(tokens.max_prob[asked]),
             "train/skipped_fraction": (~updated).float(),
+            **_outside_by_length(rollouts, tokens, record),
         }
 
     def _all_token_means(self, tokens: StepTokens) -> tuple[dict[str, float], int]:
@@ -132,6 +134,20 @@ def _sampling(rounds: SamplingRounds | None) -> dict[str, float]:
         "sampling/num_tokens": float(rounds.num_tokens),
         "sampling/kept_fraction": rounds.num_mixed / rounds.num_prompts,
         "sampling/discarded_fraction": 1 - rounds.num_trained_tokens / rounds.num_tokens,
+    }
+
+
+def _outside_by_length(rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
+    """Tokens outside the importance bounds, by quartile of their completion's length in the step; collective."""
+    outside = record.loss_metrics.get("importance_outside_fraction")
+    if outside is None:
+        return {}
+    lengths = rollouts.lengths.flatten().double()
+    of_all_ranks = torch.tensor(items_of_all_ranks(lengths.tolist()), dtype=torch.float64)
+    limits = of_all_ranks.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    quartile = torch.bucketize(lengths, limits).to(outside.device)[tokens.sequence_ids]
+    return {
+        f"train/importance_outside_fraction_q{n + 1}": torch.where(quartile == n, outside, torch.nan) for n in range(4)
     }
 
 
