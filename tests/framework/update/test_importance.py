@@ -9,6 +9,9 @@ import apo_lightning.logprobs.detached
 import apo_lightning.update.minibatch_update
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.losses.importance import BOUNDS, importance_weights
+from apo_lightning.update.step_metrics import _outside_by_length
+from apo_lightning.update.update_record import UpdateRecord
+from factories import make_step
 from running import SIGNAL, train_tiny, training_rows, weights, without_clock
 
 # Two mini-batches, and a rate at which the policy moves between them.
@@ -76,6 +79,16 @@ def test_tokens_have_the_weights_of_their_whole_completion(tmp_path, monkeypatch
         for name, values in means.items():
             mean = pytest.approx(float(values.mean()), rel=1e-6, nan_ok=True)
             assert float(row[f"train/importance_{name}"]) == mean, name
+
+
+def test_what_is_outside_is_reported_by_quartile_of_the_lengths():
+    step = make_step(["correct"] * 4, lengths=[4, 1, 3, 2])
+    outside = torch.tensor([1.0, 1, 0, 0, torch.nan, 0, 1, 0, 1, 1])
+    record = UpdateRecord(num_tokens=10, loss_metrics={"importance_outside_fraction": outside})
+    found = _outside_by_length(step.rollouts, step.tokens, record)
+    means = [float(values.nanmean()) for values in found.values()]
+    assert means == [pytest.approx(mean, nan_ok=True) for mean in (torch.nan, 1, 1 / 3, 1 / 2)]
+    assert list(found) == [f"train/importance_outside_fraction_q{n}" for n in (1, 2, 3, 4)]
 
 
 def in_threes(length, size):
