@@ -83,7 +83,11 @@ def microbatch_loss(
     sequence_mean = _sequence_mean(run, plan, minibatch, microbatch, hidden) if needs.sequence_mean else None
     values = None if run.critic is None else critic_loss(run.critic, table, microbatch, hidden)
     ranks = _entropy_ranks(run, plan, microbatch, hidden) if needs.entropy_rank else None
-    of_sequences = _sequence_importance(run, table, minibatch, microbatch, hidden)
+    per_sequence = run.settings.importance in SEQUENCE_MODES
+    if per_sequence and minibatch.is_first:
+        table.record_policy(microbatch, _head_statistics(run, microbatch, hidden))
+    # Here and not chunk by chunk: the micro-batch holds whole completions.
+    importance = _importance(run, table, microbatch) if per_sequence else {}
     top_ids = _top_ids(run, microbatch, hidden) if needs.candidate_size else None
     head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
@@ -93,7 +97,7 @@ def microbatch_loss(
         statistics, candidates = _statistics(head, tokens, chunk, anchor_ids, own_ids, compared)
         if minibatch.is_first:
             table.record_policy(chunk, statistics)
-        weighed = _importance(run, table, chunk) if of_sequences is None else _part(of_sequences, tokens)
+        weighed = _part(importance, tokens) if per_sequence else _importance(run, table, chunk)
         inputs = table.loss_inputs(
             chunk,
             statistics,
@@ -143,23 +147,11 @@ def _part(metrics: Mapping[str, Tensor], tokens: slice) -> dict[str, Tensor]:
 
 def _importance(run: Run, table: StepTable, part: Microbatch) -> dict[str, Tensor]:
     """The importance weights of some tokens and where the bounds act, as metrics; empty without a correction."""
-    settings, index = run.settings, part.token_index
-    if settings.importance is None:
+    if run.settings.importance is None:
         return {}
-    columns = table.old_logprobs[index], table.rollout_logprobs[index], table.sequence_ids[index]
-    weights, is_outside = importance_weights(*columns, settings.importance, settings.importance_bounds)
+    columns = (values[part.token_index] for values in (table.old_logprobs, table.rollout_logprobs, table.sequence_ids))
+    weights, is_outside = importance_weights(*columns, run.settings.importance, run.settings.importance_bounds)
     return {"importance_weight": weights, "importance_outside_fraction": is_outside.float()}
-
-
-def _sequence_importance(
-    run: Run, table: StepTable, minibatch: Minibatch, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
-) -> dict[str, Tensor] | None:
-    """`_importance` of a whole micro-batch, which holds whole completions; None: the mode does not need them."""
-    if run.settings.importance not in SEQUENCE_MODES:
-        return None
-    if minibatch.is_first:
-        table.record_policy(microbatch, _head_statistics(run, microbatch, hidden))
-    return _importance(run, table, microbatch)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.aggregation import AGGREGATIONS
 from apo_lightning.losses.functional import Number
-from apo_lightning.losses.importance import BOUNDS, checked_bounds
+from apo_lightning.losses.importance import checked_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class StepSettings:
         aggregation: `token_mean`, `sequence_mean_token_mean` or `sequence_mean_token_sum_norm`.
         old_logprobs: with several optimizer steps a rollout, `trainer` recomputes log π_old, and `rollout` uses
             the engine's log-probs.
-        importance: how the objective is corrected for π_rollout ≠ π_old, a mode of `losses.importance`; None: off. Not
-            with `old_logprobs: rollout`, where every weight is 1. A weight of 0 leaves the denominators as they are.
+        importance: a mode of `losses.importance`, of weights for π_rollout ≠ π_old that leave all denominators as they
+            are; None: off. Not with `old_logprobs: rollout`, where every weight is 1.
         importance_bounds: C or [lo, hi] of that mode; None: the published ones.
         scored_fraction: in [0, 1], of a step's completions: this many of those that the update skips are scored too,
             for means over all tokens (at least `subset.SMALLEST`; 1: all; 0: none, and those means are NaN).
@@ -74,13 +74,8 @@ class StepSettings:
             raise ConfigError(f"aggregation is {self.aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
         if self.old_logprobs not in ("trainer", "rollout"):
             raise ConfigError(f"old_logprobs is {self.old_logprobs!r}: choose trainer or rollout")
-        if self.importance is not None:
+        if (self.importance, self.importance_bounds) != (None, None):
             checked_bounds(self.importance, self.importance_bounds)
-        elif self.importance_bounds is not None:
-            raise ConfigError(
-                f"importance_bounds is {self.importance_bounds} with importance=null: choose one of "
-                f"{', '.join(BOUNDS)}, or importance_bounds=null"
-            )
         if self.importance is not None and self.old_logprobs == "rollout":
             raise ConfigError(
                 f"importance is {self.importance} with old_logprobs=rollout: π_old is then the engine's, and every "

@@ -143,11 +143,11 @@ def _outside_by_length(rollouts: Rollouts, tokens: StepTokens, record: UpdateRec
     if outside is None:
         return {}
     lengths = rollouts.lengths.flatten().double()
-    of_all_ranks = torch.tensor(items_of_all_ranks(lengths.tolist()), dtype=torch.float64)
-    limits = of_all_ranks.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
-    quartile = torch.bucketize(lengths, limits).to(outside.device)[tokens.sequence_ids]
+    of_all_ranks = lengths.new_tensor(items_of_all_ranks(lengths.tolist()))
+    limits = of_all_ranks.quantile(lengths.new_tensor([0.25, 0.5, 0.75]))
+    place = torch.bucketize(lengths, limits).to(outside.device)[tokens.sequence_ids]
     return {
-        f"train/importance_outside_fraction_q{n + 1}": torch.where(quartile == n, outside, torch.nan) for n in range(4)
+        f"train/importance_outside_fraction_q{n}": torch.where(place == n - 1, outside, torch.nan) for n in (1, 2, 3, 4)
     }
 
 

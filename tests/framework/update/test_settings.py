@@ -40,7 +40,6 @@ def test_a_step_counts_its_optimizer_steps():
         ("aggregation", "mean"),
         ("old_logprobs", "engine"),
         ("importance", "truncate"),
-        ("importance_bounds", 2.0),
         ("gradient_clip_norm", -1.0),
         ("max_nonfinite_steps", 0),
     ],
@@ -65,9 +64,11 @@ def test_a_correction_that_would_be_one_everywhere_is_refused():
         StepSettings(**{**corrected, "old_logprobs": "rollout"})
     with pytest.raises(ConfigError, match=r"^importance_bounds is -1 with importance=token_truncate: give a number"):
         StepSettings(**{**corrected, "importance_bounds": -1})
+    with pytest.raises(ConfigError, match=r"^importance is None with importance_bounds=2.0: choose one of token_trun"):
+        StepSettings(**{**GOOD, "importance_bounds": 2.0})
     assert StepSettings(**corrected).importance == "token_truncate"
 
 
 def test_bounds_are_read_as_yaml_has_them():
     settings = prepare(composed("importance=token_mask", "importance_bounds=[0.8,1.25]", "model=tiny")).settings
-    assert list(settings.importance_bounds) == [0.8, 1.25]
+    assert settings.importance_bounds == [0.8, 1.25]
