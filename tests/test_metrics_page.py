@@ -28,7 +28,7 @@ GEOMETRY = (
 WEIGHTED = {"target": "rewarding.logged_even_start", "partial": "true"}
 RUNS = {
     "apo": ("algo=apo", *DIAGNOSTICS, *GEOMETRY, "validation_samples=2"),
-    "grpo": ("algo=grpo", *RECOVERY),
+    "grpo": ("algo=grpo", "importance=sequence_mask", *RECOVERY),
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
     "weighted": (
         "algo=grpo",
@@ -57,7 +57,7 @@ def key_on_page(column: str) -> str:
     if column.startswith("geometry/") and column.count("/") == 2:
         column = re.sub(r"^geometry/[^/]+/", "geometry/SPACE/", re.sub(r"reward|push|pull|kl|entropy", "TERM", column))
     column = re.sub(r"@\d+$", "@K", column)
-    column = re.sub(r"_p\d+$", "_pQ", column)
+    column = re.sub(r"_p\d+$", "_pQ", re.sub(r"_q[1-4]$", "_qN", column))
     return re.sub(r"_[\d.]+_to_[\d.]+$", "_A_to_B", column)
 
 

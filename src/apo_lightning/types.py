@@ -343,7 +343,7 @@ class LossInputs:
     full_kl: Float[Tensor, "tokens"] | None = None
     """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
     importance_weights: Float[Tensor, "tokens"] | None = None
-    """min(π_old/π_rollout, cap), detached: corrects for an engine that samples from slightly other numbers."""
+    """Correct the objective for an engine that samples from slightly other numbers; constant, see `importance`."""
     marks: Float[Tensor, "tokens"] | None = None
     """What the loss's `marks` said of each token when the mini-batch was planned; constant."""
     sequence_values: Float[Tensor, "tokens"] | None = None

@@ -69,9 +69,7 @@ class Measured:
         wanted = masks_of(self.loss, table.advantages, table.is_correct).reference
         logprobs = present(statistics.anchor_logprobs).detach()
         asked = replace(statistics, anchor_logprobs=logprobs.masked_fill(~wanted[here, None], -torch.inf))
-        inputs = table.loss_inputs(
-            part, asked, old_logprobs=None, needs=self.loss.needs, reference_mask=wanted, importance_cap=None
-        )
+        inputs = table.loss_inputs(part, asked, old_logprobs=None, needs=self.loss.needs, reference_mask=wanted)
         terms = {
             name: slope if slope.anchors.shape[1] else replace(slope, anchors=torch.zeros_like(logprobs))
             for name, slope in term_slopes(self.loss, inputs).items()

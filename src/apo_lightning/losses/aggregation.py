@@ -65,23 +65,18 @@ def token_weights(
     return weights.repeat_interleave(lengths)
 
 
-def truncated_importance_weights(
-    old_logprobs: Float[Tensor, "tokens"], rollout_logprobs: Float[Tensor, "tokens"], cap: float | int
-) -> Float[Tensor, "tokens"]:
-    """Weights that correct for an engine whose probabilities differ slightly from the trainer's.
-
-        weight = min(π_old(y)/π_rollout(y), cap)
-
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
-
-    Returns:
-        Detached weights in [0, cap].
+def sequence_totals(
+    values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]
+) -> tuple[Float[Tensor, "tokens"], Int[Tensor, "tokens"]]:
+    """The sum of a value over the tokens of each completion, in float64, and their number, at every token.
 
     Example:
-        >>> truncated_importance_weights(torch.tensor([0.5, 0.9]).log(), torch.tensor([0.5, 0.1]).log(), cap=2.0)
-        tensor([1., 2.])
+        >>> sequence_totals(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([4, 4, 7]))
+        (tensor([4., 4., 5.], dtype=torch.float64), tensor([2, 2, 1]))
     """
-    return (old_logprobs - rollout_logprobs).detach().exp().clamp(max=cap)
+    _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
+    totals = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add(0, place, values.double())
+    return totals[place], counts[place]
 
 
 def sequence_means(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
@@ -91,6 +86,5 @@ def sequence_means(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "t
         >>> sequence_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([4, 4, 7]))
         tensor([2., 2., 5.])
     """
-    _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
-    totals = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add(0, place, values.double())
-    return (totals / counts)[place].to(values.dtype)
+    totals, counts = sequence_totals(values, sequence_ids)
+    return (totals / counts).to(values.dtype)

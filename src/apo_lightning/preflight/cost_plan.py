@@ -223,12 +223,14 @@ def _update(model: ModelShape, run: RunShape, work: Workload, total: Work, rates
     layers = recomputed * forward_flops(size, Work(num_tokens=total.num_tokens))
     yield "products", "products", flops
     yield "products of recomputed layers", "products", layers
+    yield "further forwards of the head", "products", 2 * size.head_weights * total.num_rows * work.head_passes
     if work.has_full_kl:
         yield "products of the reference (full KL)", "products", forward_flops(size, total)
     forwards = 1 + recomputed + work.has_full_kl
     yield "attention", "attention", (forwards + ATTENTION_BACKWARD) * attention
     yield "between products", "memory", between_bytes(model, run, forwards=forwards, backwards=1) * total.num_tokens
-    yield "logits", "memory", sum(LOGIT_PASSES.values()) * FLOAT32 * model.vocab_size * total.num_rows
+    passes = sum(LOGIT_PASSES.values()) + LOGIT_PASSES["forward"] * work.head_passes
+    yield "logits", "memory", passes * FLOAT32 * model.vocab_size * total.num_rows
     parts = num_minibatches * _num_microbatches(run, total, num_minibatches)
     yield "casts of weights", "memory", parts * (1 + recomputed) * _cast_bytes(model, run)
     # DDP reduces with the last micro-batch of a mini-batch, so only that one's products overlap.

@@ -10,6 +10,7 @@ from torch import Tensor
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses.importance import SEQUENCE_MODES
 from apo_lightning.losses.policy_loss import masks_of
 from apo_lightning.model.critic import CriticSettings
 from apo_lightning.model.flops import Work
@@ -87,6 +88,8 @@ class Workload:
     """Whether the update runs and trains a second model on the same completions."""
     old_logprobs: Part = NOTHING
     """Run without a gradient because their mini-batch comes after an optimizer step."""
+    head_passes: float | int = 0
+    """Further forwards of the head over what the update runs, each without a gradient."""
     has_full_kl: bool = False
     """Whether the reference runs with every micro-batch of the update."""
     rank_balance: float | int = 1.0
@@ -183,6 +186,10 @@ def expected_workload(
     run = _part(updated, shares)
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
     rescored = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
+    # Of the first mini-batch the ratio is known without it, and the entropy is not.
+    of_sequences = loss.needs.sequence_values * (1.0 if loss.needs.entropy else 1 - 1 / minibatches)
+    of_weights = (settings.importance in SEQUENCE_MODES) / minibatches
+    head_passes = (loss.needs.candidate_size > 0) + of_sequences + of_weights
     num_completions = settings.prompts_per_step * settings.group_size
     subset = min(subset_size(num_completions, settings.scored_fraction) / num_completions, 1 - run.completions)
     return Workload(
@@ -199,6 +206,7 @@ def expected_workload(
         old_logprobs=Part(prompts=rescored * run.prompts, completions=rescored * run.completions),
         values=run if has_critic else NOTHING,
         has_separate_critic=has_critic and critic.kind == "separate",
+        head_passes=head_passes,
         has_full_kl=loss.needs.full_kl,
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
         rounds=[prompts / world_size for prompts in rounds],

@@ -1,7 +1,7 @@
 """The gradient of one mini-batch: from hidden states to the loss and back, one micro-batch after the other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.logprobs.detached import DetachedHead
+from apo_lightning.losses.importance import SEQUENCE_MODES, importance_weights
 from apo_lightning.losses.value_loss import clipped_value_loss
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
@@ -74,6 +75,11 @@ def microbatch_loss(
     hidden = run.policy.hidden_states(microbatch)
     of_sequences = _sequence_values(run, plan, minibatch, microbatch, hidden) if needs.sequence_values else None
     values = None if run.critic is None else critic_loss(run.critic, table, microbatch, hidden)
+    per_sequence = run.settings.importance in SEQUENCE_MODES
+    if per_sequence and minibatch.is_first:
+        table.record_policy(microbatch, _head_statistics(run, microbatch, hidden))
+    # Here and not chunk by chunk: the micro-batch holds whole completions.
+    importance = _importance(run, table, microbatch) if per_sequence else {}
     top_ids = _top_ids(run, microbatch, hidden) if needs.candidate_size else None
     head = run.policy.detached_head(hidden, temperature=run.settings.temperature)
     for tokens in head.chunks():
@@ -83,13 +89,14 @@ def microbatch_loss(
         statistics, own_logprobs = _statistics(head, tokens, chunk, anchor_ids, own_ids, compared)
         if minibatch.is_first:
             table.record_policy(chunk, statistics)
+        weighed = _part(importance, tokens) if per_sequence else _importance(run, table, chunk)
         inputs = table.loss_inputs(
             chunk,
             statistics,
             old_logprobs=_old_logprobs(run, plan, minibatch),
             needs=needs,
             reference_mask=plan.reference_mask,
-            importance_cap=run.settings.importance_cap,
+            importance_weights=weighed.get("importance_weight"),
         )
         inputs = replace(
             inputs,
@@ -107,7 +114,7 @@ def microbatch_loss(
                 logprobs=inputs.logprobs.detach().clone(),
                 old_logprobs=inputs.old_logprobs,
                 per_token=output.per_token.detach(),
-                metrics={**output.metrics, **_part(values, tokens)},
+                metrics={**output.metrics, **weighed, **({} if values is None else _part(values.metrics, tokens))},
                 weighted_sum=weighted_sum.detach(),
             )
         )
@@ -128,9 +135,24 @@ def critic_loss(
     return clipped_value_loss(values, table.values[index], table.returns[index], critic.settings.value_clip)
 
 
-def _part(output: LossOutput | None, tokens: slice) -> dict[str, Tensor]:
+def _part(metrics: Mapping[str, Tensor], tokens: slice) -> dict[str, Tensor]:
     """The metrics of some tokens."""
-    return {} if output is None else {name: values[tokens] for name, values in output.metrics.items()}
+    return {name: values[tokens] for name, values in metrics.items()}
+
+
+def _importance(run: Run, table: StepTable, part: Microbatch) -> dict[str, Tensor]:
+    """The importance weights of some tokens and where the bounds act, as metrics; empty without a correction."""
+    if run.settings.importance is None:
+        return {}
+    columns = (values[part.token_index] for values in (table.old_logprobs, table.rollout_logprobs, table.sequence_ids))
+    weights, is_outside = importance_weights(*columns, run.settings.importance, run.settings.importance_bounds)
+    return {"importance_weight": weights, "importance_outside_fraction": is_outside.float()}
+
+
+@torch.no_grad()
+def _head_statistics(run: Run, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]) -> TokenStatistics:
+    """Statistics of a whole micro-batch: one more forward of the head."""
+    return run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
 
 
 def _statistics(
@@ -165,7 +187,7 @@ def _sequence_values(
     index, old = microbatch.token_index, _old_logprobs(run, plan, minibatch)
     log_ratio = entropy = torch.zeros(len(index), device=hidden.device)
     if old is not None or run.loss.needs.entropy:
-        statistics = run.policy.read_head(hidden.detach(), microbatch.targets, temperature=run.settings.temperature)
+        statistics = _head_statistics(run, microbatch, hidden)
         entropy = statistics.entropy
         log_ratio = log_ratio if old is None else statistics.logprobs - old[index]
     return run.loss.sequence_values(log_ratio, entropy, plan.table.advantages[index], plan.table.sequence_ids[index])

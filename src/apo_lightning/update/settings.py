@@ -1,9 +1,12 @@
 """The sizes of a training step, from the keys of `configs/train.yaml` of the same names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.aggregation import AGGREGATIONS
+from apo_lightning.losses.functional import Number
+from apo_lightning.losses.importance import checked_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +24,9 @@ class StepSettings:
         aggregation: `token_mean`, `sequence_mean_token_mean` or `sequence_mean_token_sum_norm`.
         old_logprobs: with several optimizer steps a rollout, `trainer` recomputes log π_old, and `rollout` uses
             the engine's log-probs.
-        importance_cap: truncated importance sampling: weigh tokens by min(π_old/π_rollout, cap); None: off. Not with
-            `old_logprobs: rollout`, where that is 1.
+        importance: a mode of `losses.importance`, of weights for π_rollout ≠ π_old that leave all denominators as they
+            are; None: off. Not with `old_logprobs: rollout`, where every weight is 1.
+        importance_bounds: C or [lo, hi] of that mode; None: the published ones.
         scored_fraction: in [0, 1], of a step's completions: this many of those that the update skips are scored too,
             for means over all tokens (at least `subset.SMALLEST`; 1: all; 0: none, and those means are NaN).
         gradient_clip_norm: None: off.
@@ -39,7 +43,8 @@ class StepSettings:
     temperature: float
     aggregation: str
     old_logprobs: str
-    importance_cap: float | None
+    importance: str | None
+    importance_bounds: Number | Sequence[Number] | None
     scored_fraction: float | int
     gradient_clip_norm: float | None
     max_nonfinite_steps: int
@@ -69,12 +74,12 @@ class StepSettings:
             raise ConfigError(f"aggregation is {self.aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
         if self.old_logprobs not in ("trainer", "rollout"):
             raise ConfigError(f"old_logprobs is {self.old_logprobs!r}: choose trainer or rollout")
-        if self.importance_cap is not None and self.importance_cap <= 0:
-            raise ConfigError(f"importance_cap is {self.importance_cap}: give a positive cap, or null for none")
-        if self.importance_cap is not None and self.old_logprobs == "rollout":
+        if (self.importance, self.importance_bounds) != (None, None):
+            checked_bounds(self.importance, self.importance_bounds)
+        if self.importance is not None and self.old_logprobs == "rollout":
             raise ConfigError(
-                f"importance_cap is {self.importance_cap} with old_logprobs=rollout: π_old is then the engine's, and "
-                "every weight π_old/π_rollout is 1; give old_logprobs=trainer, or importance_cap=null"
+                f"importance is {self.importance} with old_logprobs=rollout: π_old is then the engine's, and every "
+                "weight π_old/π_rollout is 1; give old_logprobs=trainer, or importance=null"
             )
         if not 0 <= self.scored_fraction <= 1:
             raise ConfigError(f"scored_fraction is {self.scored_fraction}: give a share of the completions, 0 to 1")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import CatMetric, Metric, SumMetric
 
+from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.metrics.all_token_means import AllTokenMeans, completion_totals
 from apo_lightning.metrics.token_mean import TokenMean, pass_at_one_and_all
 from apo_lightning.types import Rollouts, SamplingRounds, StepTokens, mixed
@@ -97,6 +98,7 @@ class StepMetrics(nn.Module):
             "train/entropy_updated": _fault_if_nan(tokens.entropy[asked]),
             "train/max_prob_updated": _fault_if_nan(tokens.max_prob[asked]),
             "train/skipped_fraction": (~updated).float(),
+            **_outside_by_length(rollouts, tokens, record),
         }
 
     def _all_token_means(self, tokens: StepTokens) -> tuple[dict[str, float], int]:
@@ -131,6 +133,20 @@ def _sampling(rounds: SamplingRounds | None) -> dict[str, float]:
         "sampling/num_tokens": float(rounds.num_tokens),
         "sampling/kept_fraction": rounds.num_mixed / rounds.num_prompts,
         "sampling/discarded_fraction": 1 - rounds.num_trained_tokens / rounds.num_tokens,
+    }
+
+
+def _outside_by_length(rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord) -> dict[str, Tensor]:
+    """Tokens outside the importance bounds, by quartile of their completion's length in the step; collective."""
+    outside = record.loss_metrics.get("importance_outside_fraction")
+    if outside is None:
+        return {}
+    lengths = rollouts.lengths.flatten().double()
+    of_all_ranks = lengths.new_tensor(items_of_all_ranks(lengths.tolist()))
+    limits = of_all_ranks.quantile(lengths.new_tensor([0.25, 0.5, 0.75]))
+    place = torch.bucketize(lengths, limits).to(outside.device)[tokens.sequence_ids]
+    return {
+        f"train/importance_outside_fraction_q{n}": torch.where(place == n - 1, outside, torch.nan) for n in (1, 2, 3, 4)
     }
 
 

@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.common.process_group import num_processes
-from apo_lightning.losses.aggregation import truncated_importance_weights
 from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
 from apo_lightning.types import (
     Advantages,
@@ -172,7 +171,7 @@ class StepTable:
         old_logprobs: Float[Tensor, "tokens"] | None,
         needs: Needs,
         reference_mask: Bool[Tensor, "tokens"],
-        importance_cap: float | None,
+        importance_weights: Float[Tensor, "part"] | None = None,
     ) -> LossInputs:
         """The inputs of the loss: what it declared, on the tokens it declared, and no more.
 
@@ -185,7 +184,7 @@ class StepTable:
             old_logprobs: log π_old [T]; None: the policy has not moved since it sampled, π_old = π.
             needs: the loss's own.
             reference_mask: [T] tokens whose reference rows the loss can use.
-            importance_cap: of the truncated importance weights; None: none.
+            importance_weights: of these tokens.
         """
         index = microbatch.token_index
         wanted = reference_mask[index]
@@ -203,9 +202,6 @@ class StepTable:
                 logprobs=statistics.anchor_logprobs,
             )
         old = statistics.logprobs.detach() if old_logprobs is None else old_logprobs[index]
-        importance_weights = None
-        if importance_cap is not None:
-            importance_weights = truncated_importance_weights(old, self.rollout_logprobs[index], importance_cap)
         return LossInputs(
             token_ids=microbatch.targets,
             sequence_ids=self.sequence_ids[index],

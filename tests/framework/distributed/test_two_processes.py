@@ -17,6 +17,10 @@ if importlib.util.find_spec("vllm") is None:
     ENGINE = ("engine=transformers",)
 
 
+# Some completions of this engine have a product of ratios above 1.0003, others do not.
+SHIFTED = "engine._target_=shifted_engine.ShiftedEngine"
+
+
 def completions(folder):
     """What was sampled in each step, whichever rank wrote it first."""
     paths = sorted((folder / "rollouts").glob("*.jsonl"))
@@ -55,8 +59,9 @@ WATCHED = (
         ("policy=lora", "engine=transformers", *WATCHED, "trainer.max_steps=2"),
         ("engine=transformers", "reference.ema_tau=0.9", "averaging.weight=0.3", "trainer.max_steps=3"),
         ("engine=transformers", "reference.reset_every=1", "trainer.max_steps=2"),
+        (SHIFTED, "importance=sequence_mask", "importance_bounds=1.0003", "trainer.max_steps=2"),
     ],
-    ids=["full", "lora", "averages", "resets"],
+    ids=["full", "lora", "averages", "resets", "importance"],
 )
 def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
     alone, *others = (
@@ -72,6 +77,8 @@ def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(opti
         for one, two in zip(alone, together, strict=True):
             named = [name for name in one if name.startswith(("train/", "apo/"))]
             assert {"train/loss", "train/grad_norm", "train/entropy", "apo/anchor_ratio"} <= set(named)
+            if SHIFTED in options:
+                assert 0 < float(one["train/importance_outside_fraction"]) < 1
             for name in named:
                 expected = pytest.approx(float(one[name] or "nan"), rel=1e-6, abs=1e-6, nan_ok=True)
                 assert float(two[name] or "nan") == expected, name

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights, truncated_importance_weights
+from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
 
 LENGTHS = torch.tensor([1, 2, 5])
 KEEP = torch.tensor([True, True, False])
@@ -48,10 +48,3 @@ def test_the_weights_of_a_mean_sum_to_one(mode):
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match="aggregation is 'mean'"):
         token_weights(LENGTHS, KEEP, "mean", max_completion_tokens=8)
-
-
-def test_importance_weights_are_truncated_above_only_and_detached():
-    old = torch.tensor([0.1, 0.5, 0.9]).log().requires_grad_()
-    weights = truncated_importance_weights(old, torch.tensor([0.2, 0.5, 0.1]).log(), cap=2.0)
-    assert not weights.requires_grad
-    torch.testing.assert_close(weights, torch.tensor([0.5, 1.0, 2.0]))

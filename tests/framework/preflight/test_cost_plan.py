@@ -195,6 +195,30 @@ def test_a_faster_device_is_never_slower(factor, field):
     assert plan_cost(MODEL, RUN, WORK, faster).seconds < plan_cost(MODEL, RUN, WORK, RATES).seconds
 
 
+def test_a_further_forward_of_the_head_is_its_products_and_four_passes_over_its_logits():
+    none, half = (plan_cost(MODEL, RUN, replace(WORK, head_passes=number), RATES) for number in (0, 0.5))
+    products, logits = 2 * 152064 * 3584 * 245_760 / 2e14, 4 * 4 * 152064 * 245_760 / 1e12
+    assert half.seconds - none.seconds == pytest.approx((products + logits) / 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "passes"),
+    [
+        (("algo=grpo",), 0),
+        (("algo=grpo", "importance=token_mask"), 0),
+        # The first of four mini-batches needs log π_old before the loss; the others need the current policy's mean.
+        (("algo=grpo", "importance=sequence_mask"), 0.25),
+        (("algo=gspo",), 0.75),
+        (("algo=gspo", "importance=sequence_gate"), 1),
+        # The policy's own candidates, and the ranks of its entropies.
+        (("algo=simko",), 2),
+    ],
+)
+def test_loss_and_importance_say_how_often_the_head_runs(overrides, passes):
+    cfg = composed("prompts_per_minibatch=4", *overrides)
+    assert workload(cfg, Expected()).head_passes == pytest.approx(passes)
+
+
 def test_slow_collectives_show_where_products_no_longer_hide_them():
     name = "collectives not hidden by products"
     plan = plan_cost(MODEL, RUN, WORK, RATES)

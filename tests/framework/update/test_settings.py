@@ -17,7 +17,8 @@ GOOD = {
     "temperature": 1.0,
     "aggregation": "token_mean",
     "old_logprobs": "trainer",
-    "importance_cap": None,
+    "importance": None,
+    "importance_bounds": None,
     "scored_fraction": 0.015625,
     "gradient_clip_norm": 1.0,
     "max_nonfinite_steps": 3,
@@ -38,7 +39,7 @@ def test_a_step_counts_its_optimizer_steps():
         ("temperature", 0.0),
         ("aggregation", "mean"),
         ("old_logprobs", "engine"),
-        ("importance_cap", 0.0),
+        ("importance", "truncate"),
         ("gradient_clip_norm", -1.0),
         ("max_nonfinite_steps", 0),
     ],
@@ -58,6 +59,16 @@ def test_a_cut_of_the_sampled_distribution_is_refused_in_training(key):
 
 
 def test_a_correction_that_would_be_one_everywhere_is_refused():
-    with pytest.raises(ConfigError, match=r"importance_cap is 2.0 with old_logprobs=rollout: .* every weight .* is 1"):
-        StepSettings(**{**GOOD, "importance_cap": 2.0, "old_logprobs": "rollout"})
-    assert StepSettings(**{**GOOD, "importance_cap": 2.0}).importance_cap == 2.0
+    corrected = {**GOOD, "importance": "token_truncate"}
+    with pytest.raises(ConfigError, match=r"importance is token_truncate with old_logprobs=rollout: .* weight .* is 1"):
+        StepSettings(**{**corrected, "old_logprobs": "rollout"})
+    with pytest.raises(ConfigError, match=r"^importance_bounds is -1 with importance=token_truncate: give a number"):
+        StepSettings(**{**corrected, "importance_bounds": -1})
+    with pytest.raises(ConfigError, match=r"^importance is None with importance_bounds=2.0: choose one of token_trun"):
+        StepSettings(**{**GOOD, "importance_bounds": 2.0})
+    assert StepSettings(**corrected).importance == "token_truncate"
+
+
+def test_bounds_are_read_as_yaml_has_them():
+    settings = prepare(composed("importance=token_mask", "importance_bounds=[0.8,1.25]", "model=tiny")).settings
+    assert settings.importance_bounds == [0.8, 1.25]

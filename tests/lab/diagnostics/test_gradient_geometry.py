@@ -69,9 +69,7 @@ def test_the_terms_sum_to_the_gradient_of_the_loss_in_head_and_parameters(tmp_pa
         leaves = [module.policy.head_weight] if space == "head" else list(module.policy.parameters())
         whole = [torch.zeros_like(leaf) for leaf in leaves]
         for part, said, own in _statistics(measured, module, everything, leaves, space):
-            inputs = table.loss_inputs(
-                part, said, old_logprobs=None, needs=module.loss.needs, reference_mask=wanted, importance_cap=None
-            )
+            inputs = table.loss_inputs(part, said, old_logprobs=None, needs=module.loss.needs, reference_mask=wanted)
             loss = (weights[part.token_index] * module.loss(inputs).per_token).sum()
             for total, found in zip(whole, torch.autograd.grad(loss, own), strict=True):
                 total -= found

@@ -1,0 +1,89 @@
+"""Importance weights for an engine whose probabilities differ slightly from the trainer's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses.aggregation import sequence_means, sequence_totals
+from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number
+
+BOUNDS: dict[str, tuple[Number, ...]] = {
+    "token_truncate": (2.0,),
+    "token_mask": (0.5, 5.0),
+    "sequence_truncate": (2.0,),
+    "sequence_mask": (3.0,),
+    "sequence_gate": (0.5, 2.0),
+}
+"""By mode, its published bounds: C, or lo and hi."""
+SEQUENCE_MODES = frozenset(mode for mode in BOUNDS if mode.startswith("sequence"))
+"""Modes whose weights depend on the whole completion."""
+
+
+def importance_weights(
+    old_logprobs: Float[Tensor, "tokens"],
+    rollout_logprobs: Float[Tensor, "tokens"],
+    sequence_ids: Int[Tensor, "tokens"],
+    mode: str,
+    bounds: Number | Sequence[Number] | None = None,
+) -> tuple[Float[Tensor, "tokens"], Bool[Tensor, "tokens"]]:
+    """The constant weights of the tokens' objectives, and where the bounds truncate them or make them 0.
+
+        ρ_t = exp(clamp(log π_old − log π_rollout, −20, 20)),   u = Π_t ρ_t over the completion,   ḡ = u^(1/length)
+
+        token_truncate      min(ρ_t, C)
+        token_mask          ρ_t where lo ≤ ρ_t ≤ hi, else 0
+        sequence_truncate   min(u, C)
+        sequence_mask       u where u ≤ C, else 0
+        sequence_gate       ρ_t where lo ≤ ḡ ≤ hi, else 0
+
+    Weights of tokens correct a token's distribution and not that of its prefix. The product u corrects both, but its
+    spread grows with the length, so `sequence_mask` drops long completions first.
+
+    Source: `token_truncate`, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training";
+    `token_mask`, Ling Team 2025 (IcePop); the modes of completions and all bounds, verl, TRL and OpenRLHF.
+
+    Departure: log u is clamped to ±20 as well, so that no product overflows.
+
+    Args:
+        old_logprobs: log π_old(y) [nats] of the trainer.
+        rollout_logprobs: log π_rollout(y) [nats] of the engine.
+        sequence_ids: which completion a token belongs to, ascending; the modes of completions need whole ones.
+        mode: one of `BOUNDS`.
+        bounds: C, or [lo, hi]; None: those of `BOUNDS`. See `checked_bounds`.
+
+    Example:
+        >>> import torch
+        >>> old, rollout = torch.tensor([0.1, 0.9, 0.1]).log(), torch.tensor([0.1, 0.1, 0.4]).log()
+        >>> importance_weights(old, rollout, torch.zeros(3).long(), "token_truncate")
+        (tensor([1.0000, 2.0000, 0.2500]), tensor([False,  True, False]))
+    """
+    low, high = checked_bounds(mode, bounds)
+    log_ratio = (old_logprobs - rollout_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    value = compared = log_ratio.exp()
+    if mode == "sequence_gate":
+        compared = sequence_means(log_ratio, sequence_ids).exp()
+    elif mode in SEQUENCE_MODES:
+        total = sequence_totals(log_ratio, sequence_ids)[0]
+        value = compared = total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    is_outside = (compared < low) | (compared > high)
+    # A product, so that a weight that is NaN stays one.
+    weights = value.clamp(max=high) if mode.endswith("truncate") else value * ~is_outside
+    return weights.to(log_ratio.dtype), is_outside
+
+
+def checked_bounds(mode: str | None, bounds: Any = None) -> tuple[Number, Number]:
+    """The lower and the upper bound of a mode, 0 where it has no lower one; `ConfigError` for what cannot be."""
+    if mode not in BOUNDS:
+        beside = "" if bounds is None else f" with importance_bounds={bounds}"
+        raise ConfigError(f"importance is {mode!r}{beside}: choose one of {', '.join(BOUNDS)}, or null for both")
+    default = BOUNDS[mode]
+    given = default if bounds is None else tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
+    if len(given) == len(default) and all(isinstance(bound, float | int) for bound in given):
+        low, high = (0.0, *given)[-2:]
+        if 0 <= low < high:
+            return low, high
+    wanted = f"a number above 0, such as {default[0]}" if len(default) == 1 else f"[lo, hi], such as {list(default)}"
+    raise ConfigError(f"importance_bounds is {bounds} with importance={mode}: give {wanted}, or null for the published")

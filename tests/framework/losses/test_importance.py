@@ -1,0 +1,105 @@
+"""Weights that correct for the engine: golden values, reductions, and bounds that cannot be."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses.importance import BOUNDS, checked_bounds, importance_weights
+
+# ρ = (1, 9, 1/4) in one completion: u = 2.25 and ḡ = 2.25^(1/3) = 1.3104. A second one of ρ = 1/2 stands behind it.
+OLD = torch.tensor([0.1, 0.9, 0.1, 0.1]).log()
+ROLLOUT = torch.tensor([0.1, 0.1, 0.4, 0.2]).log()
+SEQUENCES = torch.tensor([3, 3, 3, 8])
+
+
+@pytest.mark.parametrize(
+    ("mode", "bounds", "weights", "outside"),
+    [
+        ("token_truncate", None, [1, 2, 0.25, 0.5], [0, 1, 0, 0]),
+        ("token_truncate", math.inf, [1, 9, 0.25, 0.5], [0, 0, 0, 0]),
+        ("token_mask", None, [1, 0, 0, 0.5], [0, 1, 1, 0]),
+        ("token_mask", [0, 10], [1, 9, 0.25, 0.5], [0, 0, 0, 0]),
+        ("sequence_truncate", None, [2, 2, 2, 0.5], [1, 1, 1, 0]),
+        ("sequence_truncate", 5, [2.25, 2.25, 2.25, 0.5], [0, 0, 0, 0]),
+        ("sequence_mask", None, [2.25, 2.25, 2.25, 0.5], [0, 0, 0, 0]),
+        ("sequence_mask", 2, [0, 0, 0, 0.5], [1, 1, 1, 0]),
+        ("sequence_gate", [0.6, 2], [1, 9, 0.25, 0], [0, 0, 0, 1]),
+        ("sequence_gate", [0.4, 1.31], [0, 0, 0, 0.5], [1, 1, 1, 0]),
+        ("sequence_gate", [0.4, 1.311], [1, 9, 0.25, 0.5], [0, 0, 0, 0]),
+    ],
+)
+def test_golden_values(mode, bounds, weights, outside):
+    # 0.1/0.2 rounds to either side of the published lower bounds of 0.5, so the last token is looked at a little above.
+    found, is_outside = importance_weights(OLD + torch.tensor([0, 0, 0, 1e-6]), ROLLOUT, SEQUENCES, mode, bounds)
+    torch.testing.assert_close(found, torch.tensor(weights, dtype=torch.float32), rtol=2e-6, atol=0)
+    assert is_outside.tolist() == [bool(value) for value in outside]
+
+
+LOGPROBS = st.lists(st.floats(-30, 0, width=32), min_size=1, max_size=12).map(torch.tensor)
+
+
+@pytest.mark.parametrize("mode", BOUNDS)
+@given(logprobs=LOGPROBS, length=st.integers(1, 5))
+def test_where_engine_and_trainer_agree_every_weight_is_exactly_one(mode, logprobs, length):
+    found, is_outside = importance_weights(logprobs, logprobs, torch.arange(len(logprobs)) // length, mode)
+    assert torch.equal(found, torch.ones_like(logprobs))
+    assert not is_outside.any()
+
+
+@pytest.mark.parametrize("mode", BOUNDS)
+@given(old=LOGPROBS, shift=st.floats(-3, 3, width=32))
+def test_in_completions_of_one_token_a_mode_is_that_of_tokens(mode, old, shift):
+    bounds = BOUNDS[mode] if len(BOUNDS[mode]) == 2 else BOUNDS[mode][0]
+    rollout = old + shift * torch.linspace(-1, 1, len(old))
+    log_ratio = (old - rollout).double()
+    limits = [math.log(limit) for limit in BOUNDS[mode] if limit > 0]
+    if any((log_ratio - limit).abs().min() < 1e-5 for limit in limits):
+        return
+    found = importance_weights(old, rollout, torch.arange(len(old)), mode, bounds)
+    of_tokens = {"truncate": "token_truncate", "mask": "token_mask", "gate": "token_mask"}[mode.split("_")[1]]
+    alike = bounds if of_tokens == "token_truncate" or isinstance(bounds, tuple) else (0, bounds)
+    expected = importance_weights(old, rollout, torch.arange(len(old)), of_tokens, alike)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=0)
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("mode", BOUNDS)
+def test_weights_have_no_gradient_and_stay_finite(mode):
+    old = torch.full((200,), -1.0, requires_grad=True)
+    for gap in (-30.0, 30.0, math.inf):
+        found, _ = importance_weights(old, old.detach() - gap, torch.zeros(200).long(), mode)
+        assert not found.requires_grad
+        assert bool(found.isfinite().all())
+    assert importance_weights(old, torch.full_like(old, torch.nan), torch.zeros(200).long(), mode)[0].isnan().all()
+
+
+def test_micro_batches_without_a_token_have_no_weight():
+    none = torch.zeros(0)
+    assert all(len(importance_weights(none, none, none.long(), mode)[0]) == 0 for mode in BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "bounds"),
+    [
+        *(("token_truncate", bounds) for bounds in (0, -1.0, math.nan, [0.5, 2.0], "2", [])),
+        *(("sequence_mask", bounds) for bounds in ([1, 2], 0.0)),
+        *(("token_mask", bounds) for bounds in (2.0, [2.0], [2.0, 0.5], [-1, 2], [1, 1], [0.5, "2"], [1, 2, 3])),
+        *(("sequence_gate", bounds) for bounds in (3, [math.nan, 2])),
+    ],
+)
+def test_bounds_that_cannot_be_are_named_in_one_line(mode, bounds):
+    with pytest.raises(
+        ConfigError, match=rf"^importance_bounds is .* with importance={mode}: give .*, or null"
+    ) as caught:
+        checked_bounds(mode, bounds)
+    assert str(bounds) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_mode_is_named():
+    with pytest.raises(ConfigError, match=r"importance is 'truncate': choose one of token_truncate, token_mask,"):
+        checked_bounds("truncate", None)
