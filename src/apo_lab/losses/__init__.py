@@ -1,20 +1,8 @@
 """Ablations of APO and rival losses: one small frozen dataclass each, with one YAML each in `configs/algo/`."""
 
-from apo_lab.losses.apo_pulls import CrossEntropyAPO, GateOnlyAPO, LogMassAPO, UngatedAPO
-from apo_lab.losses.apo_random import RandomAnchorAPO
 from apo_lab.losses.entropy_advantage import EntropyAdvantage
+from apo_lab.losses.grid import GridLoss
 from apo_lab.losses.sage import SAGE
 from apo_lab.losses.simko import SimKO
-from apo_lab.losses.topk_forward_kl import TopKForwardKL
 
-__all__ = [
-    "SAGE",
-    "CrossEntropyAPO",
-    "EntropyAdvantage",
-    "GateOnlyAPO",
-    "LogMassAPO",
-    "RandomAnchorAPO",
-    "SimKO",
-    "TopKForwardKL",
-    "UngatedAPO",
-]
+__all__ = ["SAGE", "EntropyAdvantage", "GridLoss", "SimKO"]
