@@ -99,5 +99,5 @@ def partition_kl(
 
 
 def _log_outside(log_inside: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """log(1 − J) from log J."""
-    return torch.log1p(-log_inside.clamp(max=-LEAST_OUTSIDE).exp())
+    """log(1 − J) from log J; 1 − exp would lose all digits of a small tail."""
+    return (-torch.expm1(log_inside.clamp(max=-LEAST_OUTSIDE))).log()
