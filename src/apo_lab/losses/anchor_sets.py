@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from apo_lightning.losses.functional import log_mass
+from apo_lightning.losses.functional import Number, log_mass
 from apo_lightning.types import Anchor
 
 LEAST_OUTSIDE = 1e-6
 """Of the mass outside T, in nats of −log of the mass inside: log(1 − J) stays finite in float32."""
 
 
-def prefix(anchor: Anchor, top_p: float) -> Anchor:
+def prefix(anchor: Anchor, top_p: Number) -> Anchor:
     """The fewest of the reference's likeliest tokens that hold a probability of `top_p`; all of T_K if none do.
 
     Example:
