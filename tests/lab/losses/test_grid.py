@@ -91,21 +91,21 @@ def test_without_its_tail_a_divergence_is_none():
 
 
 @pytest.mark.parametrize(
-    ("settings", "gradient"),
+    ("settings", "gradient", "pull"),
     [
         # λ·(e_y − π)·r·|A| = (−.21, −.315, −.105, .63), of which the pull takes β·∂r_anchor:
         # r_anchor·(q_S − π), q_S − π = (.2, .3, −.1, −.4); Q* − π = (.4667, .0333, −.1, −.4)
-        ({}, (-0.67 / 3, -0.335, -0.295 / 3, 1.97 / 3)),
-        ({"force": "push_only"}, (-0.21, -0.315, -0.105, 0.63)),
-        ({"force": "pull_only"}, (-0.04 / 3, -0.02, 0.02 / 3, 0.08 / 3)),
-        ({"weights": "log_mass"}, (-0.23, -0.345, -0.095, 0.67)),
-        ({"weights": "cross_entropy"}, (-0.77 / 3, -0.955 / 3, -0.095, 0.67)),
+        ({}, (-0.67 / 3, -0.335, -0.295 / 3, 1.97 / 3), 0.1 / 3),
+        ({"force": "push_only"}, (-0.21, -0.315, -0.105, 0.63), 0.0),
+        ({"force": "pull_only"}, (-0.04 / 3, -0.02, 0.02 / 3, 0.08 / 3), 0.1 / 3),
+        ({"weights": "log_mass"}, (-0.23, -0.345, -0.095, 0.67), 0.05),
+        ({"weights": "cross_entropy"}, (-0.77 / 3, -0.955 / 3, -0.095, 0.67), 0.05),
     ],
 )
-def test_a_ratio_whose_gradient_is_another_keeps_apos_value(settings, gradient):
+def test_a_ratio_whose_gradient_is_another_keeps_apos_value(settings, gradient, pull):
     value, found, metrics = on_token(GridLoss(anchor_size=2, **settings))
     assert value == pytest.approx(1.05 - 0.1 * 2 / 3)
-    assert metrics["apo/anchor_ratio"] == pytest.approx(2 / 3)
+    assert (metrics["apo/anchor_ratio"], metrics["apo/pull"]) == pytest.approx((2 / 3, pull))  # β·slope·(1 − Σ_S π)
     near(found, gradient)
 
 
@@ -314,7 +314,7 @@ def test_with_a_bucket_a_divergence_is_one(seed, forward, spread):
     """≥ 0; 0 at π = π_ref; at most the full one, which it is at K = V; rising with K."""
     generator = seeded(seed)
     p, q = ((spread * torch.randn(6, generator=generator, dtype=torch.float64)).softmax(0) for _ in range(2))
-    assume(min(p.min(), q.min()) > 1e-5)  # where the floor of the bucket does not act
+    assume(min(p.min(), q.min()) > 1e-4)  # where the floor of the bucket does not act
     order = q.argsort(descending=True)
     pair = (q, p) if forward else (p, q)
 
@@ -324,8 +324,9 @@ def test_with_a_bucket_a_divergence_is_one(seed, forward, spread):
 
     full = (pair[0] * (pair[0] / pair[1]).log()).sum().item()
     found = [over(*pair, size) for size in range(1, 7)]
-    assert found[0] >= -1e-12
-    assert max(less - more for less, more in itertools.pairwise(found)) < 1e-12
+    # 1 − J cancels all but 12 of its digits where it is 1e-4.
+    assert found[0] >= -1e-10
+    assert max(less - more for less, more in itertools.pairwise(found)) < 1e-10
     assert found[-1] == pytest.approx(full, abs=1e-12)
     assert all(abs(over(q, q, size)) < 1e-12 for size in range(1, 7))
 
