@@ -1,6 +1,5 @@
 """The mechanism grid: where a loss acts, what holds the policy to the reference there, and at which tokens."""
 
-import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -14,7 +13,7 @@ from apo_lightning.losses import APO, applicable, required
 from apo_lightning.losses.functional import anchor_log_ratio, anchor_set, log_mass
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
-TOPOLOGIES = {
+TOPOLOGIES = {  # and the axes that each reads
     "ratio": ("anchor_source", "exclude_sampled", "weights", "force"),
     "none": (),
     "kl": ("scale",),
@@ -23,7 +22,6 @@ TOPOLOGIES = {
     "support_mass": ("anchor_source", "exclude_sampled", "scale"),
     "support_ratio_aux": ("anchor_source", "exclude_sampled", "weights", "scale"),
 }
-"""Topology → the axes that it reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +44,9 @@ class GridLoss(AnchoredAPO):
     nor dual-clipped: it is APO's pull outside the clip. The force of `topk_forward_kl` on k ∈ T, π_ref(k) − π(k), does
     not vanish with π(k).
 
-    Source: Wang et al. 2026; `topk_forward_kl` is the loss of Hinton et al. 2015 on T and a bucket for the rest.
+    Source: Wang et al. 2026; `topk_forward_kl`: the loss of Hinton et al. 2015 on T and a bucket for the rest.
 
-    Departure: random anchors are drawn from the reference's top `pool_size`. With a pool of all tokens but one that is
-    the control of any K tokens; over a vocabulary of 100,000 such a pool cannot be kept.
+    Departure: random anchors are any K tokens only with a pool of all but one, too many for a large vocabulary.
 
     Metrics: those of `APO`, as far as anchors are read, and `grid/divergence`, D on M.
 
@@ -70,7 +67,7 @@ class GridLoss(AnchoredAPO):
         check_choice("topology", self.topology, TOPOLOGIES, forward_kl="it is not computed over the whole vocabulary")
         check_choice("scale", self.scale, ("unit", "abs_advantage"))
         check_choice("tail", self.tail, ("bucket", "drop"))
-        if not 0 <= self.pull_coef < math.inf:
+        if not 0 <= self.pull_coef < float("inf"):
             raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
         # APO bounds β by the clip, which a D is outside of.
         inside = {field.name: getattr(self, field.name) for field in fields(AnchoredAPO)}
@@ -83,7 +80,7 @@ class GridLoss(AnchoredAPO):
     @property
     def saturated_above(self) -> float:
         """APO's κ; ∞ where anchors are not in the ratio."""
-        return super().saturated_above if self.topology == "ratio" else math.inf
+        return super().saturated_above if self.topology == "ratio" else float("inf")
 
     @property
     def needs(self) -> Needs:
@@ -121,8 +118,7 @@ class GridLoss(AnchoredAPO):
         if not self.needs.reference:
             return output
         divergence, metrics = self._divergence(inputs, triggered)
-        # Off M the reference's row holds a placeholder.
-        divergence = torch.where(triggered, divergence, 0.0)
+        divergence = torch.where(triggered, divergence, 0.0)  # off M the reference's row holds a placeholder
         penalty = self.pull_coef * divergence * (1 if self.scale == "unit" else inputs.advantages.abs())
         if self.topology == "support_ratio_aux" and inputs.importance_weights is not None:
             penalty = inputs.importance_weights.detach() * penalty  # as APO's pull, a part of its objective
