@@ -151,11 +151,11 @@ def support_facts(
 def pull_shares(facts: SupportFacts, apo: APO) -> dict[str, float]:
     """The distribution of APO's pull over buckets of π_ref(y); shares sum to 1. Empty where nothing is pulled.
 
-        pull(t) ∝ |A|·r_anchor·(1 − Σ_S π)    on triggered tokens of r_anchor ≤ κ, where β > 0
+        pull(t) ∝ |A|·r_anchor·(1 − Σ_S π)    on triggered tokens of r_anchor ≤ κ, where κ is finite
 
     Holds at the sampling policy (r = 1) and for equal token weights, so that β and w cancel.
     """
-    if apo.pull_coef == 0:
+    if apo.saturated_above == np.inf:
         return {}
     anchor_mass = facts.anchor_ratio * facts.ref_anchor_mass
     pulled = apo.reference_mask(facts.advantages, facts.is_correct) & (facts.anchor_ratio <= apo.saturated_above)

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lab.losses import CISPO, SAGE, ClipCov, KLCov, RandomAnchorAPO, SimKO, TopKForwardKL, UngatedAPO
+from apo_lab.losses import CISPO, SAGE, ClipCov, GridLoss, KLCov, SimKO
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
 from reference.token_losses import loss_and_gradient
 
 CONFIGURED = {name: configured_loss(name) for name in ALGORITHMS}
+OUTSIDE = {"topology": "support_ratio_aux"}
 VARIANTS = {
     "dual_clip": GRPO(dual_clip=3.0),
     "clip_eps_high": GRPO(clip_eps_high=0.28),
@@ -28,11 +29,26 @@ VARIANTS = {
     "incorrect": APO(trigger="incorrect", clip_eps_high=0.28),
     "naive": APO(exclude_sampled=False, anchor_size=3),
     "always": APO(trigger="always", pull_coef=0.15, clip_eps_high=0.28),
-    "ungated_always": UngatedAPO(trigger="always", anchor_size=3, dual_clip=3.0),
-    "few_of_a_small_pool": RandomAnchorAPO(anchor_size=2, pool_size=7),
+    "pushed_alone": GridLoss(topology="none", trigger="always"),
+    "without_a_pull": GridLoss(pull_coef=0),
+    "exact_kl_on_errors": GridLoss(topology="kl", pull_coef=0.5),
+    "exact_kl_everywhere": GridLoss(topology="kl", trigger="always", scale="abs_advantage"),
+    "topk_kl": GridLoss(topology="topk_kl", anchor_size=3, trigger="incorrect", pull_coef=2.0),
+    "topk_kl_without_its_tail": GridLoss(topology="topk_kl", trigger="always", scale="abs_advantage", tail="drop"),
+    "topk_forward_kl_everywhere": GridLoss(topology="topk_forward_kl", trigger="always", anchor_size=3),
+    "distillation": GridLoss(topology="topk_forward_kl", trigger="always", tail="drop", push_coef=1),
+    "random_forward_kl": GridLoss(topology="topk_forward_kl", anchor_source="random", pool_size=9, anchor_size=4),
+    "support_mass": GridLoss(topology="support_mass", trigger="always", exclude_sampled=False),
+    "support_mass_of_anchors": GridLoss(topology="support_mass", anchor_source="reference_top_p", top_p=0.5),
+    "ungated_always": GridLoss(**OUTSIDE, trigger="always", scale="abs_advantage", anchor_size=3, dual_clip=3.0),
+    "ungated_geometric": GridLoss(**OUTSIDE, weights="geometric", anchor_size=3, pull_coef=0.5),
+    "uniform": GridLoss(weights="uniform", anchor_size=4),
+    "geometric": GridLoss(weights="geometric", trigger="always", anchor_size=4, pull_coef=0.15),
+    "pull_only": GridLoss(force="pull_only", trigger="always"),
+    "likeliest_anchors": GridLoss(anchor_source="reference_top_p", top_p=0.7),
+    "few_of_a_small_pool": GridLoss(anchor_source="random", anchor_size=2, pool_size=7),
     "sage_far_guide": SAGE(guide_ratio=2.0, guide_threshold=0.5, highest_guide=3.0, kl_coef=0.5, error_only=True),
     "simko_strong": SimKO(alpha=0.5, top_k=5, quantile=0.3, top_penalty=3.0, dual_clip=4.0),
-    "topk_forward_kl_everywhere": TopKForwardKL(error_only=False, kl_coef=0.5, anchor_size=3),
 }
 LOSSES = CONFIGURED | VARIANTS
 KINDS = ("plain", "far", "confident", "narrow", "absent", "weighted")
@@ -40,9 +56,9 @@ KINDS = ("plain", "far", "confident", "narrow", "absent", "weighted")
 
 def usable(loss, kind):
     """A penalty needs its reference on every penalised token, and a finite one."""
-    if isinstance(loss, TopKForwardKL):
-        return kind != "absent"
-    return not (isinstance(loss, GRPOKL) and (kind == "absent" or (kind == "narrow" and loss.kl_estimator == "full")))
+    if loss.needs.full_kl:
+        return kind not in ("absent", "narrow")
+    return not (isinstance(loss, GRPOKL) and kind == "absent")
 
 
 COMBINATIONS = [(name, kind) for name, loss in LOSSES.items() for kind in KINDS if usable(loss, kind)]
@@ -69,7 +85,7 @@ def test_value_and_gradient_follow_the_equations(name, kind):
 
 
 STRAIGHT_THROUGH = (
-    *("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "cispo", "gspo", "gmpo"),
+    *("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "pull_only", "cispo", "gspo", "gmpo"),
     *("entropy_advantage", "sage", "sage_far_guide", "simko", "simko_strong"),
 )
 
@@ -105,9 +121,18 @@ def test_metrics_are_detached_and_one_value_a_token(name):
         assert values.shape == case.token_ids.shape
 
 
-BESIDE = (GRPOKL, TopKForwardKL, UngatedAPO, CISPO, ClipCov, KLCov)
+BESIDE = (GRPOKL, CISPO, ClipCov, KLCov)
 """Losses with a term outside the surrogate, or whose `clip_fraction` counts something else than flat tokens."""
-SURROGATE_ONLY = [(n, k) for n, k in COMBINATIONS if not isinstance(LOSSES[n], BESIDE) and not LOSSES[n].entropy_coef]
+
+
+def is_beside(loss):
+    """`clip_fraction` of `pull_only` is APO's, whose push has a gradient where there is no anchor."""
+    if isinstance(loss, GridLoss):
+        return loss.topology not in ("ratio", "none") or loss.force == "pull_only"
+    return isinstance(loss, BESIDE) or loss.entropy_coef != 0
+
+
+SURROGATE_ONLY = [(name, kind) for name, kind in COMBINATIONS if not is_beside(LOSSES[name])]
 
 
 @pytest.mark.parametrize(("name", "kind"), SURROGATE_ONLY)

@@ -69,18 +69,27 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
             a *= settings["top_penalty"]
 
     # rho = push * r - pull * r_anchor on triggered errors, r + pull * r_anchor on other triggered tokens
-    outside, doutside = 0.0, [0.0] * len(p)
+    penalty, dpenalty = 0.0, [0.0] * len(p)
     if "push_coef" in settings:
+        topology = settings.get("topology", "ratio")
+        coef = 0.0 if topology == "none" else settings["pull_coef"]
+        everywhere = a != 0 or (topology != "ratio" and coef != 0)
         wrong = a < 0 and not token.is_correct
-        triggered = {"negative_advantage": a < 0, "incorrect": wrong, "always": a != 0}[settings["trigger"]]
+        triggered = {"negative_advantage": a < 0, "incorrect": wrong, "always": everywhere}[settings["trigger"]]
         if triggered:
-            pull = settings["pull_coef"]
+            force = settings.get("force", "both")
+            pushed, pulled = settings["push_coef"] if a < 0 else 1.0, 0.0
             r_anchor, danchor = anchor(settings, token, logp, p)
-            if settings["loss"] == "UngatedAPO":
-                outside, doutside, pull = pull * abs(a) * r_anchor, [pull * abs(a) * d for d in danchor], 0.0
-            push, sign = (settings["push_coef"], -1) if a < 0 else (1.0, 1)
-            rho = push * r + sign * pull * r_anchor
-            drho = [push * x + sign * pull * y for x, y in zip(drho, danchor, strict=True)]
+            if topology == "ratio":
+                pulled = -coef if a < 0 else coef
+            elif coef:
+                scale = coef * (abs(a) if settings["scale"] == "abs_advantage" else 1.0)
+                scale *= token.importance_weight if topology == "support_ratio_aux" else 1.0
+                value, slope = grid_divergence(settings, token, logp, p, dlogp_y)
+                penalty, dpenalty = scale * value, [scale * d for d in slope]
+            rho = pushed * r + pulled * r_anchor
+            push_slope, pull_slope = pushed * (force != "pull_only"), pulled * (force != "push_only")
+            drho = [push_slope * x + pull_slope * y for x, y in zip(drho, danchor, strict=True)]
 
     low = 1 - settings["clip_eps"]
     high = 1 + (settings["clip_eps"] if settings["clip_eps_high"] is None else settings["clip_eps_high"])
@@ -102,8 +111,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
         mean = math.exp(token.sequence_value)
         objective, slopes = a * mean, [0.0 if is_clipped else a * mean * d for d in dlogp_y]
     weight = token.importance_weight
-    loss = -weight * (objective + outside)
-    gradient = [-weight * (d + e) for d, e in zip(slopes, doutside, strict=True)]
+    loss = -weight * objective + penalty
+    gradient = [-weight * d + e for d, e in zip(slopes, dpenalty, strict=True)]
 
     if settings["entropy_coef"]:
         entropy = entropy_of(p, logp)
@@ -117,38 +126,55 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
         sign = (raw > 0) - (raw < 0)
         gradient = [g + settings["kl_coef"] * sign * d for g, d in zip(gradient, dlogp_y, strict=True)]
     if "error_only" in settings and not (settings["error_only"] and a >= 0):
-        if settings["loss"] == "TopKForwardKL":
-            value, dkl = top_divergence(settings, token, logp, p)
-        else:
-            value, dkl = divergence(settings, token, logp, p, dlogp_y)
+        value, dkl = divergence(settings, token, logp, p, dlogp_y)
         loss += settings["kl_coef"] * value
         gradient = [g + settings["kl_coef"] * d for g, d in zip(gradient, dkl, strict=True)]
     return loss, gradient
 
 
+def top_set(settings, token):
+    """T: the reference's top K, the prefix of it that holds p, or K tokens of a pool."""
+    if token.ref_logits is None:
+        return []
+    source, k = settings.get("anchor_source", "reference"), settings["anchor_size"]
+    if source == "random":
+        return drawn(top_k(token.ref_logits, settings["pool_size"]), token.y, k)
+    members = top_k(token.ref_logits, k)
+    if source == "reference_top_p":
+        ref = [math.exp(x) for x in log_softmax(token.ref_logits)]
+        held = [math.fsum(ref[m] for m in members[:i]) for i in range(len(members))]
+        members = [m for m, before in zip(members, held, strict=True) if before < settings["top_p"]]
+    return members
+
+
+def anchors_of(settings, token):
+    """S."""
+    return [k for k in top_set(settings, token) if k != token.y or not settings["exclude_sampled"]]
+
+
 def anchor(settings, token, logp, p):
     """r_anchor and its gradient, or the one that a variant puts in its place."""
-    nothing = 0.0, [0.0] * len(p)
-    if token.ref_logits is None:
-        return nothing
-    ref = log_softmax(token.ref_logits)
-    if settings["loss"] == "RandomAnchorAPO":
-        members = drawn(top_k(token.ref_logits, settings["pool_size"]), token.y, settings["anchor_size"])
-    else:
-        members = top_k(token.ref_logits, settings["anchor_size"])
-    if settings["exclude_sampled"]:
-        members = [k for k in members if k != token.y]
+    members, vocab = anchors_of(settings, token), range(len(p))
     if not members:
-        return nothing
+        return 0.0, [0.0] * len(p)
+    ref, weights = log_softmax(token.ref_logits), settings.get("weights", "mass")
+    if weights == "uniform":
+        ratios = [math.exp(min(logp[k] - ref[k], LIMIT)) for k in members]
+        moving = {k: x for k, x in zip(members, ratios, strict=True) if logp[k] - ref[k] <= LIMIT}
+        total = math.fsum(moving.values())
+        return math.fsum(ratios) / len(members), [(moving.get(v, 0.0) - p[v] * total) / len(members) for v in vocab]
+    if weights == "geometric":
+        mean = math.fsum(logp[k] - ref[k] for k in members) / len(members)
+        value, moves = math.exp(min(mean, LIMIT)), mean <= LIMIT
+        return value, [moves * value * ((v in members) / len(members) - p[v]) for v in vocab]
     mass, z_ref = math.fsum(p[k] for k in members), math.fsum(math.exp(ref[k]) for k in members)
     if mass > math.exp(LIMIT) * z_ref:
         return math.exp(LIMIT), [0.0] * len(p)
-    vocab = range(len(p))
     gradient = {
-        "GateOnlyAPO": [0.0 for v in vocab],
-        "LogMassAPO": [p[v] * (v in members) / mass - p[v] if mass > 0 else 0.0 for v in vocab],
-        "CrossEntropyAPO": [math.exp(ref[v]) * (v in members) / z_ref - p[v] for v in vocab],
-    }.get(settings["loss"], [p[v] * ((v in members) - mass) / z_ref for v in vocab])
+        "mass": [p[v] * ((v in members) - mass) / z_ref for v in vocab],
+        "log_mass": [p[v] * (v in members) / mass - p[v] if mass > 0 else 0.0 for v in vocab],
+        "cross_entropy": [math.exp(ref[v]) * (v in members) / z_ref - p[v] for v in vocab],
+    }[weights]
     return mass / z_ref, gradient
 
 
@@ -166,19 +192,40 @@ def scrambled(x):
     return x ^ (x >> 16)
 
 
+def grid_divergence(settings, token, logp, p, dlogp_y):
+    """D of a topology, and its gradient."""
+    topology = settings["topology"]
+    if topology == "kl":
+        return divergence({"kl_estimator": "full"}, token, logp, p, dlogp_y)
+    if topology == "support_ratio_aux":
+        r_anchor, danchor = anchor(settings, token, logp, p)
+        return -r_anchor, [-d for d in danchor]
+    if topology == "support_mass":
+        members = anchors_of(settings, token)
+        mass = math.fsum(p[k] for k in members)
+        return 1 - mass, [p[v] * (mass - (v in members)) for v in range(len(p))]
+    return top_divergence(settings, token, logp, p)
+
+
 def top_divergence(settings, token, logp, p):
-    """KL(ref|policy) over the top K and one bucket, and its gradient."""
-    ref = log_softmax(token.ref_logits)
-    members = top_k(token.ref_logits, settings["anchor_size"])
+    """KL over T and one bucket, in one direction or the other, and its gradient."""
+    members, vocab = top_set(settings, token), range(len(p))
+    if not members:
+        return 0.0, [0.0] * len(p)
+    ref, has_bucket = log_softmax(token.ref_logits), settings["tail"] == "bucket"
     inside, ref_inside = math.fsum(p[k] for k in members), math.fsum(math.exp(ref[k]) for k in members)
-    value = math.fsum(math.exp(ref[k]) * (ref[k] - logp[k]) for k in members)
     tail, ref_tail = max(1 - inside, 1e-6), max(1 - ref_inside, 1e-6)
-    value += ref_tail * math.log(ref_tail / tail)
-    dinside = [p[v] * ((v in members) - inside) if 1 - inside > 1e-6 else 0.0 for v in range(len(p))]
-    pulled = math.fsum(math.exp(ref[k]) for k in members)
-    return value, [
-        pulled * p[v] - (v in members) * math.exp(ref[v]) + ref_tail / tail * dinside[v] for v in range(len(p))
-    ]
+    dtail = [-p[v] * ((v in members) - inside) * (has_bucket and 1 - inside > 1e-6) for v in vocab]
+    if settings["topology"] == "topk_forward_kl":
+        value = math.fsum(math.exp(ref[k]) * (ref[k] - logp[k]) for k in members)
+        value += has_bucket * ref_tail * math.log(ref_tail / tail)
+        slopes = [ref_inside * p[v] - (v in members) * math.exp(ref[v]) - ref_tail / tail * dtail[v] for v in vocab]
+        return value, slopes
+    value = math.fsum(p[k] * (logp[k] - ref[k]) for k in members) + has_bucket * tail * math.log(tail / ref_tail)
+    # d/dz of Σ_T π·s, with s = log(π/π_ref) + 1 held, and of the bucket's likewise
+    score = {k: logp[k] - ref[k] + 1 for k in members}
+    mean = math.fsum(p[k] * score[k] for k in members)
+    return value, [p[v] * (score.get(v, 0.0) - mean) + (math.log(tail / ref_tail) + 1) * dtail[v] for v in vocab]
 
 
 def divergence(settings, token, logp, p, dlogp_y):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from apo_lab.losses import CrossEntropyAPO, GateOnlyAPO, LogMassAPO
+from apo_lab.losses import GridLoss
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, dist, random_probs, seeded
@@ -88,10 +88,10 @@ def test_more_anchors_than_tokens_are_refused():
 
 def test_the_other_pulls_have_the_gradients_that_their_names_say():
     probs, ref = dist(0.4, 0.3, 0.2, 0.1), dist(0.5, 0.2, 0.2, 0.1)
-    push = token_forces(GateOnlyAPO(anchor_size=3), probs.log(), ref, 0)
+    push = token_forces(GridLoss(force="push_only", anchor_size=3), probs.log(), ref, 0)
     # S = {1, 2}: q = (.6, .4), Q* = (.5, .5).
-    log_mass = token_forces(LogMassAPO(anchor_size=3), probs.log(), ref, 0) - push
-    cross_entropy = token_forces(CrossEntropyAPO(anchor_size=3), probs.log(), ref, 0) - push
+    log_mass = token_forces(GridLoss(weights="log_mass", anchor_size=3), probs.log(), ref, 0) - push
+    cross_entropy = token_forces(GridLoss(weights="cross_entropy", anchor_size=3), probs.log(), ref, 0) - push
     torch.testing.assert_close(push, 1.05 * dist(-0.6, 0.3, 0.2, 0.1))
     torch.testing.assert_close(log_mass, 0.1 * (dist(0, 0.6, 0.4, 0) - probs))
     torch.testing.assert_close(cross_entropy, 0.1 * (dist(0, 0.5, 0.5, 0) - probs))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.losses import GateOnlyAPO
+from apo_lab.losses import GridLoss
 from apo_lab.theory import closed_forms as form
 from apo_lab.theory.expectations import expected_force, sampled_force
 from apo_lab.theory.forces import log_growth, pull_forces, token_forces
@@ -179,7 +179,7 @@ def elastic_recovery() -> Iterator[Reading]:
         end = settle(ref, ref, dist(0.5, 0.0), loss)[1]
         yield equal(f"Q = 0 and .5, Z = {rare:g}: APO", end, cap, 0.02 * cap)
     ref, naive = dist(0.97, 0.03), APO(anchor_size=2, exclude_sampled=False)
-    for name, other in (("GRPO", GRPO()), ("naive", naive), ("gate only", GateOnlyAPO(anchor_size=2))):
+    for name, other in (("GRPO", GRPO()), ("naive", naive), ("gate only", GridLoss(force="push_only", anchor_size=2))):
         yield below(f"the same, Z = 0.03: {name}", settle(ref, ref, dist(0.5, 0.0), other)[1], 0.03)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from apo_lab.losses import CrossEntropyAPO, LogMassAPO
+from apo_lab.losses import GridLoss
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import log_growth
 from apo_lab.theory.problems import bandit, constant, dist
@@ -23,8 +23,8 @@ _METHODS = {
     "+k3, clamp 10": (GRPOKL(), GROUP, (0.1775, 0.1742, -0.2590, 0.0025, -0.0002)),
     "APO": (APO(), GROUP, (0.1785, 0.1565, -0.2743, 0.0065, 0.0332)),
     "APO naive": (APO(exclude_sampled=False), GROUP, (0.1753, 0.1753, -0.2735, -0.0004, -0.0004)),
-    "APO, log-mass pull": (LogMassAPO(), GROUP, (0.1916, 0.1565, -0.2742, 0.0350, 0.0350)),
-    "APO, cross-entropy pull": (CrossEntropyAPO(), GROUP, (0.1978, 0.1565, -0.2601, 0.0497, 0.0476)),
+    "APO, log-mass pull": (GridLoss(weights="log_mass"), GROUP, (0.1916, 0.1565, -0.2742, 0.0350, 0.0350)),
+    "APO, cross-entropy pull": (GridLoss(weights="cross_entropy"), GROUP, (0.1978, 0.1565, -0.2601, 0.0497, 0.0476)),
 }
 """Loss, advantage, and ℓ_k at π_k = 1e-8 in each of `_SCENES`; KL × 0.01, APO as in the paper."""
 _SCENES = {

@@ -1,0 +1,150 @@
+"""The mechanism grid: where a loss acts, what holds the policy to the reference there, and at which tokens."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from apo_lab.losses.anchor_sets import partition_kl
+from apo_lab.losses.anchored_apo import AnchoredAPO, check_choice
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import APO, applicable, required
+from apo_lightning.losses.functional import anchor_log_ratio, anchor_set, log_mass
+from apo_lightning.types import LossInputs, LossOutput, Needs
+
+TOPOLOGIES = {  # and the axes that each reads
+    "ratio": ("anchor_source", "exclude_sampled", "weights", "force"),
+    "none": (),
+    "kl": ("scale",),
+    "topk_kl": ("anchor_source", "scale", "tail"),
+    "topk_forward_kl": ("anchor_source", "scale", "tail"),
+    "support_mass": ("anchor_source", "exclude_sampled", "scale"),
+    "support_ratio_aux": ("anchor_source", "exclude_sampled", "weights", "scale"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridLoss(AnchoredAPO):
+    """APO taken apart: where it acts, what it adds there, and towards which tokens, each chosen on its own.
+
+        loss = −objective(ρ, A) + γ·a·D   on M,   −objective(r, A) elsewhere
+        ρ = λ·r where A < 0, r elsewhere;   with topology ratio APO's ρ
+
+        D = Σ_v π·log(π/π_ref)                                             kl
+            Σ_T π·log(π/π_ref) + (1 − J)·log((1 − J)/(1 − J_ref))          topk_kl
+            Σ_T π_ref·log(π_ref/π) + (1 − J_ref)·log((1 − J_ref)/(1 − J))  topk_forward_kl
+            1 − Σ_S π                                                      support_mass
+            −r_anchor                                                      support_ratio_aux
+            0                                                              none, ratio
+        T: the anchors with y;   S: without;   J = Σ_T π,   J_ref = Σ_T π_ref
+
+    M is the trigger: `always` is every token where there is a D, and every A ≠ 0 otherwise. γ is `pull_coef`; at 0 the
+    reference is not run. With a = |A| the gradient of `support_ratio_aux` is APO's wherever that is neither saturated
+    nor dual-clipped: it is APO's pull outside the clip. The force of `topk_forward_kl` on k ∈ T, π_ref(k) − π(k), does
+    not vanish with π(k).
+
+    Source: Wang et al. 2026; `topk_forward_kl`: the loss of Hinton et al. 2015 on T and a bucket for the rest.
+
+    Departure: random anchors are any K tokens only with a pool of all but one, too many for a large vocabulary.
+
+    Metrics: those of `APO`, as far as anchors are read, and `grid/divergence`, D on M.
+
+    Attributes:
+        topology: a key of `TOPOLOGIES`, which names the settings that it reads; the others must keep their defaults.
+        scale: a. `unit`: 1. `abs_advantage`: |A|.
+        tail: `drop` leaves out the second term of a top-K divergence, which then is none.
+
+    Raises:
+        ConfigError: a value outside its range, or a setting that the topology does not read.
+    """
+
+    topology: str = "ratio"
+    scale: str = "unit"
+    tail: str = "bucket"
+
+    def __post_init__(self) -> None:
+        check_choice("topology", self.topology, TOPOLOGIES, forward_kl="it is not computed over the whole vocabulary")
+        check_choice("scale", self.scale, ("unit", "abs_advantage"))
+        check_choice("tail", self.tail, ("bucket", "drop"))
+        if not 0 <= self.pull_coef < float("inf"):
+            raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
+        # APO bounds β by the clip, which a D is outside of.
+        inside = {field.name: getattr(self, field.name) for field in fields(AnchoredAPO)}
+        AnchoredAPO(**inside | ({} if self.topology == "ratio" else {"pull_coef": 0.0}))
+        unread = {axis for axes in TOPOLOGIES.values() for axis in axes} - set(TOPOLOGIES[self.topology])
+        for field in fields(self):
+            if field.name in unread and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(f"{field.name} is {value!r}: {self.topology} reads no such setting, leave it out")
+
+    @property
+    def saturated_above(self) -> float:
+        """APO's κ; ∞ where anchors are not in the ratio."""
+        return super().saturated_above if self.topology == "ratio" else float("inf")
+
+    @property
+    def needs(self) -> Needs:
+        """The loss reads anchors or the exact KL; nothing of the reference where it does not hold the policy to it."""
+        base = super(APO, self).needs
+        if self.topology == "none" or self.pull_coef == 0:
+            return base
+        return base | Needs(full_kl=True) if self.topology == "kl" else super().needs
+
+    def triggered(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """M."""
+        everywhere = self.trigger == "always" and self.topology != "ratio" and self.needs.reference
+        return torch.ones_like(is_correct) if everywhere else APO.reference_mask(self, advantages, is_correct)
+
+    def reference_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """M, where the reference is read at all."""
+        return self.triggered(advantages, is_correct) & self.needs.reference
+
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens with A ≠ 0, and those with a D; all tokens with an entropy bonus."""
+        return self.has_surrogate_gradient(advantages) | self.reference_mask(advantages, is_correct)
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """−objective(ρ, A) + γ·a·D on M."""
+        if self.topology == "ratio" and self.needs.reference:
+            return super().__call__(inputs)
+        triggered = self.triggered(inputs.advantages, inputs.is_correct)
+        output = self.pushed(inputs, triggered)
+        if not self.needs.reference:
+            return output
+        divergence, metrics = self._divergence(inputs, triggered)
+        divergence = torch.where(triggered, divergence, 0.0)  # off M the reference's row holds a placeholder
+        penalty = self.pull_coef * divergence * (1 if self.scale == "unit" else inputs.advantages.abs())
+        if self.topology == "support_ratio_aux" and inputs.importance_weights is not None:
+            penalty = inputs.importance_weights.detach() * penalty  # as APO's pull, a part of its objective
+        metrics = {**output.metrics, **metrics, "grid/divergence": applicable(divergence, triggered)}
+        return LossOutput(per_token=output.per_token + penalty, metrics=metrics)
+
+    def _divergence(
+        self, inputs: LossInputs, triggered: Bool[Tensor, "tokens"]
+    ) -> tuple[Float[Tensor, "tokens"], dict[str, Float[Tensor, "tokens"]]]:
+        """D, and the metrics of the anchors."""
+        if self.topology == "kl":
+            return required(inputs.full_kl, "full_kl"), {}
+        anchor = self.anchors(inputs)
+        policy, ref = anchor.logprobs, anchor.ref_logprobs.detach()
+        support, members = (
+            triggered.unsqueeze(1) & anchor_set(anchor.token_ids, ref, inputs.token_ids, exclude_sampled=excludes)
+            for excludes in (False, self.exclude_sampled)
+        )
+        r_anchor = self.anchor_ratio(anchor_log_ratio(policy, ref, members), anchor, members)
+        metrics = {
+            "apo/anchor_ratio": applicable(r_anchor, triggered),
+            "apo/ref_anchor_mass": applicable(log_mass(ref, members).exp(), triggered),
+        }
+        if self.topology == "support_ratio_aux":
+            return -r_anchor, metrics
+        if self.topology == "support_mass":
+            return 1 - log_mass(policy, members).exp(), metrics
+        p, q = (ref, policy) if self.topology == "topk_forward_kl" else (policy, ref)
+        return partition_kl(p, q, support, bucket=self.tail == "bucket"), metrics
