@@ -89,6 +89,8 @@ class Workload:
     """Run without a gradient because their mini-batch comes after an optimizer step."""
     has_full_kl: bool = False
     """Whether the reference runs with every micro-batch of the update."""
+    auxiliary: Part = NOTHING
+    """Stored completions in proportion to sampled ones, each with its prompt, that an auxiliary term runs."""
     rank_balance: float | int = 1.0
     """Mean ÷ maximum of the ranks' tokens in everything after sampling."""
     rounds: Sequence[float | int] = ()
@@ -147,6 +149,7 @@ def expected_workload(
     world_size: int,
     critic: CriticSettings | None = None,
     dynamic_sampling: DynamicSampling | None = None,
+    auxiliary_completions: int = 0,
 ) -> Workload:
     """The workload of one rank.
 
@@ -154,7 +157,8 @@ def expected_workload(
     three groups: one whose rewards differ, one without wrong completions and one without correct ones. Dynamic sampling
     leaves groups of the first kind alone in the update.
 
-    With a critic all kept completions are run, and any may have a token on which the loss reads the reference.
+    With a critic all kept completions are run, and any may have a token on which the loss reads the reference. An
+    auxiliary term runs `auxiliary_completions` in each mini-batch, over all ranks.
     """
     rounds: list[int] = []
     if dynamic_sampling is not None:
@@ -184,6 +188,7 @@ def expected_workload(
     minibatches, num_prompts = settings.minibatches_per_step, settings.prompts_per_step / world_size
     rescored = (1 - 1 / minibatches) * (settings.old_logprobs == "trainer")
     num_completions = settings.prompts_per_step * settings.group_size
+    extra = auxiliary_completions / settings.prompts_per_minibatch
     subset = min(subset_size(num_completions, settings.scored_fraction) / num_completions, 1 - run.completions)
     return Workload(
         num_prompts=num_prompts,
@@ -200,6 +205,7 @@ def expected_workload(
         values=run if has_critic else NOTHING,
         has_separate_critic=has_critic and critic.kind == "separate",
         has_full_kl=loss.needs.full_kl,
+        auxiliary=Part(prompts=extra, completions=extra / settings.group_size),
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
         rounds=[prompts / world_size for prompts in rounds],
     )
