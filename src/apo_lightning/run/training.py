@@ -63,6 +63,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
+    if parts.auxiliary is not None:
+        say(parts.auxiliary.describe())
     for notice in parts.notices:
         say(notice)
     fail_fast = FailFast()

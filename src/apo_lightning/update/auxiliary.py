@@ -66,6 +66,11 @@ class Auxiliary:
         """By mini-batch of the step: this rank's tokens, and its sum of each metric."""
         self._work: dict[int, Work] = {}
 
+    def describe(self) -> str:
+        """One line for the log."""
+        num_prompts = len(set(self.sequences.owners))
+        return f"auxiliary term: {len(self.sequences.completions)} stored completions of {num_prompts} prompts"
+
     @torch.no_grad()
     def score(self, run: Run) -> None:
         """Record log π_ref of every token by the policy, which has not been trained yet; collective.
