@@ -102,7 +102,7 @@ class Auxiliary:
         num_tokens = sum(len(self.sequences.completions[b]) for b in drawn)
         microbatches, num_padding = self._microbatches(run, drawn[run.ranks.rank :: run.ranks.world_size])
         self._work[minibatch] = work_of(microbatches[: len(microbatches) - num_padding])
-        self._sums[minibatch] = {"": self._work[minibatch].num_rows}
+        self._sums[minibatch] = {"": float(self._work[minibatch].num_rows)}
         return [partial(self._loss, run, part, num_tokens, self._sums[minibatch]) for part in microbatches]
 
     def _loss(self, run: Run, microbatch: Microbatch, num_tokens: int, sums: dict[str, float]) -> Float[Tensor, ""]:
