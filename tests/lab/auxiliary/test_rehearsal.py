@@ -184,12 +184,12 @@ def test_without_a_coefficient_it_measures_and_the_training_is_grpos(tmp_path, f
     assert float(rows[-1]["rehearsal/divergence"]) > 0.1
 
 
-@pytest.mark.parametrize("divergence", ["forward_kl_k3", "js"])
+@pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_it_holds_the_policy_at_the_base(tmp_path, folder, divergence):
     options = (f"algo.auxiliary.divergence={divergence}", "trainer.max_steps=4")
     free, held = (rehearsed(tmp_path / f"{c}", folder, *options, f"algo.auxiliary.coefficient={c}")[1] for c in (0, 3))
-    assert float(free[0]["rehearsal/divergence"]) == pytest.approx(float(held[0]["rehearsal/divergence"]), rel=0.5)
-    assert float(held[-1]["rehearsal/divergence"]) < 0.5 * float(free[-1]["rehearsal/divergence"])
+    assert float(free[-1]["rehearsal/log_ratio"]) > 0.5
+    assert float(held[-1]["rehearsal/log_ratio"]) < 0.75 * float(free[-1]["rehearsal/log_ratio"])
 
 
 def test_micro_batches_do_not_change_it(tmp_path, folder):
