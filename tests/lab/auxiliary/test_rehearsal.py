@@ -15,9 +15,11 @@ from apo_lab.auxiliary.rehearsal import DIVERGENCES
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.model.tokenizer import character_tokenizer
+from apo_lightning.run.training import prepare
 from apo_lightning.types import Prompt
+from composing import composed
 from rehearsing import base_samples
-from running import SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
+from running import RUN, SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
 
 # Two mini-batches a step and a rate at which the policy moves away.
 MOVING = (*SIGNAL, "algo=dph", "optimizer.lr=1e-2", "algo.auxiliary.completions_per_minibatch=5")
@@ -224,6 +226,20 @@ def test_two_ranks_train_as_one_process(tmp_path, folder, trainer):
     for alone, shared in zip(one, two, strict=True):
         for name in ("rehearsal/divergence", "rehearsal/log_ratio", "train/loss", "train/grad_norm", "train/reward"):
             assert float(shared[name]) == pytest.approx(float(alone[name]), rel=1e-6, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("algo=dph",), "algo.auxiliary.samples is None: give a folder"),
+        (("algo=ppo", "+algo.auxiliary=${dph}"), "algo.auxiliary with algo.critic"),
+    ],
+)
+def test_what_cannot_work_is_found_before_the_weights(options, words, monkeypatch):
+    monkeypatch.setattr("apo_lightning.run.training.load_model", None)
+    cfg = composed(*RUN, *SIGNAL, *options, f"+dph={{_target_: {Rehearsal.__module__}.Rehearsal, samples: null}}")
+    with pytest.raises(ConfigError, match=words):
+        prepare(cfg)
 
 
 def test_samples_of_another_temperature_are_refused_before_training(tmp_path, folder):
