@@ -8,6 +8,7 @@ import pytest
 from apo_lightning.model.flops import ModelSize, Work
 from apo_lightning.update.speed import speed_metrics
 from composing import ROOT
+from rehearsing import base_samples
 from running import SIGNAL, read_metrics, train_tiny
 
 DIAGNOSTICS = (
@@ -67,7 +68,9 @@ def logged(tmp_path_factory) -> set[str]:
     size = ModelSize(layer_weights=1, head_weights=1, attention_width=1)
     gpu = speed_metrics(1, Work(), size, 1.0, {"update": 1.0, "step": 1.0})
     columns = set(gpu)
-    for name, overrides in RUNS.items():
+    samples = base_samples(tmp_path_factory.mktemp("samples"))
+    runs = RUNS | {"dph": ("algo=dph", f"algo.auxiliary.samples={samples}")}
+    for name, overrides in runs.items():
         folder: Path = tmp_path_factory.mktemp(name)
         signal = () if name == "weighted" else SIGNAL
         train_tiny(folder, *signal, "group_size=2", "trainer.max_steps=1", *overrides)

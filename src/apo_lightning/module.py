@@ -20,7 +20,7 @@ from apo_lightning.distributed.sharding import shard
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.averaging import BaseAveraging
 from apo_lightning.model.critic import Critic
-from apo_lightning.model.flops import model_size
+from apo_lightning.model.flops import Work, model_size
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
@@ -36,6 +36,7 @@ from apo_lightning.types import (
     StepOutput,
     ValidationOutput,
 )
+from apo_lightning.update.auxiliary import Auxiliary
 from apo_lightning.update.dynamic_sampling import DynamicSampling, refill
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
@@ -80,6 +81,7 @@ class RLVRModule(pl.LightningModule):
         dynamic_sampling: draws more prompts for groups without a signal; None: off.
         trainer_bytes: of a GPU, claimed after the engine has started and while it is awake.
         averaging: of the policy with the model before training; None: off.
+        auxiliary: a second term of the loss, on completions sampled before the run; None: there is none.
     """
 
     # ------------------------------------------------------------------ one step
@@ -110,7 +112,7 @@ class RLVRModule(pl.LightningModule):
         with phase("update"):
             record = UpdateRecord.of(plan.table, self.loss)
             for minibatch in plan.minibatches:
-                gradient = minibatch_gradient(self, plan, minibatch)
+                gradient = minibatch_gradient(self, plan, minibatch, self.auxiliary)
                 record.add(minibatch, gradient)
                 if record.needs_engine_check(gradient):  # once, before the policy moves
                     record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(plan.table)
@@ -187,12 +189,13 @@ class RLVRModule(pl.LightningModule):
             tokens = plan.table.freeze()
             record.close(plan.table, self.ranks)
             metrics = self.step_metrics.compute(rollouts, tokens, record) | reward_metrics(rollouts)
-            num_sampled, work = total_work(rollouts, record.work, self.ranks)
+            extra, extra_work = ({}, Work()) if self.auxiliary is None else self.auxiliary.take()
+            num_sampled, work = total_work(rollouts, record.work + extra_work, self.ranks)
         count_rollout(self.trainer)
         timings = self.timer.take()
         metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
         metrics |= speed_metrics(num_sampled, work, self.model_size, self.peak_flops, timings)
-        metrics |= plan.table.critic_metrics
+        metrics |= plan.table.critic_metrics | extra
         metrics["perf/rank_balance"] = plan.table.assignment.balance
         age = None if self.reference is None else self.reference.schedule.age(rollouts.step)
         metrics |= {} if age is None else {"reference/age": float(age)}
@@ -250,6 +253,7 @@ class RLVRModule(pl.LightningModule):
         trainer_bytes: int = 0,
         critic: Critic | None = None,
         averaging: BaseAveraging | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -259,6 +263,7 @@ class RLVRModule(pl.LightningModule):
         self.critic_copies = nn.ModuleList([] if critic is None else critic.copies)
         self.num_critic_steps = 0 if critic is None else critic.settings.warmup_steps
         self.averaging = BaseAveraging() if averaging is None else averaging
+        self.auxiliary = auxiliary
         self.loss = loss
         self.advantage = advantage
         self.history = History(reads_of(advantage))
@@ -343,6 +348,8 @@ class RLVRModule(pl.LightningModule):
         if self.policy_version > 0:
             return
         self.averaging.remember(self.policy.model)  # not yet the checkpoint's weights
+        if self.auxiliary is not None:
+            self.memory.retry(self.auxiliary.score, self)
         self.policy_version = self.checkpointer.restore_policy(self.policy, self.ranks)
         start_engine(
             self.engine,

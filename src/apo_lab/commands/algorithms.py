@@ -1,7 +1,8 @@
 """`python -m apo_lab.commands.algorithms docs`: the page of all algorithms, from their files.
 
 A section is made of the first lines of the algorithm's YAML (what it is; a line that begins with "Use" says when), of
-the docstrings of its loss and its advantage estimator, of what they declare, and of a run on a tabular policy.
+the docstrings of its loss, advantage estimator and auxiliary term, of what they declare, and of a run on a tabular
+policy.
 """
 
 import inspect
@@ -63,6 +64,7 @@ def _section(name: str, described: dict[str, str]) -> str:
         *_described(node.loss, name, described),
     ]
     parts += _described(node.advantage, name, described)
+    parts += _described(node.auxiliary, name, described) if node.get("auxiliary") else []
     parts += [_costs(loss, reads_of(advantage)), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
@@ -79,6 +81,8 @@ def _why_no_figure(node: DictConfig) -> str | None:
         return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
         return "It chooses among prompts, and the bandit is a single one."
+    if node.get("auxiliary"):
+        return "Without stored completions, as on the bandit, it is GRPO."
     if node.get("critic"):
         return "Without its critic, as on the bandit, it is REINFORCE."
     return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None

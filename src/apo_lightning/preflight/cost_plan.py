@@ -78,12 +78,13 @@ def plan_cost(model: ModelShape, run: RunShape, work: Workload, rates: Rates) ->
     engine_seconds = rates.graph_step_seconds if run.engine.has_graphs else rates.engine_step_seconds
     rescored = work.work(work.old_logprobs) + work.work(work.subset)
     values = replace(work.work(work.values), num_rows=0)  # of the vocabulary's head
+    updated = work.work(work.updated) + work.work(work.auxiliary)
     counts = {
         "generate": _sum(count for part in work.sampling for count in _generation(model, run, part, rates)),
         "values": _forward(model, run, values, rates),
         "reference": _forward(model, run, work.work(work.reference), rates),
         "old_logprobs": _forward(model, run, rescored, rates),
-        "update": (*_update(model, run, work, work.work(work.updated), rates), *_critic(model, run, work, rates)),
+        "update": (*_update(model, run, work, updated, rates), *_critic(model, run, work, rates)),
         "sync": _sync(model, run),
     }
     speed = {

@@ -92,6 +92,8 @@ class Workload:
     """Further forwards of the head over what the update runs, each without a gradient."""
     has_full_kl: bool = False
     """Whether the reference runs with every micro-batch of the update."""
+    auxiliary: Part = NOTHING
+    """Stored completions in proportion to sampled ones, each with its prompt, that an auxiliary term runs."""
     rank_balance: float | int = 1.0
     """Mean ÷ maximum of the ranks' tokens in everything after sampling."""
     rounds: Sequence[float | int] = ()
@@ -150,6 +152,7 @@ def expected_workload(
     world_size: int,
     critic: CriticSettings | None = None,
     dynamic_sampling: DynamicSampling | None = None,
+    auxiliary_completions: int = 0,
 ) -> Workload:
     """The workload of one rank.
 
@@ -157,7 +160,8 @@ def expected_workload(
     three groups: one whose rewards differ, one without wrong completions and one without correct ones. Dynamic sampling
     leaves groups of the first kind alone in the update.
 
-    With a critic all kept completions are run, and any may have a token on which the loss reads the reference.
+    With a critic all kept completions are run, and any may have a token on which the loss reads the reference. An
+    auxiliary term runs `auxiliary_completions` in each mini-batch, over all ranks.
     """
     rounds: list[int] = []
     if dynamic_sampling is not None:
@@ -191,6 +195,7 @@ def expected_workload(
     of_weights = (settings.importance in SEQUENCE_MODES) / minibatches
     head_passes = (loss.needs.candidate_size > 0) + of_sequences + of_weights
     num_completions = settings.prompts_per_step * settings.group_size
+    extra = auxiliary_completions / settings.prompts_per_minibatch
     subset = min(subset_size(num_completions, settings.scored_fraction) / num_completions, 1 - run.completions)
     return Workload(
         num_prompts=num_prompts,
@@ -208,6 +213,7 @@ def expected_workload(
         has_separate_critic=has_critic and critic.kind == "separate",
         head_passes=head_passes,
         has_full_kl=loss.needs.full_kl,
+        auxiliary=Part(prompts=extra, completions=extra / settings.group_size),
         rank_balance=expected.rank_balance if world_size > 1 else 1.0,
         rounds=[prompts / world_size for prompts in rounds],
     )

@@ -144,7 +144,14 @@ def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
     critic, dynamic_sampling = instantiate(cfg.algo.get("critic")), instantiate(cfg.algo.get("dynamic_sampling"))
     expected, world_size = instantiate(cfg.expected), plan.ranks.world_size
     work = expected_workload(
-        plan.settings, loss, advantage, expected, world_size, critic=critic, dynamic_sampling=dynamic_sampling
+        plan.settings,
+        loss,
+        advantage,
+        expected,
+        world_size,
+        critic=critic,
+        dynamic_sampling=dynamic_sampling,
+        auxiliary_completions=_auxiliary_completions(cfg),
     )
     rates = instantiate(cfg.rates)
     if not isinstance(rates, Rates):
@@ -162,6 +169,12 @@ def plan_time(cfg: DictConfig, plan: Plan) -> CostPlan:
     return plan_cost(plan.model, plan.run, work, rates)
 
 
+def _auxiliary_completions(cfg: DictConfig) -> int:
+    """Stored completions that each mini-batch runs, over all ranks."""
+    term = instantiate(cfg.algo.get("auxiliary"))
+    return 0 if term is None else term.completions_per_minibatch
+
+
 def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
     """The settings of a configuration that determine the memory of a run."""
     is_cuda, has_gpu = ranks.device.type == "cuda", torch.cuda.is_available()
@@ -169,6 +182,7 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
+    most = max(most, -(-_auxiliary_completions(cfg) // ranks.world_size) * settings.max_model_len)
     loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
     reference = instantiate(cfg.reference)
     return RunShape(

@@ -42,6 +42,7 @@ from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
 from apo_lightning.types import Needs
+from apo_lightning.update.auxiliary import Auxiliary, AuxiliaryTerm
 from apo_lightning.update.dynamic_sampling import DynamicSampling
 from apo_lightning.update.settings import StepSettings
 
@@ -62,6 +63,8 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         parts.data.steps_consumed = steps_done
     say(parts.data.describe())
+    if parts.auxiliary is not None:
+        say(parts.auxiliary.describe())
     for notice in parts.notices:
         say(notice)
     fail_fast = FailFast()
@@ -106,6 +109,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         dynamic_sampling=parts.dynamic_sampling,
         trainer_bytes=parts.trainer_bytes,
         critic=None if parts.critic is None else Critic(parts.critic, policy),
+        auxiliary=parts.auxiliary,
     )
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
@@ -134,6 +138,7 @@ class Parts:
     critic: CriticSettings | None
     """None: the advantage needs no values."""
     dynamic_sampling: DynamicSampling | None
+    auxiliary: Auxiliary | None
     model: PolicySpec
     lora: LoRA | None
     tokenizer: PreTrainedTokenizerBase
@@ -165,6 +170,9 @@ def prepare(cfg: DictConfig) -> Parts:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
+    term: AuxiliaryTerm | None = instantiate(cfg.algo.get("auxiliary"))
+    if term is not None and critic is not None:
+        raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     model = instantiate(cfg.model, _convert_="all")
@@ -202,6 +210,9 @@ def prepare(cfg: DictConfig) -> Parts:
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage, cfg.algo.get("critic"))
     check_prompts(reward, data.prompts)
+    auxiliary = None
+    if term is not None:
+        auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     checkpoint = instantiate(cfg.checkpoint)
     checkpoint.check(data.validation_names, settings.validation_samples)
@@ -214,6 +225,7 @@ def prepare(cfg: DictConfig) -> Parts:
         advantage=advantage,
         critic=critic,
         dynamic_sampling=dynamic_sampling,
+        auxiliary=auxiliary,
         model=model,
         lora=lora,
         tokenizer=tokenizer,

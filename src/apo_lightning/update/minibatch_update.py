@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from apo_lightning.losses.value_loss import clipped_value_loss
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.types import LossOutput, TokenStatistics
+from apo_lightning.update.auxiliary import Auxiliary
 from apo_lightning.update.memory import release_memory
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
@@ -25,8 +27,12 @@ from apo_lightning.update.table import StepTable
 from apo_lightning.update.update_record import MinibatchGradient, TokenLosses
 
 
-def minibatch_gradient(run: Run, plan: StepPlan, minibatch: Minibatch) -> MinibatchGradient:
+def minibatch_gradient(
+    run: Run, plan: StepPlan, minibatch: Minibatch, auxiliary: Auxiliary | None = None
+) -> MinibatchGradient:
     """The gradient of Σ_t w_t · loss_t over the micro-batches of all ranks, left in the parameters and clipped.
+
+    That of an auxiliary term is added where there is one, unless the mini-batch has no kept token.
 
     If memory runs out, the mini-batch is run again in smaller micro-batches.
     """
@@ -41,17 +47,20 @@ def minibatch_gradient(run: Run, plan: StepPlan, minibatch: Minibatch) -> Miniba
                 for policy in trained + compared:
                     passes.enter_context(unsharded_root(policy))
                 microbatches = plan.table.within_budget(minibatch.microbatches, run.memory.tokens_per_microbatch)
-                for number, microbatch in enumerate(microbatches, start=1):
+                parts = [partial(microbatch_loss, run, plan, minibatch, part, losses) for part in microbatches]
+                if auxiliary is not None and minibatch.num_tokens:
+                    parts += auxiliary.losses(run, plan.table.rollouts.step, minibatch.number)
+                for number, part in enumerate(parts, start=1):
                     # The loss has no name here: after an error it would hold the memory of its graph.
-                    with grad_sync(trained, run.trainer.strategy, enabled=number == len(microbatches)):
+                    with grad_sync(trained, run.trainer.strategy, enabled=number == len(parts)):
                         # Strategies average over ranks; the weights already count the tokens of all ranks.
                         loss_scale = run.ranks.world_size
-                        run.manual_backward(microbatch_loss(run, plan, minibatch, microbatch, losses) * loss_scale)
+                        run.manual_backward(part() * loss_scale)
             break
         except (RuntimeError, MemoryError) as error:
             run.memory.halve(error)
         release_memory()
-    for policy in [] if minibatch.microbatches else trained:
+    for policy in [] if parts else trained:
         zero_gradient(policy)
     norm = clip_grad_norm(run.policy.model.parameters(), run.settings.gradient_clip_norm)
     if run.critic is not None:

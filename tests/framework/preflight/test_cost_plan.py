@@ -285,6 +285,21 @@ def test_dynamic_sampling_samples_in_rounds_and_trains_on_mixed_groups():
     assert two == one | {"generate": pytest.approx(2 * one["generate"])}
 
 
+def test_an_auxiliary_term_runs_its_completions_with_the_update():
+    # 16 prompts of 8 completions, in four mini-batches of 5 stored completions, on two ranks: 10 with their prompts
+    cfg = composed("algo=dph", "algo.auxiliary.completions_per_minibatch=5", "prompts_per_minibatch=4")
+    work = workload(cfg, Expected(prompt_tokens=20, completion_tokens=7, rank_balance=1))
+    extra = work.work(work.auxiliary)
+    assert (extra.num_tokens, extra.num_rows) == (10 * (20 + 6), 10 * 7)
+    without = replace(work, auxiliary=NOTHING)
+    one, two = (plan_cost(MODEL, RUN, part, RATES) for part in (without, work))
+    assert work.work(work.updated) == without.work(without.updated)
+    layers = 2 * 28 * 233_057_792 * extra.num_tokens + 2 * 152064 * 3584 * extra.num_rows
+    more = seconds(two, "update", "products") - seconds(one, "update", "products")
+    assert more == pytest.approx(3 * layers / 2e14)
+    assert {**two.phases(), "update": 0} == {**one.phases(), "update": 0}
+
+
 def test_what_is_dropped_is_not_run_though_the_loss_has_a_gradient_there():
     cfg = composed("algo=nsr", "algo.loss.entropy_coef=0.01")
     work = workload(cfg, Expected(signal_share=1.0, error_share=0.25))
@@ -299,10 +314,17 @@ def test_the_fullest_rank_has_the_mean_over_the_balance_but_samples_no_more():
 
 def workload(cfg, expected: Expected) -> Workload:
     settings = step_settings(cfg, instantiate(cfg.data))
-    parts = ("loss", "advantage", "critic", "dynamic_sampling")
-    loss, advantage, critic, sampling = (instantiate(cfg.algo.get(part)) for part in parts)
+    parts = ("loss", "advantage", "critic", "dynamic_sampling", "auxiliary")
+    loss, advantage, critic, sampling, term = (instantiate(cfg.algo.get(part)) for part in parts)
     return expected_workload(
-        settings, loss, advantage, expected, world_size=2, critic=critic, dynamic_sampling=sampling
+        settings,
+        loss,
+        advantage,
+        expected,
+        world_size=2,
+        critic=critic,
+        dynamic_sampling=sampling,
+        auxiliary_completions=term.completions_per_minibatch if term else 0,
     )
 
 
