@@ -195,7 +195,7 @@ class RLVRModule(pl.LightningModule):
         timings = self.timer.take()
         metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
         metrics |= speed_metrics(num_sampled, work, self.model_size, self.peak_flops, timings)
-        metrics |= plan.table.critic_metrics | extra
+        metrics |= {**plan.table.critic_metrics, **extra}
         metrics["perf/rank_balance"] = plan.table.assignment.balance
         age = None if self.reference is None else self.reference.schedule.age(rollouts.step)
         metrics |= {} if age is None else {"reference/age": float(age)}

@@ -134,9 +134,9 @@ def test_two_ranks_share_what_one_draws(spec):
     assert sorted(b for own in ranks for b in drawn(auxiliary, ranks=own)) == drawn(auxiliary)
     value, grads = gradient(auxiliary, policy)
     shares = [gradient(auxiliary, policy, ranks=own) for own in ranks]
-    assert sum(own for own, _ in shares) == pytest.approx(value, rel=1e-6)
+    assert sum(own for own, _ in shares) == pytest.approx(value, rel=1e-5)
     for name, whole in grads.items():
-        torch.testing.assert_close(shares[0][1][name] + shares[1][1][name], whole, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(shares[0][1][name] + shares[1][1][name], whole, rtol=1e-3, atol=1e-6)
 
 
 def test_the_draw_depends_on_seed_step_and_mini_batch(spec):
