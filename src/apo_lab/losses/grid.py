@@ -1,6 +1,7 @@
 """The mechanism grid: where a loss acts, what holds the policy to the reference there, and at which tokens."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -70,7 +71,7 @@ class GridLoss(AnchoredAPO):
         if not 0 <= self.pull_coef < float("inf"):
             raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
         # APO bounds β by the clip, which a D is outside of.
-        inside = {field.name: getattr(self, field.name) for field in fields(AnchoredAPO)}
+        inside: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(AnchoredAPO)}
         AnchoredAPO(**inside | ({} if self.topology == "ratio" else {"pull_coef": 0.0}))
         unread = {axis for axes in TOPOLOGIES.values() for axis in axes} - set(TOPOLOGIES[self.topology])
         for field in fields(self):
@@ -107,7 +108,7 @@ class GridLoss(AnchoredAPO):
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
         """Tokens with A ≠ 0, and those with a D; all tokens with an entropy bonus."""
-        return self.has_surrogate_gradient(advantages) | self.reference_mask(advantages, is_correct)
+        return self.surrogate_mask(advantages, is_correct) | self.reference_mask(advantages, is_correct)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A) + γ·a·D on M."""

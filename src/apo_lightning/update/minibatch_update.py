@@ -153,8 +153,9 @@ def _importance(run: Run, table: StepTable, part: Microbatch) -> dict[str, Tenso
     """The importance weights of some tokens and where the bounds act, as metrics; empty without a correction."""
     if run.settings.importance is None:
         return {}
-    columns = (values[part.token_index] for values in (table.old_logprobs, table.rollout_logprobs, table.sequence_ids))
-    weights, is_outside = importance_weights(*columns, run.settings.importance, run.settings.importance_bounds)
+    index, mode, bounds = part.token_index, run.settings.importance, run.settings.importance_bounds
+    old, rollout = table.old_logprobs[index], table.rollout_logprobs[index]
+    weights, is_outside = importance_weights(old, rollout, table.sequence_ids[index], mode, bounds)
     return {"importance_weight": weights, "importance_outside_fraction": is_outside.float()}
 
 
