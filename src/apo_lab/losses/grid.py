@@ -72,7 +72,9 @@ class GridLoss(AnchoredAPO):
             raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
         # APO bounds β by the clip, which a D is outside of.
         inside: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(AnchoredAPO)}
-        AnchoredAPO(**inside | ({} if self.topology == "ratio" else {"pull_coef": 0.0}))
+        if self.topology != "ratio":
+            inside["pull_coef"] = 0.0
+        AnchoredAPO(**inside)
         unread = {axis for axes in TOPOLOGIES.values() for axis in axes} - set(TOPOLOGIES[self.topology])
         for field in fields(self):
             if field.name in unread and (value := getattr(self, field.name)) != field.default:
