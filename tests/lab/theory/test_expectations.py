@@ -5,11 +5,12 @@ import itertools
 import pytest
 import torch
 
+from apo_lab.advantages import PassAtK
 from apo_lab.losses import CrossEntropyAPO, GateOnlyAPO, LogMassAPO
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, dist, random_probs, seeded
-from apo_lightning.advantages import GroupNormalized, PassAtK, SignedReward
+from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.types import AdvantageInputs
