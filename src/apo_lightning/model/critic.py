@@ -63,16 +63,11 @@ class Critic:
         self.settings = settings
         self.is_separate = settings.kind == "separate"
         self.policy = copy.deepcopy(policy) if self.is_separate else policy
-        if self.is_separate:
-            self._freeze_vocabulary_head()
-        self.policy.add_value_head()
-
-    def _freeze_vocabulary_head(self) -> None:
-        """An untied head has no gradient in a critic, for which DDP would wait."""
         model = self.policy.model
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if head is not None and head.weight is not embedding.weight:
-            head.requires_grad_(False)
+        if self.is_separate and head is not None and head.weight is not embedding.weight:
+            head.requires_grad_(False)  # it would have no gradient, for which DDP would wait
+        self.policy.add_value_head()
 
     @property
     def copies(self) -> list[Policy]:

@@ -85,7 +85,8 @@ class CallableReward(Reward):
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise `ConfigError` where a column is missing that the function requires, or its name is taken."""
-        required = {name for name, parameter in self.parameters.items() if _is_required(parameter)}
+        named = (p for p in self.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        required = {p.name for p in named if p.default is p.empty}
         for prompt in prompts:
             where = f"problem '{prompt.id}' of {prompt.source}"
             if missing := required - {*RUN, *GOLD, *prompt.columns}:
@@ -179,11 +180,6 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
             f"reward.function {function!r} takes environments, which runs here do not have: a prompt has one turn"
         )
     return parameters
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    return not is_variadic and parameter.default is parameter.empty
 
 
 def _messages(prompt: Prompt) -> list[dict[str, str]]:

@@ -12,12 +12,12 @@ from apo_lightning.checkpoints import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.evaluation.card import result_table, write_card
-from apo_lightning.evaluation.engine_check import check_engine
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import EvaluationResult, ModelCard
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples
+from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.start import start_engine

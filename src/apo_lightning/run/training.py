@@ -27,8 +27,7 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
-from apo_lightning.model.reference_schedule import ReferenceSchedule
+from apo_lightning.model.reference import Reference, ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share

@@ -16,8 +16,7 @@ from apo_lightning.distributed.sharding import load_model, shard
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
-from apo_lightning.model.reference_schedule import ReferenceSchedule
+from apo_lightning.model.reference import Reference, ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
 from composing import composed
 from factories import logprob_sum

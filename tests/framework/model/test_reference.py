@@ -12,8 +12,7 @@ from apo_lightning.model.averaging import BaseAveraging, average, base_weights
 from apo_lightning.model.lora import LoRA, merged_parameters
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
-from apo_lightning.model.reference_schedule import ReferenceSchedule
+from apo_lightning.model.reference import Reference, ReferenceSchedule
 from composing import composed
 
 CPU = torch.device("cpu")

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.evaluation.engine_check import check_engine
-from apo_lightning.evaluation.scoring import microbatches, pack
+from apo_lightning.evaluation.scoring import check_engine, microbatches, pack
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.rollout.start import start_engine
