@@ -2,7 +2,6 @@
 
 from apo_lab.advantages.boundary_gate import BoundaryGate
 from apo_lab.advantages.differential_smoothing import DifferentialSmoothing
-from apo_lab.advantages.pass_at_k import PassAtK
 from apo_lab.advantages.pass_at_k_weight import PassAtKWeight
 from apo_lab.advantages.pkpo import PKPO
 from apo_lab.advantages.rare_answers import RareAnswers
@@ -14,7 +13,6 @@ __all__ = [
     "PKPO",
     "BoundaryGate",
     "DifferentialSmoothing",
-    "PassAtK",
     "PassAtKWeight",
     "RareAnswers",
     "RepeatedAnswers",

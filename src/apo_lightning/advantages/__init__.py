@@ -3,6 +3,7 @@
 from apo_lightning.advantages.estimator import AdvantageEstimator, estimators_in, reads_of
 from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
+from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.shaping import (
     Adjusted,
     Adjustment,
@@ -23,6 +24,7 @@ __all__ = [
     "Informative",
     "LeaveOneOut",
     "OverlongPenalty",
+    "PassAtK",
     "Shaped",
     "SignedReward",
     "Truncated",

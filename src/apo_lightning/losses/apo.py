@@ -55,7 +55,7 @@ class APO(PolicyLoss):
         pull_coef: β ≥ 0, on the anchors; λ − β must exceed 1 − ε.
         anchor_size: K ≥ 1, how many of the reference's likeliest tokens form T_K.
         trigger: `negative_advantage`: A < 0. `incorrect`: A < 0 and the answer was judged wrong, for advantages that
-            give correct answers A < 0 (of shaped rewards, say). `always`: every A ≠ 0.
+            give correct answers A < 0 (of shaped rewards, say; `PassAtK` does not). `always`: every A ≠ 0.
         exclude_sampled: False keeps y among the anchors, the naive set of appendix C.1: the pull then raises the very
             token that the push lowers.
 

@@ -1,7 +1,8 @@
 """Advantages: by hand, by brute force, by invariants; and every estimator of `configs/algo/`."""
 
 import inspect
-from math import sqrt
+from itertools import combinations
+from math import comb, sqrt
 
 import hypothesis.strategies as st
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hydra.utils import get_class, instantiate
 from hypothesis import given
 
-from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, SignedReward
+from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, PromptRecord
 from loss_cases import ALGORITHMS, algorithm
@@ -109,11 +110,40 @@ def test_groups_without_a_correct_answer_train_under_signed_rewards():
     assert SignedReward()(inputs([[0.0, 0.0]])).values.tolist() == [[-1.0, -1.0]]
 
 
+def brute_force(rewards, k):
+    """A completion's advantage is the mean, over the subsets of k that hold it, of the subset's normalised reward."""
+    subsets = list(combinations(range(len(rewards)), k))
+    scores = [float(max(rewards[i] for i in subset)) for subset in subsets]
+    mean = sum(scores) / len(scores)
+    std = sqrt(mean * (1 - mean)) + 1e-6
+    members = comb(len(rewards) - 1, k - 1)
+    return [
+        sum((score - mean) / std for subset, score in zip(subsets, scores, strict=True) if i in subset) / members
+        for i in range(len(rewards))
+    ]
+
+
+@given(st.lists(st.integers(0, 1), min_size=2, max_size=7), st.data())
+def test_pass_at_k_advantages_are_those_of_all_subsets(rewards, data):
+    k = data.draw(st.integers(1, len(rewards) - 1))
+    values = PassAtK(k=k)(inputs([[float(r) for r in rewards]])).values[0].tolist()
+    assert values == pytest.approx(brute_force(rewards, k), abs=1e-5)
+    assert all(value <= 0 for value, reward in zip(values, rewards, strict=True) if not reward)
+
+
+@pytest.mark.parametrize("rewards", [[0.0] * 4, [1.0] * 4, [1.0, 1.0, 1.0, 0.0]])
+def test_pass_at_k_is_zero_where_every_subset_agrees(rewards):
+    """With three of four correct, every pair holds a correct one."""
+    assert (PassAtK(k=2)(inputs([rewards])).values == 0).all()
+
+
 @pytest.mark.parametrize(
     ("estimator", "group_size", "message"),
     [
         (GroupNormalized(), 1, "group_size is 1: a group-normalised advantage needs at least 2"),
         (LeaveOneOut(), 1, "group_size is 1: a leave-one-out advantage needs at least 2"),
+        (PassAtK(k=4), 4, "k is 4 with group_size 4"),
+        (PassAtK(k=5), 4, "k is 5 with group_size 4"),
     ],
 )
 def test_groups_that_are_too_small_are_refused_before_and_during_the_run(estimator, group_size, message):
@@ -128,14 +158,16 @@ def test_a_signed_reward_works_on_a_group_of_one():
     assert SignedReward()(inputs([[0.0]])).values.tolist() == [[-1.0]]
 
 
-def test_rewards_between_zero_and_one_are_refused_where_only_verdicts_make_sense():
+@pytest.mark.parametrize("estimator", [PassAtK(k=1), SignedReward()])
+def test_rewards_between_zero_and_one_are_refused_where_only_verdicts_make_sense(estimator):
     with pytest.raises(ConfigError, match=r"a reward is 0\.5"):
-        SignedReward()(inputs([[0.5, 1.0]]))
+        estimator(inputs([[0.5, 1.0]]))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: PassAtK(k=0), "k is 0"),
         (lambda: SignedReward(positive_weight=-0.1), "positive_weight is -0.1"),
         (lambda: SignedReward(negative_weight=-1.0), "negative_weight is -1.0"),
         (lambda: SignedReward(positive_weight=0.0, negative_weight=0.0), "both 0"),

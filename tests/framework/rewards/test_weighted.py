@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from apo_lightning.advantages import GAE, GroupNormalized, advantages_of
+from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
 from apo_lightning.rewards.reward import Samples
@@ -107,14 +107,8 @@ def test_groups_too_small_for_the_estimator_have_no_advantage():
     inputs = AdvantageInputs(
         rewards=rewards, is_correct=rewards > 0, lengths=torch.ones_like(rewards).long(), unscored=unscored
     )
-
-    class OfThree(GroupNormalized):
-        def check(self, group_size):
-            if group_size < 3:
-                raise ConfigError("too few")
-
-    assert advantages_of(OfThree(), inputs).values.tolist() == [[0.0] * 4]
-    assert advantages_of(GroupNormalized(), inputs).values.ne(0).tolist() == [[True, True, False, False]]
+    assert advantages_of(PassAtK(k=2), inputs).values.tolist() == [[0.0] * 4]
+    assert advantages_of(PassAtK(k=1), inputs).values.ne(0).tolist() == [[True, True, False, False]]
 
 
 def test_a_critic_does_not_train_on_completions_without_a_reward():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from apo_lab.advantages import PKPO, PassAtK
-from apo_lightning.advantages import LeaveOneOut, Truncated
+from apo_lab.advantages import PKPO
+from apo_lightning.advantages import LeaveOneOut, PassAtK, Truncated
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO
 from apo_lightning.types import AdvantageInputs

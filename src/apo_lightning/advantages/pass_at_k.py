@@ -6,12 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from apo_lightning.advantages.estimator import keep_all, require_binary
+from apo_lightning.advantages.estimator import EPSILON, keep_all, require_binary
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages
-
-EPSILON = 1e-6
-"""Added to a standard deviation, as group normalisation adds it."""
 
 
 @dataclass(frozen=True)
