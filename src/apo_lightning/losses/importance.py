@@ -66,8 +66,8 @@ def importance_weights(
     if mode == "sequence_gate":
         compared = sequence_means(log_ratio, sequence_ids).exp()
     elif mode in SEQUENCE_MODES:
-        total = sequence_totals(log_ratio, sequence_ids)[0]
-        value = compared = total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        totals, _ = sequence_totals(log_ratio, sequence_ids)
+        value = compared = totals.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     is_outside = (compared < low) | (compared > high)
     # A product, so that a weight that is NaN stays one.
     weights = value.clamp(max=high) if mode.endswith("truncate") else value * ~is_outside
@@ -77,8 +77,7 @@ def importance_weights(
 def checked_bounds(mode: str | None, bounds: Any = None) -> tuple[Number, Number]:
     """The lower and the upper bound of a mode, 0 where it has no lower one; `ConfigError` for what cannot be."""
     if mode not in BOUNDS:
-        beside = "" if bounds is None else f" with importance_bounds={bounds}"
-        raise ConfigError(f"importance is {mode!r}{beside}: choose one of {', '.join(BOUNDS)}, or null for both")
+        raise ConfigError(f"importance is {mode} (bounds {bounds}): choose one of {', '.join(BOUNDS)}, or both null")
     default = BOUNDS[mode]
     given = default if bounds is None else tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
     if len(given) == len(default) and all(isinstance(bound, float | int) for bound in given):

@@ -151,11 +151,11 @@ def _part(metrics: Mapping[str, Tensor], tokens: slice) -> dict[str, Tensor]:
 
 def _importance(run: Run, table: StepTable, part: Microbatch) -> dict[str, Tensor]:
     """The importance weights of some tokens and where the bounds act, as metrics; empty without a correction."""
-    if run.settings.importance is None:
+    settings, index = run.settings, part.token_index
+    if settings.importance is None:
         return {}
-    index, mode, bounds = part.token_index, run.settings.importance, run.settings.importance_bounds
-    old, rollout = table.old_logprobs[index], table.rollout_logprobs[index]
-    weights, is_outside = importance_weights(old, rollout, table.sequence_ids[index], mode, bounds)
+    columns = table.old_logprobs[index], table.rollout_logprobs[index], table.sequence_ids[index]
+    weights, is_outside = importance_weights(*columns, settings.importance, settings.importance_bounds)
     return {"importance_weight": weights, "importance_outside_fraction": is_outside.float()}
 
 

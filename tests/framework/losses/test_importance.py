@@ -101,5 +101,7 @@ def test_bounds_that_cannot_be_are_named_in_one_line(mode, bounds):
 
 
 def test_an_unknown_mode_is_named():
-    with pytest.raises(ConfigError, match=r"importance is 'truncate': choose one of token_truncate, token_mask,"):
+    with pytest.raises(
+        ConfigError, match=r"importance is truncate \(bounds None\): choose one of token_truncate, token_mask,"
+    ):
         checked_bounds("truncate", None)

@@ -64,7 +64,7 @@ def test_a_correction_that_would_be_one_everywhere_is_refused():
         StepSettings(**{**corrected, "old_logprobs": "rollout"})
     with pytest.raises(ConfigError, match=r"^importance_bounds is -1 with importance=token_truncate: give a number"):
         StepSettings(**{**corrected, "importance_bounds": -1})
-    with pytest.raises(ConfigError, match=r"^importance is None with importance_bounds=2.0: choose one of token_trun"):
+    with pytest.raises(ConfigError, match=r"^importance is None \(bounds 2.0\): choose one of token_trun"):
         StepSettings(**{**GOOD, "importance_bounds": 2.0})
     assert StepSettings(**corrected).importance == "token_truncate"
 
