@@ -138,11 +138,15 @@ class PolicyLoss(ABC):
     @property
     def notice(self) -> str | None:
         """One line on inherited masks that are not used; None: there are none."""
-        inherited = {name: getattr(type(self), name) for name in MASKS if not _is_stated(self, name)}
-        unused = {name: mask for name, mask in inherited.items() if mask is not getattr(PolicyLoss, name)}
+        inherited = {
+            name: next(owner for owner in type(self).__mro__ if name in owner.__dict__)
+            for name in MASKS
+            if not _is_stated(self, name)
+        }
+        unused = {name: owner for name, owner in inherited.items() if owner is not PolicyLoss}
         if not unused:
             return None
-        lines = ", ".join(f"`{name} = {mask.__qualname__}`" for name, mask in unused.items())
+        lines = ", ".join(f"`{name} = {owner.__name__}.{name}`" for name, owner in unused.items())
         return (
             f"{type(self).__name__} redefines __call__ and not {' and '.join(unused)}: all tokens are run in full, "
             f"those without a gradient too; where the inherited mask still holds, write {lines} in the class"
