@@ -35,11 +35,12 @@ class Rehearsal:
     Source: Li et al. 2025 (DPH-RL, arXiv 2509.07430), released code: `sft_loss_mode` forward, with `kl_loss_type`
     low_var_kl, is `forward_kl_k3` and its cap; js_low_var is `js`. The paper's equation is `forward_kl_k1`.
 
-    Departure: near-perfect prompts stay in the training set; the paper explores on the others alone. The paper samples
-    one more completion of each and keeps it if it is correct; here all correct ones of the file are kept. Each
-    mini-batch draws anew, not in passes. `coefficient` weighs a mean over their tokens beside the mean over the
-    rollout's; in the released code the two share one mean, and rehearsal has about a ninth of it. The file holds text:
-    completions with another number of tokens when encoded again are left out, and the stop token is the tokenizer's.
+    Departure: training also samples the near-perfect prompts; the paper's training leaves them out. All their correct
+    completions in the file are used; the paper samples one more for each prompt and uses it if it is correct. Every
+    mini-batch draws its completions at random; the paper goes through all of them in turn. `coefficient` multiplies a
+    mean over the drawn tokens, which is added to the loss of the rollout; in the released code both are one mean, in
+    which rehearsal has a weight of about one ninth. The file holds text, not token ids: a completion whose text has
+    another number of tokens when it is encoded again is left out, and the stop token is the tokenizer's.
 
     Metrics: `rehearsal/divergence`, f(u); `rehearsal/log_ratio`, −log u, the plain estimate of KL(π_ref‖π).
 

@@ -34,10 +34,20 @@ softmax, not of a language model.
 
 
 def page() -> str:
-    """The whole page; a class is described where it occurs first, and linked to after that."""
-    names, described = options_of("algo"), dict[str, str]()
+    """The whole page; a class is described once, in the section of its name or where it occurs first."""
+    names = options_of("algo")
+    # By class name: GRPO in grpo, GridLoss in grid.
+    described = {kind.__name__: name for name in names for kind in [_loss_of(name)] if _own_section(kind) == name}
     listed = " ".join(f"[`{name}`](#{name})" for name in names)
     return "\n".join([HEAD, listed, "", *(_section(name, described) for name in names)])
+
+
+def _loss_of(name: str) -> type:
+    return get_class(composed("train", [f"algo={name}"]).algo.loss["_target_"])
+
+
+def _own_section(kind: type) -> str:
+    return kind.__name__.removesuffix("Loss").lower()
 
 
 def draw(folder: Path) -> None:
@@ -65,7 +75,7 @@ def _section(name: str, described: dict[str, str]) -> str:
     ]
     parts += _described(node.advantage, name, described)
     parts += _described(node.auxiliary, name, described) if node.get("auxiliary") else []
-    parts += [_costs(loss, reads_of(advantage)), ""]
+    parts += [_costs(loss, reads_of(advantage), has_auxiliary=bool(node.get("auxiliary"))), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
 
@@ -105,7 +115,7 @@ def _described(node: DictConfig, name: str, described: dict[str, str]) -> list[s
     return lines + [line for source in ([] if elsewhere else sources) for line in (source, "")]
 
 
-def _costs(loss: PolicyLoss, reads: object) -> str:
+def _costs(loss: PolicyLoss, reads: object, *, has_auxiliary: bool) -> str:
     """What it runs and reads, by its own declaration."""
     advantages = torch.tensor([1.0, -1.0, 0.0])
     masks = masks_of(loss, advantages, advantages > 0)
@@ -116,6 +126,7 @@ def _costs(loss: PolicyLoss, reads: object) -> str:
         extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))
     extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.sequence_values
     extras += ["statistics over the mini-batch"] * needs.marks
+    extras += ["stored completions, with a gradient"] * has_auxiliary
     extras += [f"of the rollouts: {', '.join(sorted(reads))}"] * bool(reads)  # pyright: ignore[reportArgumentType]
     runs = ran.get(tuple(masks.gradient.tolist()), "completions with a gradient")
     return f"*The update runs* {runs}. *It reads* {'; '.join(extras) or 'nothing else'}."

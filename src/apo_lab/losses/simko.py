@@ -74,12 +74,11 @@ class SimKO(GRPO):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
-        candidates = required(inputs.candidate_logprobs, "candidates")
+        candidates = required(inputs.candidate_logprobs, "candidate_logprobs")
         uncertain = required(inputs.sequence_values, "sequence_values") > self.quantile
         advantages = inputs.advantages
-        punished = (
-            uncertain & (advantages < 0) & (inputs.token_ids == required(inputs.candidate_ids, "candidates")[:, 0])
-        )
+        likeliest = required(inputs.candidate_ids, "candidate_ids")[:, 0]
+        punished = uncertain & (advantages < 0) & (inputs.token_ids == likeliest)
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         frozen = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() > LOG_RATIO_LIMIT
         smoothed = uncertain & inputs.is_correct & ~frozen
