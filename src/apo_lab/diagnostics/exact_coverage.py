@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -38,6 +39,8 @@ class ExactCoverage(StepCallback):
     `exact/max_prob/<kind>` and `exact/support/<kind>`: the policy's probability of the base model's top `support_size`.
     Tokens are weighted by the policy's probability of their answer.
 
+    All held-out problems are scored, also where `trainer.limit_val_batches` limits those that are sampled.
+
     Writes `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (their `logprobs` in that order,
     float32) and `exact/metrics.jsonl` (one line per evaluation point) to the run's folder. Every rank scores all
     answers, since a sharded forward needs all ranks.
@@ -69,11 +72,13 @@ class ExactCoverage(StepCallback):
         policy, settings = pl_module.policy, pl_module.settings
         assert isinstance(policy, Policy)
         assert isinstance(settings, StepSettings)
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        prompts = data.validation_prompts[self.puzzle.name]
         folder = Path(trainer.default_root_dir) / "exact"
         was_training = policy.training
         policy.eval()
         with unsharded_root(policy):
-            metrics = self.score(policy, output.rollouts.prompts, output.step, folder, temperature=settings.temperature)
+            metrics = self.score(policy, prompts, output.step, folder, temperature=settings.temperature)
         policy.train(was_training)
         logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()}
         for logger in trainer.loggers:

@@ -52,25 +52,38 @@ class AttentionLayout:
         >>> layout = AttentionLayout.of(groups, torch.device("cpu"))
         >>> [segments.tolist() for segments in layout.segments]
         [[[0, 1, 2], [5, 6, 7]], [[3, 4]]]
+        >>> [(completions.tolist(), prompts.tolist()) for completions, prompts in layout.shared]
+        [([[3, 4, 5, 6, 7]], [[0, 1, 2]])]
     """
 
-    groups: tuple[Group, ...]
     segments: tuple[Int[Tensor, "_ _"], ...]
-    """Positions of prompts and completions, grouped by length: each group runs as one batch without padding."""
+    """Positions of prompts and completions, batched by length: each batch runs without padding."""
+    shared: tuple[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]], ...]
+    """Positions of all completions of a group and of its prompt, batched by both lengths."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], device: torch.device) -> "AttentionLayout":
         """The layout of these groups."""
         starts: dict[int, list[int]] = {}
+        shapes: dict[tuple[int, int], list[int]] = {}
         for group in groups:
             start = group.start
             for length in (group.prompt_length, *group.completion_lengths):
                 starts.setdefault(length, []).append(start)
                 start += length
-        segments = [
-            torch.tensor(first)[:, None] + torch.arange(length) for length, first in starts.items() if length > 0
-        ]
-        return cls(groups=tuple(groups), segments=tuple(index.to(device) for index in segments))
+            shapes.setdefault((sum(group.completion_lengths), group.prompt_length), []).append(group.start)
+        segments = (_positions(first, length, device) for length, first in starts.items() if length > 0)
+        shared = (
+            (_positions([start + prompt for start in first], own, device), _positions(first, prompt, device))
+            for (own, prompt), first in shapes.items()
+            if own > 0
+        )
+        return cls(segments=tuple(segments), shared=tuple(shared))
+
+
+def _positions(starts: Sequence[int], length: int, device: torch.device) -> Int[Tensor, "_ _"]:
+    """Rows of consecutive positions."""
+    return (torch.tensor(starts)[:, None] + torch.arange(length)).to(device)
 
 
 @torch.no_grad()  # torch.compile guards on the grad mode and would compile each graph twice
@@ -146,14 +159,12 @@ class _SharedPrompts(torch.autograd.Function):
         for index in layout.segments:
             own, own_lse = _attention(*_heads_first(query[index], key[index], value[index]), 0.0, True, scale=scale)
             output[index], lse[index] = _heads_first(own, own_lse)
-        for group in layout.groups:
-            here, prompt = group.completions, group.prompt
-            if here.start == here.stop:
-                continue
-            parts = _heads_first(query[None, here], key[None, prompt], value[None, prompt])
-            shared, shared_lse = (part[0] for part in _heads_first(*_attention(*parts, 0.0, False, scale=scale)))
-            total = torch.logaddexp(lse[here], shared_lse)
-            own_weight, shared_weight = (lse[here] - total).exp(), (shared_lse - total).exp()
+        for here, prompt in layout.shared:
+            parts = _heads_first(query[here], key[prompt], value[prompt])
+            shared, shared_lse = _heads_first(*_attention(*parts, 0.0, False, scale=scale))
+            own_lse = lse[here]
+            total = torch.logaddexp(own_lse, shared_lse)
+            own_weight, shared_weight = (own_lse - total).exp(), (shared_lse - total).exp()
             output[here] = own_weight[..., None] * output[here] + shared_weight[..., None] * shared
             lse[here] = total
         output = output.to(saved[0].dtype)
@@ -174,14 +185,11 @@ class _SharedPrompts(torch.autograd.Function):
             parts = _backward([t[index] for t in of_query], key[index], value[index], causal=True, scale=ctx.scale)
             for grad, part in zip(grads, parts, strict=True):
                 grad[index] = part
-        for group in ctx.layout.groups:
-            here, prompt = group.completions, group.prompt
-            if here.start == here.stop:
-                continue
-            whole = [t[None, here] for t in of_query]
-            parts = _backward(whole, key[None, prompt], value[None, prompt], causal=False, scale=ctx.scale)
+        for here, prompt in ctx.layout.shared:
+            whole = [t[here] for t in of_query]
+            parts = _backward(whole, key[prompt], value[prompt], causal=False, scale=ctx.scale)
             for grad, part, place in zip(grads, parts, (here, prompt, prompt), strict=True):
-                grad[place] += part[0]
+                grad[place] += part
         return *(grad.to(dtype) for grad in grads), None, None
 
 
