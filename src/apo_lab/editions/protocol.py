@@ -1,0 +1,268 @@
+"""The protocol of an edition: worlds, arms, stages, comparisons and predictions, read from one YAML file."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from apo_lightning.errors import ConfigError
+
+BLOCKS = 16
+"""Blocks that problems are dealt into, for the variance over problems."""
+AVERAGED = "+average"
+"""After a method's name: its last policy, averaged with the base model; its path goes over the base's weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What methods are run on: a puzzle, a base model and the settings of a run."""
+
+    name: str
+    family: str
+    """Worlds of one family share the tuned settings of each method."""
+    level: float
+    """L*, the pass@1 up to which the area under pass@64 is taken, in (0, 1]."""
+    base: tuple[str, ...]
+    """Overrides of `apo pretrain`; none: the model is pretrained."""
+    run: tuple[str, ...]
+    """Overrides of `apo train`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A method with its settings."""
+
+    method: str
+    overrides: tuple[str, ...]
+    """Of `apo train`; the first chooses the algorithm."""
+
+    @property
+    def variant(self) -> str:
+        """Short text of the settings: the last part of each key with its value, without the algorithm.
+
+        Example:
+            >>> Arm(method="apo", overrides=("algo=apo", "optimizer.lr=3e-4", "algo.loss.pull_coef=0.2")).variant
+            'lr=3e-4 pull_coef=0.2'
+        """
+        return " ".join(override.rpartition(".")[2] if "." in override.partition("=")[0] else override
+                        for override in self.overrides[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedMethod:
+    """A method, and the configurations among which its settings are chosen."""
+
+    name: str
+    overrides: tuple[str, ...]
+    key: str
+    """The configuration key of its own coefficient."""
+    values: tuple[str, ...]
+    rates: Mapping[str, tuple[str, ...]]
+    """Family → learning rates."""
+
+    def arms(self, family: str) -> list[Arm]:
+        """Every rate with every value."""
+        return [
+            Arm(method=self.name, overrides=(*self.overrides, f"optimizer.lr={rate}", f"{self.key}={value}"))
+            for rate, value in itertools.product(self.rates[family], self.values)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Arms that are run in some worlds, each with some seeds."""
+
+    name: str
+    seeds: Mapping[str, tuple[int, ...]]
+    """World → training seeds."""
+    methods: tuple[str, ...] = ()
+    """Tuned methods: all their configurations in the stage `tuning`, elsewhere the chosen one."""
+    like: str | None = None
+    """The tuned method whose rate and coefficient the `arms` start from; None: from none."""
+    arms: Mapping[str, tuple[str, ...]]
+    """Name → overrides, for arms that are not tuned."""
+    overrides: tuple[str, ...] = ()
+    """Of every run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A family of comparisons, decided together."""
+
+    key: str
+    text: str
+    stage: str
+    worlds: tuple[str, ...]
+    """Compared as one, each with its own seeds."""
+    pairs: tuple[tuple[str, str], ...]
+    """(before, after): names of methods or arms."""
+    endpoint: str
+    """`area` or `last`: which leave-one-out columns are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A verdict that was expected before the runs."""
+
+    question: str
+    pair: tuple[str, str]
+    expected: str
+    """`higher`, `lower` or `equivalent`: the second method against the first."""
+    source: str
+    """`paper`, `theory` or `ours`."""
+    statement: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """Everything that decides an edition's runs and verdicts."""
+
+    name: str
+    margin: float
+    """Half-width of the region of equivalence, as a share: 0.02 is two points."""
+    worlds: Mapping[str, World]
+    tuning: Mapping[str, str]
+    """Family → the world on which its methods are tuned."""
+    tuned: Mapping[str, TunedMethod]
+    base_weights: tuple[float, ...]
+    """w of the averages of a last policy with the base model; the path goes from 1 through these to 0."""
+    stages: tuple[Stage, ...]
+    questions: tuple[Question, ...]
+    predictions: tuple[Prediction, ...]
+
+    def stage(self, name: str) -> Stage:
+        """The stage of a name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = next((stage for stage in self.stages if stage.name == name), None)
+        if found is None:
+            names = ", ".join(stage.name for stage in self.stages)
+            raise ConfigError(f"stage '{name}' is not in edition {self.name}: choose from {names}")
+        return found
+
+    def worlds_of(self, family: str) -> list[str]:
+        """Names of the family's worlds."""
+        return [name for name, world in self.worlds.items() if world.family == family]
+
+
+def editions() -> list[str]:
+    """Names of the editions."""
+    return sorted(path.name.removesuffix(".yaml") for path in _files() if path.name.endswith(".yaml"))
+
+
+def load_protocol(name: str) -> Protocol:
+    """Read an edition's protocol.
+
+    Raises:
+        ConfigError: there is no such edition, or a stage, question or prediction names what is not in it.
+    """
+    if name not in editions():
+        raise ConfigError(f"edition={name}: choose from {', '.join(editions())}")
+    return _checked(_protocol(name, yaml.safe_load(protocol_text(name))))
+
+
+def protocol_text(name: str) -> str:
+    """The YAML file of an edition."""
+    return (resources.files("apo_lab.editions") / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _files() -> Iterator[Any]:
+    return resources.files("apo_lab.editions").iterdir()
+
+
+def _protocol(name: str, content: dict[str, Any]) -> Protocol:
+    rates = {family: tuple(map(str, values)) for family, values in content["rates"].items()}
+    return Protocol(
+        name=name,
+        margin=content["margin"],
+        worlds={
+            world: World(
+                name=world,
+                family=keys["family"],
+                level=keys["level"],
+                base=tuple(keys.get("base", ())),
+                run=tuple(keys["run"]),
+            )
+            for world, keys in content["worlds"].items()
+        },
+        tuning=content["tuning"],
+        tuned={method: _tuned(method, keys, rates) for method, keys in content["tuned"].items()},
+        base_weights=tuple(content["base_weights"]),
+        stages=tuple(_stage(stage, keys, tuple(content["tuned"])) for stage, keys in content["stages"].items()),
+        questions=tuple(_question(key, keys) for key, keys in content["questions"].items()),
+        predictions=tuple(
+            Prediction(
+                question=row["question"],
+                pair=(row["pair"][0], row["pair"][1]),
+                expected=row["expected"],
+                source=row["source"],
+                statement=row["statement"],
+            )
+            for row in content["predictions"]
+        ),
+    )
+
+
+def _tuned(method: str, keys: Mapping[str, Any], rates: Mapping[str, tuple[str, ...]]) -> TunedMethod:
+    own = {family: tuple(map(str, values)) for family, values in keys.get("rates", {}).items()}
+    return TunedMethod(
+        name=method,
+        overrides=tuple(keys["overrides"]),
+        key=keys["key"],
+        values=tuple(map(str, keys["values"])),
+        rates={**rates, **own},
+    )
+
+
+def _stage(name: str, keys: Mapping[str, Any], tuned: Sequence[str]) -> Stage:
+    methods = keys.get("methods", ())
+    return Stage(
+        name=name,
+        seeds={world: tuple(seeds) for world, seeds in keys["seeds"].items()},
+        methods=tuple(tuned if methods == "all" else methods),
+        like=keys.get("like"),
+        arms={arm: tuple(overrides) for arm, overrides in keys.get("arms", {}).items()},
+        overrides=tuple(keys.get("overrides", ())),
+    )
+
+
+def _question(key: str, keys: Mapping[str, Any]) -> Question:
+    return Question(
+        key=key,
+        text=keys["text"],
+        stage=keys["stage"],
+        worlds=tuple(keys["worlds"]),
+        pairs=tuple((before, after) for before, after in keys["pairs"]),
+        endpoint=keys.get("endpoint", "area"),
+    )
+
+
+def _checked(protocol: Protocol) -> Protocol:
+    """Refuse names that lead nowhere: a typing error would silently leave runs or verdicts out."""
+
+    def refuse(place: str, name: str, known: Sequence[str]) -> None:
+        if name not in known:
+            raise ConfigError(f"edition {protocol.name}, {place}: '{name}' is not among {', '.join(known)}")
+
+    for stage in protocol.stages:
+        for world in stage.seeds:
+            refuse(f"stage {stage.name}", world, list(protocol.worlds))
+        for method in (*stage.methods, *([stage.like] if stage.like else [])):
+            refuse(f"stage {stage.name}", method, list(protocol.tuned))
+    for question in protocol.questions:
+        stage = protocol.stage(question.stage)
+        named = [*stage.methods, *stage.arms, *protocol.tuned]
+        for world in question.worlds:
+            refuse(f"question {question.key}", world, list(protocol.worlds))
+        for method in itertools.chain(*question.pairs):
+            refuse(f"question {question.key}", method.removesuffix(AVERAGED), named)
+    pairs = {question.key: question.pairs for question in protocol.questions}
+    for prediction in protocol.predictions:
+        refuse("predictions", prediction.question, list(pairs))
+        refuse("predictions", str(prediction.pair), [str(pair) for pair in pairs[prediction.question]])
+    return protocol
