@@ -270,7 +270,7 @@ def _over_worlds(found: Sequence[_Estimate]) -> _Estimate:
     within = math.fsum(e.variance for e in found) / count**2
     mean = means.mean().item()
     if between > within:
-        return _Estimate(mean=mean, variance=between, freedom=count - 1)
+        return _Estimate(mean=mean, variance=between, freedom=float(count - 1))
     spread = math.fsum(e.variance**2 / e.freedom for e in found)
     freedom = (within * count**2) ** 2 / spread if spread > 0 else math.nan
     return _Estimate(mean=mean, variance=within, freedom=freedom)
