@@ -86,6 +86,8 @@ class Stage:
     """Name → overrides, for arms that are not tuned."""
     overrides: tuple[str, ...] = ()
     """Of every run."""
+    is_averaged: bool = False
+    """Whether the path of averages of each last policy with the base model is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,7 @@ def _stage(name: str, keys: Mapping[str, Any], tuned: Sequence[str]) -> Stage:
         like=keys.get("like"),
         arms={arm: tuple(overrides) for arm, overrides in keys.get("arms", {}).items()},
         overrides=tuple(keys.get("overrides", ())),
+        is_averaged=keys.get("average", False),
     )
 
 
