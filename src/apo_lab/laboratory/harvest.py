@@ -17,7 +17,6 @@ from torch import Tensor
 from apo_lab.editions.protocol import AVERAGED
 from apo_lab.laboratory.jobs import Job
 from apo_lab.laboratory.published import COST, POINT
-from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
 
 
@@ -30,7 +29,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path_:
+class PolicyPath:
     """A path of policies through the plane of pass@1 and pass@64, the base model first."""
 
     points: Sequence[Mapping[str, float]]
@@ -67,7 +66,7 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
         weights = [1.0, *(json.loads((averages / "base_weights.json").read_text())), 0.0]
         middle = _path(averages, exact / "answers.json", path.costs.iloc[-1:])
         last = path.costs.iloc[-1:].set_axis([path.points[-1]["step"]])
-        between = Path_(
+        between = PolicyPath(
             points=[path.points[0], *middle.points, path.points[-1]],
             success=torch.cat([path.success[:1], middle.success, path.success[-1:]]),
             costs=last,
@@ -97,7 +96,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> Path_:
+def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> PolicyPath:
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     files = [np.load(folder / f"step_{int(point['step']):06d}.npz")["logprobs"] for point in points]
     content = json.loads(answers.read_text())["problems"]
@@ -105,10 +104,10 @@ def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> Path_:
     is_valid = torch.tensor([valid for row in content for _, _, valid in row["answers"]])
     masses = torch.where(is_valid, torch.from_numpy(np.stack(files)).double().exp(), 0.0)
     success = torch.zeros(len(files), len(content), dtype=torch.float64).index_add_(1, owner, masses)
-    return Path_(points=points, success=success.clamp(max=1.0), costs=costs)
+    return PolicyPath(points=points, success=success.clamp(max=1.0), costs=costs)
 
 
-def _run_row(path: Path_, level: float) -> dict[str, Any]:
+def _run_row(path: PolicyPath, level: float) -> dict[str, Any]:
     first, last = path.points[0], path.points[-1]
     many, eight = (leave_one_block_out(path.success, k, level) for k in (64, 8))
     ends = last_leave_one_block_out(path.success, 64)
@@ -129,7 +128,7 @@ def _without(name: str, values: BlockValues) -> dict[str, float]:
     return {f"{name}_without_{block}": value for block, value in enumerate(values.without.tolist())}
 
 
-def _curve_rows(key: Mapping[str, Any], path: Path_) -> list[dict[str, Any]]:
+def _curve_rows(key: Mapping[str, Any], path: PolicyPath) -> list[dict[str, Any]]:
     rows = []
     for point in path.points:
         step = int(point["step"])

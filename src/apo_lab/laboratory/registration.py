@@ -1,4 +1,4 @@
-"""The registration of an edition: one hash of its protocol, its decision code and its tasks, and the commit of a run."""
+"""The registration of an edition: one hash of its protocol, its decision code and its tasks; the commit of a run."""
 
 import ast
 import hashlib
