@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -160,16 +161,26 @@ def editions() -> list[str]:
 def load_protocol(name: str) -> Protocol:
     """Read an edition's protocol.
 
+    Args:
+        name: of an edition, or the path of a YAML file of the same form.
+
     Raises:
         ConfigError: there is no such edition, or a stage, question or prediction names what is not in it.
     """
-    if name not in editions():
-        raise ConfigError(f"edition={name}: choose from {', '.join(editions())}")
-    return _checked(_protocol(name, yaml.safe_load(protocol_text(name))))
+    if name not in editions() and not (name.endswith(".yaml") and Path(name).is_file()):
+        raise ConfigError(f"edition={name}: choose from {', '.join(editions())}, or give the path of a YAML file")
+    try:
+        return _checked(_protocol(name, yaml.safe_load(protocol_text(name))))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"edition={name} is no YAML: {' '.join(str(error).split())}") from None
+    except KeyError as error:
+        raise ConfigError(f"edition={name} lacks the key {error}: see apo_lab/editions/hour.yaml") from None
 
 
 def protocol_text(name: str) -> str:
     """The YAML file of an edition."""
+    if name.endswith(".yaml"):
+        return Path(name).read_text(encoding="utf-8")
     return (resources.files("apo_lab.editions") / f"{name}.yaml").read_text(encoding="utf-8")
 
 
