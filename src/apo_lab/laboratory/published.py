@@ -60,7 +60,7 @@ def append(folder: Path, runs: Sequence[Mapping[str, Any]], curves: Sequence[Map
         new = pd.DataFrame([*rows], columns=pd.Index(columns))
         found = _read(path, columns)
         # A laboratory that was killed between the two tables writes the curve again.
-        is_new = pd.MultiIndex.from_frame(found[[*KEY]]).isin(pd.MultiIndex.from_frame(new[[*KEY]]))
+        is_new = found.set_index([*KEY]).index.isin(new.set_index([*KEY]).index)
         table = pd.concat([found[~is_new], new]) if len(found) else new
         write_atomically(path, table.to_csv(index=False, float_format=f"%.{DIGITS}g").encode())
 

@@ -220,8 +220,8 @@ def decide(contrasts: Sequence[Contrast], margin: float = MARGIN) -> list[Verdic
     - `equivalent`: two one-sided tests at 0.05 reject a difference of ±`margin`: the 90 % interval lies between them;
     - `undecided`: else, also if nothing varies.
 
-    Without any difference, the probability of any `higher` or `lower` in the family is at most 0.05. That of a wrong
-    `equivalent` is 0.05 for each comparison. A comparison with too few seeds counts in the family with p = 1.
+    Without any difference, the probability of any `higher` or `lower` in the family is at most 0.05 in one world; over
+    several worlds see `compare`. That of a wrong `equivalent` is 0.05 for each comparison. A comparison with too few seeds counts in the family with p = 1.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure"; Schuirmann 1987, "A comparison of the
         two one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability".
