@@ -169,13 +169,14 @@ def recorded_rows(folder: Path, num_families: int = NUM_FAMILIES) -> Iterator[li
     """Of every arm with enough seeds for two sets."""
     runs = pd.read_csv(folder / "runs.csv", keep_default_na=False)
     blocks = [f"area_without_{block}" for block in range(NUM_BLOCKS)]
-    for name, arm in runs.groupby(["world", "method", "variant", "stage"]):
+    names = ["world", "method", "variant", "stage"]
+    for _, arm in runs.groupby(names):
         if len(arm) < 2 * MIN_SEEDS:
             continue
         values, without = (torch.tensor(arm[columns].to_numpy(dtype=float)) for columns in ("area", blocks))
         scores, rng, half = pseudo_values(values, without), np.random.default_rng(0), len(arm) // 2
         families = [[split(scores, half, rng) for _ in range(FAMILY)] for _ in range(num_families)]
-        title = " ".join(part for part in map(str, name) if part)
+        title = " ".join(part for part in map(str, arm[names].iloc[0]) if part)
         yield [f"recorded, {title}, {half} seeds of {len(arm)}", *null_cells(families), "", ""]
 
 

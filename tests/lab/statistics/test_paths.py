@@ -82,13 +82,13 @@ def test_the_area_is_that_of_the_definition(points, above):
 def test_a_point_inserted_on_a_segment_changes_nothing(points, data):
     ones, many = path_of([(x / 20, y) for x, y in points])
     at, share = data.draw(st.integers(1, len(points) - 1)), data.draw(st.floats(0.1, 0.9))
-    longer = [
+    longer_ones, longer_many = [
         torch.cat([path[:at], (path[at - 1] + share * (path[at] - path[at - 1]))[None], path[at:]])
         for path in (ones, many)
     ]
     # Not a level of the grid that a point meets: there rounding decides which point is first.
     level = ones[0].item() + 0.7123
-    assert area(*longer, level).item() == pytest.approx(area(ones, many, level).item(), abs=1e-9)
+    assert area(longer_ones, longer_many, level).item() == pytest.approx(area(ones, many, level).item(), abs=1e-9)
 
 
 @given(POINTS, POINTS)

@@ -231,7 +231,7 @@ def test_what_cannot_be_compared_is_refused():
 
 def test_two_samples_of_one_method_seldom_differ():
     """30 families of 7 through the whole pipeline; the benchmark has 200 and more designs."""
-    size = {"num_seeds": 5, "num_worlds": 1, "num_problems": 128}
+    size = {"num_seeds": 3, "num_worlds": 1, "num_problems": 128}
     design, rng = BENCHMARK["Design"](name="", later_cliffs=(), **size), np.random.default_rng(0)
     families = [design.family(rng)[0] for _ in range(30)]
     false = [any(map(BENCHMARK["is_found"], outcomes(*family))) for family in families]
