@@ -15,8 +15,9 @@ from apo_lightning.metrics.intervals import Interval, mean_intervals
 CONFIDENCE = 0.95
 MIN_STANDARD_ERROR = 1e-9
 """A smaller standard error is rounding: seeds and problems agree."""
-_Part = tuple[Float[Tensor, "columns"], float]
+Part = tuple[Float[Tensor, "columns"], float]
 """An estimated variance of the mean and its degrees of freedom."""
+_Total = tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]
 
 
 def seed_mean_intervals(
@@ -75,12 +76,12 @@ def seed_mean_intervals(
         )
     count = len(tables)
     by_seed = torch.stack([table.mean(1) for table in tables]).mean(0)
-    of_problems = [_variance_of_mean(table.mean(0)) for table in tables]
+    of_problems = [variance_of_mean(table.mean(0)) for table in tables]
     over_both = _intervals(
         by_seed.mean(0),
-        seeds=[_variance_of_mean(by_seed)],
+        seeds=[variance_of_mean(by_seed)],
         problems=[(variance / count**2, freedom) for variance, freedom in of_problems],
-        both=torch.stack([_residual_variance(table) for table in tables]).sum(0) / count**2,
+        both=torch.stack([residual_variance(table) for table in tables]).sum(0) / count**2,
     )
     alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest) for t in tables]
     over_problems = [_mean_of(intervals) for intervals in zip(*alone, strict=True)]
@@ -140,9 +141,9 @@ def seed_difference_intervals(
     difference = tables[1].mean(0) - tables[0].mean(0)
     intervals = _intervals(
         difference.mean(0),
-        seeds=[_variance_of_mean(table.mean(1)) for table in several],
-        problems=[_variance_of_mean(difference)],
-        both=torch.stack([_residual_variance(table) for table in several]).sum(0),
+        seeds=[variance_of_mean(table.mean(1)) for table in several],
+        problems=[variance_of_mean(difference)],
+        both=torch.stack([residual_variance(table) for table in several]).sum(0),
     )
     # The NaN of V = 0 must come first: `max` and `min` would drop it in the second place.
     return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in intervals]
@@ -155,28 +156,39 @@ def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
     return table
 
 
-def _residual_variance(table: Float[Tensor, "seeds problems columns"]) -> Float[Tensor, "columns"]:
-    """V_E: the variances by seed and by problem both contain it, so their sum has it twice."""
+def residual_variance(table: Float[Tensor, "seeds problems columns"]) -> Float[Tensor, "columns"]:
+    """V_E of `seed_mean_intervals`: the variances by seed and by problem both contain it, so their sum has it twice."""
     num_seeds, num_problems = table.shape[:2]
     residual = table - table.mean(1)[:, None] - table.mean(0)[None] + table.mean((0, 1))
     mean_square = residual.square().sum((0, 1)) / max(1, (num_seeds - 1) * (num_problems - 1))
     return mean_square / (num_seeds * num_problems)
 
 
-def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
-    """The variance of a mean; NaN for a single unit."""
+def variance_of_mean(values: Float[Tensor, "units columns"]) -> Part:
+    """The variance of a mean of independent units and its df; NaN for a single unit."""
     count = len(values)
     variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
     return variance, float(max(1, count - 1))
 
 
-def _intervals(
-    mean: Float[Tensor, "columns"], seeds: list[_Part], problems: list[_Part], both: Float[Tensor, "columns"]
-) -> list[Interval]:
+def total_variance(seeds: Sequence[Part], problems: Sequence[Part], both: Float[Tensor, "columns"]) -> _Total:
+    """The variance V of a mean over seeds and problems, and its df, as in `seed_mean_intervals`.
+
+    Args:
+        seeds: V_S of each method that the mean or difference contains.
+        problems: V_P of each benchmark.
+        both: V_E.
+    """
     by_seed, by_problem = (torch.stack([v for v, _ in parts]).sum(0) for parts in (seeds, problems))
     variance = torch.maximum(by_seed + by_problem - both, torch.maximum(by_seed, by_problem))
     spread = torch.stack([v**2 / df for v, df in (*seeds, *problems)]).sum(0)
-    freedom = ((by_seed + by_problem) ** 2 / spread).clamp(min=1)
+    return variance, ((by_seed + by_problem) ** 2 / spread).clamp(min=1)
+
+
+def _intervals(
+    mean: Float[Tensor, "columns"], seeds: list[Part], problems: list[Part], both: Float[Tensor, "columns"]
+) -> list[Interval]:
+    variance, freedom = total_variance(seeds, problems, both)
     half = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2)) * variance.sqrt()
     half = torch.where(variance.sqrt() > MIN_STANDARD_ERROR, half, math.nan)
     rows = torch.stack([mean, mean - half, mean + half], dim=1).tolist()

@@ -1,0 +1,144 @@
+"""pass@k over pass@1 along a training run: at first passage, its area, and the area without a block of problems."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lab.statistics.exact import exact_pass_at_k
+from apo_lightning.errors import ConfigError
+
+NUM_LEVELS = 64
+NUM_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockValues:
+    """A statistic of all problems of one run, and of all but one block of them."""
+
+    value: float
+    without: Float[Tensor, "blocks"]
+    """The statistic without block b; `verdicts.pseudo_values` takes these."""
+
+
+def first_passage(
+    ones: Float[Tensor, "points *runs"], values: Float[Tensor, "points *runs"], levels: Float[Tensor, "levels *runs"]
+) -> Float[Tensor, "levels *runs"]:
+    """The value of a metric where pass@1 first reaches each level, linear between the evaluation points on both sides.
+
+    With x_t the pass@1 and y_t the metric at evaluation point t, and T the first t with x_t ≥ L,
+
+        y(L) = y_{T−1} + (L − x_{T−1})/(x_T − x_{T−1})·(y_T − y_{T−1})
+
+    y(L) = y_0 if x_0 ≥ L, and 0 if no x_t reaches L. Points after T do not matter, so a later fall of pass@1 cannot
+    change the value.
+
+    Args:
+        ones: pass@1 at the evaluation points, in the order of training.
+        values: the metric there.
+        levels: of pass@1, in any order; each run has its own.
+
+    Example:
+        >>> ones, many = torch.tensor([0.1, 0.3, 0.2]), torch.tensor([1.0, 0.5, 0.9])
+        >>> [round(y, 3) for y in first_passage(ones, many, torch.tensor([0.1, 0.2, 0.4])).tolist()]
+        [1.0, 0.75, 0.0]
+    """
+    num_points = len(ones)
+    reached = ones.cummax(0).values[:, None] >= levels[None]
+    index = (~reached).sum(0)
+    after = index.clamp(max=num_points - 1)
+    before = (after - 1).clamp(min=0)
+    x_before, x_after, y_before, y_after = (
+        metric.gather(0, point) for metric in (ones, values) for point in (before, after)
+    )
+    share = torch.where(index > 0, (levels - x_before) / (x_after - x_before), 1.0)
+    return torch.where(index < num_points, y_before + share * (y_after - y_before), 0.0)
+
+
+def area(
+    ones: Float[Tensor, "points *runs"],
+    many: Float[Tensor, "points *runs"],
+    level: float,
+    num_levels: int = NUM_LEVELS,
+) -> Float[Tensor, "*runs"]:
+    """Mean pass@k at equal pass@1, over levels of pass@1 from the base model's to `level`.
+
+        area = 1/n Σ_j y(L_j),   L_j = x_0 + (j + ½)/n·(level − x_0),   j = 0..n−1
+
+    with y(L) of `first_passage`. It compares methods at the same pass@1, so a method that trains more slowly is not
+    rewarded for it, and a level that a run never reaches counts 0.
+
+    Args:
+        ones: pass@1 at the evaluation points, the base model first.
+        many: pass@k there.
+        level: the highest pass@1, fixed for all runs of a world before the first.
+        num_levels: n.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ConfigError: `level` is not above the base model's pass@1.
+
+    Example:
+        A straight line from 1 to 0.5, which ends half-way to the level: ½·(1 + 0.5)/2.
+
+        >>> area(torch.tensor([0.1, 0.2]), torch.tensor([1.0, 0.5]), 0.3).item()
+        0.375
+    """
+    base = ones[0]
+    if not bool((base < level).all()):
+        raise ConfigError(f"level {level} is not above the base model's pass@1 {base.max():.4f}: set it higher")
+    shares = (torch.arange(num_levels, dtype=ones.dtype) + 0.5) / num_levels
+    levels = base + shares.view(-1, *[1] * base.ndim) * (level - base)
+    return first_passage(ones, many, levels).mean(0)
+
+
+def leave_one_block_out(
+    success: Float[Tensor, "points problems"], k: int, level: float, num_blocks: int = NUM_BLOCKS
+) -> BlockValues:
+    """`area` under exact pass@k of one run, of all problems and without each block.
+
+    Problem i is in block i mod `num_blocks`. Without a block, the base model's pass@1, the levels and the crossings are
+    computed from the other problems; `level` stays.
+
+    Args:
+        success: p, the probability that one sample is right, at each evaluation point, the base model first.
+        k: pass@k of a problem is 1 − (1 − p)^k.
+        level: as in `area`.
+        num_blocks: at least 2.
+
+    Raises:
+        ConfigError: there are fewer problems than blocks, or as in `area`.
+    """
+    keep = _block_weights(success.shape[1], num_blocks)
+    return _block_values(area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level))
+
+
+def last_leave_one_block_out(
+    success: Float[Tensor, "points problems"], k: int, num_blocks: int = NUM_BLOCKS
+) -> BlockValues:
+    """Exact pass@k at the last evaluation point, of all problems and without each block.
+
+    Args, raises: as `leave_one_block_out`.
+
+    Example:
+        >>> found = last_leave_one_block_out(torch.tensor([[0.0, 0.5, 1.0, 0.5]]), k=2, num_blocks=2)
+        >>> found.value, found.without.tolist()
+        (0.625, [0.75, 0.5])
+    """
+    return _block_values(exact_pass_at_k(success[-1], k) @ _block_weights(success.shape[1], num_blocks))
+
+
+def _block_values(columns: Float[Tensor, "sets"]) -> BlockValues:
+    return BlockValues(value=columns[0].item(), without=columns[1:])
+
+
+def _block_weights(num_problems: int, num_blocks: int) -> Float[Tensor, "problems sets"]:
+    """Weights of means over all problems (first column) and over those that are not in block b."""
+    if not 2 <= num_blocks <= num_problems:
+        raise ConfigError(f"{num_problems} problems in {num_blocks} blocks: use 2 or more blocks of 1 or more problems")
+    block = torch.arange(num_problems) % num_blocks
+    keep = torch.cat([torch.ones(num_problems, 1), block[:, None] != torch.arange(num_blocks)], dim=1).double()
+    return keep / keep.sum(0)
