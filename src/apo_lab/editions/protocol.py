@@ -44,11 +44,11 @@ class Arm:
         """Short text of the settings: the last part of each key with its value, without the algorithm.
 
         Example:
-            >>> Arm(method="apo", overrides=("algo=apo", "optimizer.lr=3e-4", "algo.loss.pull_coef=0.2")).variant
-            'lr=3e-4 pull_coef=0.2'
+            >>> Arm(method="apo", overrides=("algo=apo", "optimizer.lr=0.0003", "algo.loss.pull_coef=0.2")).variant
+            'lr=0.0003 pull_coef=0.2'
         """
-        return " ".join(override.rpartition(".")[2] if "." in override.partition("=")[0] else override
-                        for override in self.overrides[1:])
+        settings = (override.partition("=") for override in self.overrides[1:])
+        return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
