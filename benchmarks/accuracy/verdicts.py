@@ -28,7 +28,7 @@ from benchmarks.accuracy.intervals import show
 
 NUM_FAMILIES = 200
 FAMILY = 7
-NUM_PROBLEMS, NUM_POINTS = 1024, 21
+NUM_PROBLEMS, NUM_POINTS = 512, 21
 K, LEVEL_OF_PASS_AT_1 = 64, 0.36
 
 EASE, EASE_SD = -2.3, 1.0

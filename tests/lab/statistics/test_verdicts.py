@@ -46,8 +46,16 @@ def test_pseudo_values_of_a_linear_statistic_are_the_blocks():
     torch.testing.assert_close(pseudo_values(torch.sigmoid(x.mean()), without), x)
 
 
+def test_pseudo_values_are_those_of_tukey_about_the_logit_of_the_whole():
+    value, without = 0.8, [0.7, 0.9, 0.85]
+    tukey = [3 * logit(value) - 2 * logit(part) for part in without]
+    expected = [z - sum(tukey) / 3 + logit(value) for z in tukey]
+    found = pseudo_values(torch.tensor(value, dtype=torch.float64), torch.tensor(without, dtype=torch.float64))
+    assert found.tolist() == pytest.approx(expected)
+
+
 def test_pseudo_values_at_0_and_1_are_those_of_epsilon():
-    # logit(1e-4) = −log 9999; with θ and all θ_(−b) equal, B·l − (B − 1)·l = l.
+    # logit(1e-4) = −log 9999; with all θ_(−b) equal, z_b = logit(θ).
     found = pseudo_values(torch.tensor([0.0, 1.0, 1e-9]), torch.tensor([[0.0, 0.0], [1.0, 1.0], [1e-9, 0.0]]))
     end = math.log(9999)
     expected = torch.tensor([[-end, -end], [end, end], [-end, -end]], dtype=torch.float64)
