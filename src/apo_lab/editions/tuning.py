@@ -1,0 +1,71 @@
+"""The settings of each tuned method: its configuration with the highest mean area over the tuning seeds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+import pandas as pd
+
+from apo_lab.editions.protocol import Arm, Protocol
+
+TUNING = "tuning"
+"""The stage whose runs choose the settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One configuration of a tuned method, with the runs that were made of it."""
+
+    family: str
+    arm: Arm
+    areas: tuple[float, ...]
+    """Of its finished runs, in the order of the tuning seeds."""
+    num_seeds: int
+    """Runs that the protocol asks for."""
+
+    @property
+    def area(self) -> float | None:
+        """Mean area over the tuning seeds; None before all its runs are finished."""
+        return fmean(self.areas) if 0 < self.num_seeds == len(self.areas) else None
+
+
+def configurations(protocol: Protocol, runs: pd.DataFrame) -> list[Configuration]:
+    """Every configuration of every tuned method, by family, in the order of the protocol.
+
+    Args:
+        protocol: names configurations, worlds and seeds.
+        runs: rows of `runs.csv`, of one registration; the columns stage, world, method, variant, seed and area are
+            read.
+    """
+    stage = protocol.stage(TUNING)
+    rows = runs[runs["stage"] == TUNING]
+    keys = zip(rows["world"], rows["method"], rows["variant"], rows["seed"], strict=True)
+    areas = dict(zip(keys, rows["area"].astype(float), strict=True))
+    found = []
+    for family, world in protocol.tuning.items():
+        seeds = stage.seeds.get(world, ())
+        for arm in (arm for method in stage.methods for arm in protocol.tuned[method].arms(family)):
+            keys = [(world, arm.method, arm.variant, seed) for seed in seeds]
+            done = tuple(areas[key] for key in keys if key in areas)
+            found.append(Configuration(family=family, arm=arm, areas=done, num_seeds=len(seeds)))
+    return found
+
+
+def chosen(protocol: Protocol, runs: pd.DataFrame) -> Mapping[tuple[str, str], Arm]:
+    """(method, family) → its configuration with the highest mean area, the first of those with equal areas.
+
+    A method is absent until all runs of all its configurations are finished: a choice among some would depend on the
+    order of runs.
+
+    Args: as `configurations`.
+    """
+    by_method: dict[tuple[str, str], list[Configuration]] = {}
+    for each in configurations(protocol, runs):
+        by_method.setdefault((each.arm.method, each.family), []).append(each)
+    best: dict[tuple[str, str], Arm] = {}
+    for key, members in by_method.items():
+        areas = [each.area for each in members]
+        known = [area for area in areas if area is not None]
+        if len(known) == len(areas):
+            best[key] = members[areas.index(max(known))].arm
+    return best
