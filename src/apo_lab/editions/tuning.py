@@ -37,6 +37,8 @@ def configurations(protocol: Protocol, runs: pd.DataFrame) -> list[Configuration
         runs: rows of `runs.csv`, of one registration; the columns stage, world, method, variant, seed and area are
             read.
     """
+    if not protocol.tuned:
+        return []
     stage = protocol.stage(TUNING)
     rows = runs[runs["stage"] == TUNING]
     keys = zip(rows["world"], rows["method"], rows["variant"], rows["seed"], strict=True)
