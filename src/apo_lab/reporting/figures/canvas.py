@@ -171,9 +171,9 @@ def log2_axis(axes: Axes, name: str) -> None:
     axes.set_xlabel(f"{name} (log scale)")
 
 
-def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str]) -> None:
+def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str], *, most_columns: int = 6) -> None:
     """One legend below all panels, of the methods that are seen in any, in the order of the tables."""
     shown = set(seen)
     known = [style for method, style in styles.items() if method in shown]
     handles = [Line2D([], [], **style.marked_line, label=style.label, linewidth=1.2) for style in known]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(most_columns, len(handles)))

@@ -1,5 +1,5 @@
-"""Tables and figures of the laboratory's runs, and the outcomes of the predictions."""
+"""The laboratory's page, made from the published tables and the protocol alone."""
 
-from apo_lab.reporting.laboratory.report import laboratory_report
+from apo_lab.reporting.laboratory.report import laboratory_page
 
-__all__ = ["laboratory_report"]
+__all__ = ["laboratory_page"]

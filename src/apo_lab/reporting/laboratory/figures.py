@@ -1,177 +1,142 @@
-"""The laboratory's figures."""
+"""The laboratory's figures: paths through the plane of pass@1 and pass@64, and curves over cost and steps."""
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from apo_lab.reporting.figures.canvas import NamedFigure, draw_band, label_ends, panels, styled
-from apo_lab.reporting.laboratory.baselines import averaged_points
-from apo_lab.reporting.laboratory.reading import LabRun, Methods, base_point, by_puzzle
-from apo_lab.reporting.laboratory.sweeps import sweep_figure, sweep_of
-from apo_lab.reporting.names import BASE, method_name
-from apo_lab.reporting.style import COLLAPSE, QUIET, Style, styles_of
-from apo_lab.statistics.exact import DEAD
+from apo_lab.editions.protocol import AVERAGED, Question
+from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled
+from apo_lab.reporting.laboratory.frontier import FAMILY, locks_frontier
+from apo_lab.reporting.laboratory.long_runs import STAGE as LONG
+from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, arm_name
+from apo_lab.reporting.names import BASE, slug
+from apo_lab.reporting.style import QUIET, Style, styles_of
 
-MAIN = ("grpo", "nsr", "grpo_kl", "grpo_kl_error_only", "apo")
-"""The paper's methods: figures of curves show these; the tables have all."""
+COSTS = {"samples": "completions sampled", "tokens_trained": "tokens trained", "seconds": "seconds"}
+STEP = {"step": "training step"}
+METRICS = {"pass@1": "pass@1", "pass@64": "pass@64", "strategy_entropy": "strategy entropy [nats]"}
+FRONTIER_K = 64
+DOTTED = (1.0, 1.3)
+Frontier = Sequence[tuple[float, float]]
 Styles = Mapping[str, Style]
 
 
-def laboratory_figures(
-    runs: Sequence[LabRun], frontiers: Mapping[str, Sequence[tuple[float, float]]]
-) -> list[NamedFigure]:
-    """Every figure, puzzle by puzzle."""
-    styles = styles_of([BASE, *(method_name(run.method) for run in runs)])
-    figures = []
-    for puzzle, methods in by_puzzle(runs).items():
-        title, over = puzzle.capitalize(), f"Training seeds: {len(next(iter(methods.values())))}; means over them."
-        shown = {method: methods[method] for method in MAIN if method in methods}
-        figures += [
-            NamedFigure(
-                f"lab_{puzzle}_pareto",
-                f"{title}: gain in pass@1 and loss in pass@64",
-                "Each method from the base model (cross) through its evaluation points to its last step (marker). "
-                f"{over} Open squares: GRPO's last weights averaged with the base model's, w = 0.25, 0.5, 0.75. "
-                "Grey line: the frontier, the best choice of strategies by class, executed without a mistake.",
-                trade_off_figure(shown, frontiers.get(puzzle, ()), styles),
-            ),
-            NamedFigure(
-                f"lab_{puzzle}_curves",
-                f"{title} over training",
-                f"{over} Bands: smallest to largest seed. Grey line: the base model.",
-                curves_figure(shown, styles),
-            ),
-            NamedFigure(
-                f"lab_{puzzle}_survival",
-                f"{title}: ways to a right answer that are retained",
-                f"Share of valid (problem, strategy) pairs that the policy takes with a probability of {DEAD:g} "
-                f"or more at the last step, by the strategy's mass in the base model. {over}",
-                survival_figure(shown, styles),
-            ),
-        ]
-        if sweep := sweep_of(runs, puzzle):
-            caption = "At the last step, a mark a seed. Dotted: GRPO."
-            figure = sweep_figure(sweep, methods.get("grpo", ()), styles[method_name("apo")])
-            figures.append(
-                NamedFigure(f"lab_{puzzle}_sweep", f"{title}: APO's coefficients, one at a time", caption, figure)
-            )
-    return figures
+def laboratory_figures(edition: Edition) -> list[NamedFigure]:
+    """A figure of paths for each question that has runs, then curves over cost and of long runs."""
+    styles = _styles(edition)
+    found = [_of_question(edition, question, styles) for question in edition.protocol.questions]
+    return [*(figure for figure in found if figure), *_of_curves(edition, styles)]
 
 
 @styled
-def trade_off_figure(methods: Methods, frontier: Sequence[tuple[float, float]], styles: Styles) -> Figure:
-    """pass@64 against pass@1, from the base model to the last step."""
-    figure, axes = _single()
-    if frontier:
-        ordered = sorted(frontier)
-        axes.plot(*zip(*ordered, strict=True), color=QUIET, linewidth=1.0, zorder=1)
-        _note(axes, "frontier", ordered[-1], (-4, 4), color=QUIET, ha="right")
-    handles = []
-    curves = {method: [_table(runs, f"pass@{k}").mean(0) for k in (1, 64)] for method, runs in methods.items()}
-    for method, (ones, many) in curves.items():
-        style = styles[method_name(method)]
-        axes.plot(ones, many, **style.line, linewidth=1.2, zorder=2 + style.rank)
-        axes.plot(ones[-1], many[-1], style.marker, color=style.color, zorder=20 + style.rank)
-        handles.append(Line2D([], [], **style.marked_line, label=style.label))
-    if averaged := averaged_points(methods.get("grpo", ())):
-        open_squares: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "linestyle": ":"}
-        open_squares["color"] = styles[method_name("grpo")].color
-        axes.plot(*zip(*averaged, strict=True), **open_squares, linewidth=1.0, zorder=15)
-        handles.append(Line2D([], [], **open_squares, label="GRPO, averaged\nwith the base"))
-    base = base_point(methods)
-    start = (base["pass@1"], base["pass@64"])
-    axes.plot(*start, "X", color=styles[BASE].color, zorder=40)
-    _note(axes, BASE, start, (6, 5), color=styles[BASE].color)
-    if "grpo" in curves:  # the arrow that the paper draws
-        arrow = {"arrowstyle": "->", "color": COLLAPSE, "linewidth": 0.8, "linestyle": (0, (2, 2))}
-        ones, many = curves["grpo"]
-        axes.annotate("", (ones[-1], many[-1]), start, arrowprops=arrow)
-    axes.set_xlabel("pass@1")
-    axes.set_ylabel("pass@64")
-    _per_cent(axes.xaxis, axes.yaxis)
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5))
+def paths_figure(
+    pairs: Sequence[tuple[str, str]],
+    arms: Mapping[str, ArmRuns],
+    levels: Collection[float],
+    best: Frontier,
+    styles: Styles,
+) -> Figure:
+    """pass@64 against pass@1 along each arm's mean path; a panel for each second arm if the first ones differ."""
+    shown = [list(arms)]
+    if len({before for before, _ in pairs}) > 1:
+        afters = dict.fromkeys(after for _, after in pairs if after in arms)
+        shown = [[*(b for b, a in pairs if a == after and b in arms), after] for after in afters]
+    figure, grid = panels(len(shown), height=2.9 if len(shown) == 1 else 2.1, most_columns=3 if len(shown) > 4 else 2)
+    for axes, names in zip(grid, shown, strict=True):
+        if best:
+            axes.plot(*zip(*sorted(best), strict=True), color=QUIET, linewidth=1.0, zorder=1)
+        for level in levels:
+            axes.axvline(level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        for name in names:
+            _draw_path(axes, arms[name], styles[arms[name].label])
+        start = arms[names[0]].path().iloc[0]
+        axes.plot(start["pass@1"], start["pass@64"], "X", color=styles[BASE].color, zorder=40)
+        if len(shown) > 1:
+            axes.set_title(arms[names[-1]].label)
+        axes.set_xlabel("pass@1")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        _per_cent(axes.xaxis, axes.yaxis)
+    grid[0].set_ylabel("pass@64")
+    labels = [BASE, *(arms[name].label for names in shown for name in names)]
+    method_legend(figure, styles, labels, most_columns=2 if len(shown) == 1 else 4)
     return figure
 
 
 @styled
-def curves_figure(methods: Methods, styles: Styles) -> Figure:
-    """pass@1, pass@64, entropy, max-prob and support mass over steps."""
-    base = base_point(methods)
-    kind = "operator" if "entropy/operator" in base else "strategy"
-    shown = (
-        ("pass@1", "pass@1"),
-        ("pass@64", "pass@64"),
-        ("alive", "valid ways retained"),
-        (f"entropy/{kind}", f"entropy, {kind} [nats]"),
-        (f"max_prob/{kind}", f"max-prob, {kind}"),
-        (f"support/{kind}", f"support mass, {kind}"),
+def curves_figure(arms: Sequence[ArmRuns], xs: Mapping[str, str], ys: Mapping[str, str], styles: Styles) -> Figure:
+    """Each of `ys` (a row) against each of `xs` (a column), or all in one row if `xs` is one: column → printed name."""
+    pairs = list(itertools.product(ys, xs))
+    figure, grid = panels(len(pairs), height=1.9)
+    for axes, (y, x) in zip(grid, pairs, strict=True):
+        for arm in arms:
+            style, path = styles[arm.label], arm.path()
+            axes.plot(path[x], path[y], **style.line, linewidth=1.2, zorder=2 + style.rank)
+            axes.plot(path[x].iloc[-1:], path[y].iloc[-1:], style.marker, color=style.color, zorder=30 + style.rank)
+        axes.set_xlabel(xs[x])
+        axes.set_ylabel(ys[y])
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if y.startswith("pass"):
+            _per_cent(axes.yaxis)
+    method_legend(figure, styles, [arm.label for arm in arms], most_columns=5)
+    return figure
+
+
+def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedFigure | None:
+    stage = edition.protocol.stage(question.stage)
+    names = dict.fromkeys(itertools.chain(*question.pairs))
+    arms = {name: arm for name in names if len((arm := edition.arm(stage, question.worlds, name)).runs)}
+    if not arms:
+        return None
+    grey = " Grey line: the frontier, the best choice of strategies by class, executed without a mistake."
+    worlds = tuple(edition.protocol.worlds[name] for name in question.worlds)
+    best = locks_frontier(worlds, FRONTIER_K) if {world.family for world in worlds} == {FAMILY} else ()
+    levels = {world.level for world in worlds}
+    return NamedFigure(
+        f"lab_{question.key}",
+        f"{question.text} ({edition.group_name(question.worlds)})",
+        "Mean path of each arm from the base model (cross) to its last step (marker); that of an average goes through "
+        f"its weights. Upright line: L*.{grey if best else ''}",
+        paths_figure(question.pairs, arms, levels, best, styles),
     )
-    figure, grid = panels(len(shown), height=1.75)
-    for place, (axes, (metric, title)) in enumerate(zip(grid, shown, strict=True)):
-        axes.axhline(base[metric], color=styles[BASE].color, linewidth=1.0, linestyle=(0, (1, 1.3)))
-        labels = []
-        for method, runs in methods.items():
-            table = _table(runs, metric)
-            y = np.array([table.mean(0), table.min(0), table.max(0)])
-            labels.append(draw_band(axes, runs[0].steps, y, styles[method_name(method)], marker="", linewidth=1.2))
-        axes.set_title(title)
-        axes.set_xlim(0, None)
-        if place >= 3:
-            axes.set_xlabel("step")
-        if place % 3 == 2:
-            label_ends(axes, labels)
-    return figure
 
 
-@styled
-def survival_figure(methods: Methods, styles: Styles) -> Figure:
-    """Share of valid ways retained at the last step, by their probability under the base model."""
-    figure, axes = _single()
-    base = next(iter(methods.values()))[0].scores(0)
-    mass = base.valid_mass[base.has_valid]
-    bins = list(itertools.pairwise((DEAD, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0)))
-    within = [(mass >= low) & (mass < high) for low, high in bins]
-    # A bin in which the base model takes no way has no share.
-    known = [place for place, inside in enumerate(within) if inside.any()]
-    centres = [math.sqrt(bins[place][0] * min(bins[place][1], 0.3)) for place in known]
-    for method, runs in methods.items():
-        style = styles[method_name(method)]
-        retained = [(run.last.valid_mass[run.last.has_valid] >= DEAD).double() for run in runs]
-        shares = np.array([[each[within[place]].mean().item() for place in known] for each in retained])
-        axes.plot(centres, shares.mean(0), **style.marked_line, label=style.label)
-    axes.set_xscale("log")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("probability under the base model")
-    axes.set_ylabel("retained at the last step")
-    _per_cent(axes.yaxis)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
+def _of_curves(edition: Edition, styles: Styles) -> Iterator[NamedFigure]:
+    passes = {metric: METRICS[metric] for metric in ("pass@1", "pass@64")}
+    for stage in edition.protocol.stages:
+        if stage.name in (MAIN, LONG):
+            title, xs, ys = ("Cost", COSTS, passes) if stage.name == MAIN else ("Long runs", STEP, METRICS)
+            for worlds, arms in edition.arms(stage).items():
+                group = edition.group_name(worlds)
+                trained = [arm for arm in arms if not arm.name.endswith(AVERAGED)]
+                figure = curves_figure(trained, xs, ys, styles)
+                caption = f"Against {', '.join(xs.values())}: means over seeds and worlds."
+                yield NamedFigure(f"lab_{slug(title)}_{group}", f"{title} ({group})", caption, figure)
 
 
-def _single() -> tuple[Figure, Axes]:
-    figure, (axes,) = panels(1, height=2.9)
-    figure.set_size_inches(5.2, 3.0)
-    return figure, axes
+def _draw_path(axes: Axes, arm: ArmRuns, style: Style) -> None:
+    path = arm.path()
+    axes.plot(path["pass@1"], path["pass@64"], **style.line, linewidth=1.2, zorder=2 + style.rank)
+    # An average's path ends at the last policy, which has its marker.
+    if not arm.name.endswith(AVERAGED):
+        end = path.iloc[-1]
+        axes.plot(end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=20 + style.rank)
 
 
-def _note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, int], **how: Any) -> None:
-    axes.annotate(text, place, xytext=offset, textcoords="offset points", fontsize=7, **how)
+def _styles(edition: Edition) -> Styles:
+    """Printed name → style; an average is a dotted line in the colour of its method."""
+    protocol = edition.protocol
+    names = {*protocol.tuned, *itertools.chain(*(stage.arms for stage in protocol.stages))}
+    styles = styles_of([BASE, *map(arm_name, names)])
+    averages = {arm_name(name + AVERAGED): styles[arm_name(name)] for name in names}
+    return styles | {label: replace(style, label=label, dash=DOTTED, marker="") for label, style in averages.items()}
 
 
 def _per_cent(*axes: Axis) -> None:
     for axis in axes:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _table(runs: Sequence[LabRun], metric: str) -> np.ndarray:
-    """A row a seed, a column an evaluation point."""
-    return np.array([run.curve(metric) for run in runs])

@@ -1,142 +1,205 @@
-"""Reads the folders that `apo lab` writes: `<puzzle>/<method>/seed_<n>/exact/…`."""
+"""Reads the published tables of an edition, `runs.csv` and `curves.csv`, and finds the runs of each arm in them."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-import yaml
-from jaxtyping import Float
-from torch import Tensor
 
-from apo_lab.reporting.names import METHODS, in_order
-from apo_lab.statistics.exact import AnswerScores, exact_pass_at_k
+from apo_lab.editions.protocol import AVERAGED, BLOCKS, Protocol, Stage
+from apo_lab.editions.tuning import TUNING
+from apo_lab.reporting.names import BASE, method_name
+from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
 
-REVIVAL = "revival_"
-"""Before the method's name: a run that began with a collapsed policy."""
-BASELINES = "baselines_"
-"""Before the method's name: no run, but what was measured on its last policy without training."""
-SWEEP = "sweep_"
-"""Before a name: APO with one coefficient changed, which no table of methods shows."""
+MAIN = "main"
+"""The stage of the tuned methods; other stages compare their arms with its runs."""
+KEY = ("world", "method", "variant", "seed")
+KS = (1, 8, 64)
+_TEXT = ("world", "method", "variant", "stage", "registration")
+_METRICS = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy", "samples", "tokens_trained", "seconds")
+_WITHOUT = tuple(f"{name}_without_{block}" for name in ("area", "last") for block in range(BLOCKS))
+_BASE = tuple(f"base_pass@{k}" for k in KS)
+COLUMNS = {
+    "runs": (*KEY, "stage", *_BASE, *_METRICS, "reached", "level", "area", "area_8", *_WITHOUT, "registration"),
+    "curves": (*KEY, "step", "base_weight", *_METRICS),
+}
+"""Columns that the page needs of each table."""
+_ENDPOINTS = {"area": "area", "last": "pass@64"}
+"""Endpoint of a question → its column in `runs.csv`."""
 
 
-@dataclass(frozen=True)
-class LabRun:
-    """One finished run of the laboratory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRuns:
+    """The finished runs of one arm in some worlds."""
 
-    puzzle: str
-    method: str
-    seed: int
-    folder: Path
-    problems: tuple[str, ...]
-    """The held-out problems, the same for all runs of a puzzle."""
-    answers: AnswerScores
-    """Their listed answers; log-probs are those of no policy."""
-    points: tuple[dict[str, float | int], ...]
-    """The evaluation points of `exact/metrics.jsonl`, in order of steps; the first is the base model's."""
+    name: str
+    """Of the method or arm, as in the protocol."""
+    runs: pd.DataFrame
+    curves: pd.DataFrame
+    """Their rows of both tables."""
+    num_planned: int
+    """Runs that the protocol asks for."""
 
     @property
-    def steps(self) -> list[int]:
-        """The step of each evaluation point."""
-        return [int(point["step"]) for point in self.points]
+    def label(self) -> str:
+        """The printed name."""
+        return arm_name(self.name)
 
-    def curve(self, metric: str) -> list[float]:
-        """One metric, a value for each evaluation point."""
-        return [point[metric] for point in self.points]
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its runs are finished."""
+        return len(self.runs) == self.num_planned > 0
 
-    def scores(self, point: int) -> AnswerScores:
-        """All answers' log-probs at an evaluation point, −1 being the last."""
-        return self.scored(self.folder / "exact" / f"step_{self.steps[point]:06d}.npz")
+    @property
+    def settings(self) -> str:
+        """The text of its settings."""
+        return " or ".join(self.runs["variant"].unique())
 
-    def scored(self, path: Path) -> AnswerScores:
-        """All answers with the log-probs of a file."""
-        return replace(self.answers, logprobs=torch.from_numpy(np.load(path)["logprobs"]).double())
+    def within(self, worlds: Sequence[str]) -> "ArmRuns":
+        """The same arm in some of its worlds."""
+        runs, curves = (table[table["world"].isin(worlds)] for table in (self.runs, self.curves))
+        return ArmRuns(name=self.name, runs=runs, curves=curves, num_planned=self.num_planned)
 
-    @cached_property
-    def last(self) -> AnswerScores:
-        """The answers at the last evaluation point."""
-        return self.scores(-1)
+    def mean(self, column: str) -> float:
+        """Mean of a column over seeds, then over worlds."""
+        return float(self.runs.groupby("world")[column].mean().mean())
 
-    @cached_property
-    def loss(self) -> dict[str, Any]:
-        """`algo.loss` of the run's configuration."""
-        return yaml.safe_load((self.folder / ".hydra" / "config.yaml").read_text())["algo"]["loss"]
+    def scores(self, endpoint: str) -> ArmScores:
+        """The endpoint, as `verdicts.compare` takes it."""
+        tables = {}
+        for world, rows in self.runs.groupby("world", sort=False):
+            value = torch.tensor(rows[_ENDPOINTS[endpoint]].to_numpy(float))
+            without = rows[[f"{endpoint}_without_{block}" for block in range(BLOCKS)]].to_numpy(float)
+            tables[str(world)] = pseudo_values(value, torch.tensor(without))
+        return ArmScores(name=self.name, tables=tables)
 
-    @cached_property
-    def metrics(self) -> pd.DataFrame:
-        """`metrics.csv`."""
-        return pd.read_csv(self.folder / "metrics.csv")
+    def path(self) -> pd.DataFrame:
+        """A row an evaluation point, from the base model: means over seeds, then over worlds.
+
+        It ends where the shortest run ends, so that every point has the same runs.
+        """
+        place = self.curves.groupby([*KEY]).cumcount().rename("place")
+        shortest = self.curves.groupby([*KEY]).size().min()
+        columns = ["step", *_METRICS]
+        by_world = self.curves[place < shortest].groupby(["world", place])[columns].mean()
+        return by_world.groupby(level="place").mean()
 
 
-Methods = Mapping[str, Sequence[LabRun]]
-"""The runs of one puzzle, by method."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edition:
+    """A protocol and the rows of its registration."""
+
+    protocol: Protocol
+    runs: pd.DataFrame
+    curves: pd.DataFrame
+    num_refused: int
+    """Rows of `runs.csv` of another registration, which are left out."""
+
+    def arm(self, stage: Stage, worlds: Sequence[str], name: str) -> ArmRuns:
+        """The planned runs of an arm: those of the stage, or of the stage `main` if the stage has no such arm.
+
+        Raises:
+            ConfigError: the arm has several settings in one world.
+        """
+        own = (*stage.methods, *stage.arms)
+        owner = stage if name.removesuffix(AVERAGED) in own else self.protocol.stage(MAIN)
+        planned = [(world, seed) for world in worlds for seed in owner.seeds.get(world, ())]
+        rows = self.runs[(self.runs["stage"] == owner.name) & (self.runs["method"] == name)]
+        rows = rows[pd.MultiIndex.from_frame(rows[["world", "seed"]]).isin(planned)]
+        for world, of_world in rows.groupby("world"):
+            if of_world["variant"].nunique() > 1:
+                found = ", ".join(of_world["variant"].unique())
+                raise ConfigError(f"{name} in {world}, stage {owner.name}, has runs of {found}: keep the chosen one's")
+        keys = pd.MultiIndex.from_frame(rows[[*KEY]])
+        curves = self.curves[pd.MultiIndex.from_frame(self.curves[[*KEY]]).isin(keys)]
+        return ArmRuns(name=name, runs=rows, curves=curves, num_planned=len(planned))
+
+    def groups(self, stage: Stage) -> dict[tuple[str, ...], list[str]]:
+        """Worlds that are shown as one → names of the arms there: those of the questions, else of each family."""
+        own = [*stage.methods, *stage.arms]
+        questions = [question for question in self.protocol.questions if question.stage == stage.name]
+        found = {question.worlds: own for question in questions}
+        for question in questions:
+            found[question.worlds] = [*dict.fromkeys([*found[question.worlds], *itertools.chain(*question.pairs)])]
+        family = {world: self.protocol.worlds[world].family for world in stage.seeds}
+        seen = set(itertools.chain(*found))
+        for name in dict.fromkeys(family[world] for world in stage.seeds if world not in seen):
+            found[tuple(world for world in stage.seeds if family[world] == name and world not in seen)] = own
+        return found
+
+    def group_name(self, worlds: Sequence[str]) -> str:
+        """The family of the worlds if they are several, else the world's name."""
+        return self.protocol.worlds[worlds[0]].family if len(worlds) > 1 else worlds[0]
+
+    def arms(self, stage: Stage) -> dict[tuple[str, ...], list[ArmRuns]]:
+        """The arms of each group that have a finished run; groups with none are left out."""
+        found = {
+            worlds: [arm for name in names if len((arm := self.arm(stage, worlds, name)).runs)]
+            for worlds, names in self.groups(stage).items()
+        }
+        return {worlds: arms for worlds, arms in found.items() if arms}
+
+    def num_planned(self, stage: Stage) -> int:
+        """Runs that the protocol asks for in a stage."""
+        return sum(
+            len(seeds) * len(self.protocol.tuned[method].arms(self.protocol.worlds[world].family))
+            if stage.name == TUNING
+            else len(seeds)
+            for world, seeds in stage.seeds.items()
+            for method in (*stage.methods, *stage.arms)
+        )
+
+    def num_done(self, stage: Stage) -> int:
+        """Finished runs of a stage; an average of weights is no run."""
+        is_run = (self.runs["stage"] == stage.name) & ~self.runs["method"].str.endswith(AVERAGED)
+        return int(is_run.sum())
 
 
-def read_laboratory(folder: Path) -> list[LabRun]:
-    """All finished runs, by puzzle, method and seed.
+def read_edition(folder: Path, protocol: Protocol, registration: str) -> Edition:
+    """Read `runs.csv` and `curves.csv` of a folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: a file, a column or every row of the registration is missing, or two rows have the same key.
     """
-    listed: dict[str, tuple[tuple[str, ...], AnswerScores]] = {}
-    runs = []
-    for path in sorted(folder.glob("*/*/seed_*/finished.json")):
-        puzzle, method, name = path.parent.parts[-3:]
-        if method.startswith(BASELINES):
-            continue
-        exact = path.parent / "exact"
-        if puzzle not in listed:
-            listed[puzzle] = _listed_answers(exact / "answers.json")
-        points = tuple(json.loads(line) for line in (exact / "metrics.jsonl").read_text().splitlines())
-        runs.append(LabRun(puzzle, method, int(name.removeprefix("seed_")), path.parent, *listed[puzzle], points))
-    if not runs:
-        raise ConfigError(f"{folder} has no finished run: `apo lab` makes them")
-    return runs
+    tables = {name: _read(folder / f"{name}.csv", columns) for name, columns in COLUMNS.items()}
+    runs = tables["runs"]
+    is_ours = runs["registration"] == registration
+    if not is_ours.any():
+        raise ConfigError(
+            f"{folder / 'runs.csv'} has {len(runs)} rows and none of registration {registration[:12]}: "
+            "give the edition that they were run from, or run this one with `apo lab`"
+        )
+    ours = runs[is_ours]
+    if (doubled := ours[ours.duplicated([*KEY])]).size:
+        key = " ".join(str(doubled.iloc[0][name]) for name in KEY)
+        raise ConfigError(f"{folder / 'runs.csv'} has two rows of {key}: keep one")
+    return Edition(protocol=protocol, runs=ours, curves=tables["curves"], num_refused=int((~is_ours).sum()))
 
 
-def by_puzzle(runs: Sequence[LabRun], prefix: str = "") -> dict[str, dict[str, list[LabRun]]]:
-    """Puzzle → method → its runs, locks first and methods in the order of tables, seeds ascending.
+def arm_name(name: str) -> str:
+    """The printed name of a method or arm: `grpo+average` → `GRPO, averaged`.
 
-    Of runs that began with the base model, or with `REVIVAL` of those that began with a collapsed policy.
+    Example:
+        >>> arm_name("grpo+average"), arm_name("apo")
+        ('GRPO, averaged', 'APO')
     """
-    methods = in_order((run.method.removeprefix(prefix) for run in runs), METHODS)
-    puzzles = in_order((run.puzzle for run in runs), ["locks"])
-    found: dict[str, dict[str, list[LabRun]]] = {puzzle: {} for puzzle in puzzles}
-    for run in sorted(runs, key=lambda run: (methods.index(run.method.removeprefix(prefix)), run.seed)):
-        if next((known for known in (REVIVAL, SWEEP) if run.method.startswith(known)), "") == prefix:
-            found[run.puzzle].setdefault(run.method.removeprefix(prefix), []).append(run)
-    return {puzzle: of_method for puzzle, of_method in found.items() if of_method}
+    if name == "base":
+        return BASE
+    averaged = ", averaged" if name.endswith(AVERAGED) else ""
+    return method_name(name.removesuffix(AVERAGED)) + averaged
 
 
-def base_point(methods: Methods) -> Mapping[str, float]:
-    """The base model's evaluation point, the same for all runs of a puzzle."""
-    return next(iter(methods.values()))[0].points[0]
-
-
-def pass_table(runs: Sequence[LabRun], k: int, point: int = -1) -> Float[Tensor, "seeds problems"]:
-    """Exact pass@k of each problem at an evaluation point, −1 being the last."""
-    scores = [run.last if point == -1 else run.scores(point) for run in runs]
-    return torch.stack([exact_pass_at_k(each.success, k) for each in scores])
-
-
-def _listed_answers(path: Path) -> tuple[tuple[str, ...], AnswerScores]:
-    """The problems of a puzzle, and their listed answers."""
-    content = json.loads(path.read_text())
-    rows = content["problems"]
-    flat = [(place, strategy, is_valid) for place, row in enumerate(rows) for _, strategy, is_valid in row["answers"]]
-    strategies = [name for name in content["strategies"] if any(name == strategy for _, strategy, _ in flat)]
-    answers = AnswerScores(
-        problem=torch.tensor([place for place, _, _ in flat]),
-        strategy=torch.tensor([strategies.index(strategy) for _, strategy, _ in flat]),
-        is_valid=torch.tensor([is_valid for _, _, is_valid in flat]),
-        logprobs=torch.full((len(flat),), torch.nan, dtype=torch.float64),
-        num_problems=len(rows),
-        num_strategies=len(strategies),
-    )
-    return tuple(row["problem"] for row in rows), answers
+def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: `apo lab` writes it, or give the folder of the tables")
+    # Settings may be empty, and a text such as "None" is no missing value.
+    table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False, na_values={"base_weight": [""]})
+    if missing := [column for column in columns if column not in table]:
+        raise ConfigError(f"{path} has no column '{missing[0]}': make the table with this version of `apo lab`")
+    for column in (column for column in columns if column not in _TEXT):
+        if not pd.api.types.is_numeric_dtype(table[column]) and len(table):
+            raise ConfigError(f"{path}: column '{column}' is not numeric: remove what was typed into it")
+    return table

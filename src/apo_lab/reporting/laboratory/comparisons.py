@@ -1,0 +1,111 @@
+"""The comparisons of each question, and their verdicts as far as the runs are finished."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from apo_lab.editions.protocol import Prediction, Question
+from apo_lab.reporting.laboratory.reading import Edition, arm_name
+from apo_lab.statistics.verdicts import ArmScores, Contrast, Outcome, Verdict, compare, decide
+
+DECIDED = (Outcome.HIGHER, Outcome.LOWER, Outcome.EQUIVALENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two arms of a question."""
+
+    before: str
+    after: str
+    contrast: Contrast | None
+    """In the worlds where both have runs; None: in none."""
+    verdict: Verdict | None
+    """None until all runs of both arms are finished: the number of seeds is fixed, so no verdict comes early."""
+    num_done: int
+    num_planned: int
+
+    @property
+    def label(self) -> str:
+        """`APO − GRPO`, the first cell of its row."""
+        return f"{arm_name(self.after)} − {arm_name(self.before)}"
+
+    @property
+    def outcome(self) -> str:
+        """The verdict, or how many runs there are."""
+        return self.verdict.outcome if self.verdict else f"{self.num_done} of {self.num_planned} runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A question and its comparisons, one family for Holm's method."""
+
+    question: Question
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def table(self) -> str:
+        """Name of the table with its rows."""
+        return f"lab_{self.question.stage}_verdicts"
+
+    def with_outcome(self, *outcomes: Outcome) -> list[Comparison]:
+        """The comparisons with one of these verdicts."""
+        return [each for each in self.comparisons if each.verdict and each.verdict.outcome in outcomes]
+
+    def reference(self, comparison: Comparison) -> str:
+        """Names the row of a comparison: table, section and first cell."""
+        return f"{self.table}: {self.question.key}: {comparison.label}"
+
+
+def answered(edition: Edition) -> list[Answered]:
+    """Every question that has a run of both arms of a pair."""
+    found = [_answer(edition, question) for question in edition.protocol.questions]
+    return [each for each in found if any(comparison.contrast for comparison in each.comparisons)]
+
+
+def prediction_outcome(prediction: Prediction, questions: Sequence[Answered]) -> tuple[str, str]:
+    """`held`, `failed` or `undecided`, and the row that it rests on."""
+    for each in questions:
+        for comparison in each.comparisons:
+            if (each.question.key, comparison.before, comparison.after) == (prediction.question, *prediction.pair):
+                verdict = comparison.verdict
+                if verdict is None or verdict.outcome not in DECIDED:
+                    return "undecided", each.reference(comparison)
+                return ("held" if verdict.outcome == prediction.expected else "failed"), each.reference(comparison)
+    return "undecided", "no run"
+
+
+def _answer(edition: Edition, question: Question) -> Answered:
+    found = [_compared(edition, question, before, after) for before, after in question.pairs]
+    # A comparison that waits for runs counts in the family with p = 1: later, the others' adjusted p only falls.
+    verdicts = decide([_finished(each) or _WAITING for each in found], edition.protocol.margin)
+    return Answered(
+        question=question,
+        comparisons=tuple(
+            replace(each, verdict=verdict if _finished(each) else None)
+            for each, verdict in zip(found, verdicts, strict=True)
+        ),
+    )
+
+
+def _compared(edition: Edition, question: Question, before: str, after: str) -> Comparison:
+    stage = edition.protocol.stage(question.stage)
+    arms = [edition.arm(stage, question.worlds, name) for name in (before, after)]
+    common = [world for world in question.worlds if all((arm.runs["world"] == world).any() for arm in arms)]
+    scores = [arm.within(common).scores(question.endpoint) for arm in arms]
+    return Comparison(
+        before=before,
+        after=after,
+        contrast=compare(*scores) if common else None,
+        verdict=None,
+        num_done=sum(len(arm.runs) for arm in arms),
+        num_planned=sum(arm.num_planned for arm in arms),
+    )
+
+
+def _finished(comparison: Comparison) -> Contrast | None:
+    return comparison.contrast if comparison.num_done == comparison.num_planned else None
+
+
+_NOTHING = ArmScores(name="", tables={"": torch.zeros(1, 2)})
+_WAITING = compare(_NOTHING, _NOTHING)

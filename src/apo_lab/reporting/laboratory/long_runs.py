@@ -1,0 +1,94 @@
+"""Whether pass@64 and entropy come back in long runs, and whether pass@1 still rises: a row a run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import numpy as np
+import pandas as pd
+
+from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition
+from apo_lab.reporting.records import Cell, Table, TableRow, bare, left, right, row_of
+from apo_lab.reporting.tables.cells import number_cell, share_cell
+
+STAGE = "long"
+TAIL = 0.4
+"""Share of the steps over which pass@1 is fitted."""
+STEPS = 100
+"""Unit of the slope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRun:
+    """One run after its first passage of L*, or as a whole if it does not reach it."""
+
+    name: str
+    has_passed: bool
+    lowest_pass: float
+    last_pass: float
+    """pass@64, at its lowest after first passage and at the last step."""
+    lowest_entropy: float
+    last_entropy: float
+    """Entropy of the choice of a strategy [nats]."""
+    slope: float
+    """Of pass@1 over the last two fifths of the steps [per 100 steps]."""
+
+
+def long_runs(arm: ArmRuns) -> list[LongRun]:
+    """The runs of an arm, by world and seed."""
+    levels = {tuple(row[name] for name in KEY): row["level"] for _, row in arm.runs.iterrows()}
+    return [_long_run(f"{key[0]}, seed {key[-1]}", levels[key], points) for key, points in arm.curves.groupby([*KEY])]
+
+
+def long_table(edition: Edition) -> Table:
+    """A row a run and a row of means for each arm."""
+    rows = []
+    for arms in edition.arms(edition.protocol.stage(STAGE)).values():
+        for arm in arms:
+            found = long_runs(arm)
+            rows += [_row(Cell(run.name, marked=not run.has_passed), [run], arm.label) for run in found]
+            rows.append(_row(Cell(f"mean of {arm.label}"), found, arm.label))
+    return Table(
+        name="lab_long",
+        title="Long runs: does collapse reverse, and has training converged?",
+        columns=(
+            *left("Run"),
+            *right("lowest", "last", group="pass@64"),
+            *right("lowest", "last", group="Entropy [nats]"),
+            *right(f"pass@1 [points per {STEPS} steps]"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Lowest: after the first passage of L*; marked: of the whole run, which does not reach L*. A lowest value "
+            "is below the last one by chance alone, so a small difference is no reversal.",
+            "Slope of pass@1: least squares over the last two fifths of the steps; ±: standard error over runs.",
+        ),
+    )
+
+
+def _long_run(name: str, level: float, points: pd.DataFrame) -> LongRun:
+    reached = (points["pass@1"] >= level).to_numpy()
+    after = points[reached.cumsum() > 0] if reached.any() else points
+    tail = points[points["step"] >= (1 - TAIL) * points["step"].max()]
+    slope = np.polyfit(tail["step"], tail["pass@1"], 1)[0] if len(tail) > 1 else math.nan
+    return LongRun(
+        name=name,
+        has_passed=bool(reached.any()),
+        lowest_pass=after["pass@64"].min(),
+        last_pass=points["pass@64"].iloc[-1],
+        lowest_entropy=after["strategy_entropy"].min(),
+        last_entropy=points["strategy_entropy"].iloc[-1],
+        slope=float(slope) * STEPS,
+    )
+
+
+def _row(name: Cell, runs: Sequence[LongRun], section: str) -> TableRow:
+    """The means of these runs; with the slope's standard error if they are several."""
+    columns = [[run.lowest_pass, run.last_pass, run.lowest_entropy, run.last_entropy, run.slope] for run in runs]
+    *means, slope = (bare(fmean(column)) for column in zip(*columns, strict=True))
+    cells = (*(share_cell(mean) for mean in means[:2]), *(number_cell(mean) for mean in means[2:]))
+    slopes = [100 * run.slope for run in runs]
+    error = f" ± {stdev(slopes) / math.sqrt(len(slopes)):.2f}" if len(slopes) > 1 else ""
+    last = Cell(f"{100 * slope.value:+.2f}{error}", 100 * slope.value)
+    return row_of(name, *cells, last, section=section)
