@@ -25,7 +25,7 @@ stages:
   parts:
     like: apo
     seeds: {small: [1]}
-    arms: {wide: [algo=apo, algo.loss.anchor_size=12], strong: [algo=apo, algo.loss.pull_coef=0.4]}
+    arms: {wide: [algo=apo, algo.loss.anchor_size=12], strong: [algo=apo, algo.loss.pull_coef=0.2]}
 questions:
   best: {text: "Is it better?", stage: main, worlds: [small], pairs: [[grpo, apo], [apo, apo+average]]}
 predictions: []

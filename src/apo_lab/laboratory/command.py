@@ -8,6 +8,7 @@ from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.registration import commit, registration
 from apo_lab.laboratory.runs import work_off
 from apo_lab.laboratory.view import LaboratoryView
+from apo_lab.reporting.laboratory import laboratory_page
 from apo_lightning.common.console import say
 from apo_lightning.run.launching import launch_time
 
@@ -26,7 +27,6 @@ def laboratory(cfg: DictConfig) -> None:
         if cfg.action == "run":
             work_off(cfg)
     finally:
-        from apo_lab.reporting.laboratory import laboratory_page
         if (Path(cfg.tables) / "runs.csv").is_file():
             date = launch_time().strftime("%Y-%m-%d")
             page = laboratory_page(

@@ -221,7 +221,8 @@ def decide(contrasts: Sequence[Contrast], margin: float = MARGIN) -> list[Verdic
     - `undecided`: else, also if nothing varies.
 
     Without any difference, the probability of any `higher` or `lower` in the family is at most 0.05 in one world; over
-    several worlds see `compare`. That of a wrong `equivalent` is 0.05 for each comparison. A comparison with too few seeds counts in the family with p = 1.
+    several worlds see `compare`. That of a wrong `equivalent` is 0.05 for each comparison. A comparison with too few
+    seeds counts in the family with p = 1.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure"; Schuirmann 1987, "A comparison of the
         two one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability".

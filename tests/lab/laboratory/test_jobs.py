@@ -2,9 +2,10 @@
 
 import pandas as pd
 import pytest
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from apo_lab.editions.protocol import load_protocol
+from apo_lab.editions.protocol import editions, load_protocol
 from apo_lab.laboratory.jobs import RunKey, missing_jobs, planned_jobs, progress
 from apo_lab.laboratory.published import RUN_COLUMNS
 from apo_lightning.errors import ConfigError
@@ -51,7 +52,7 @@ def test_after_tuning_the_best_configuration_is_run_and_the_parts_start_from_it(
     assert found["apo"].arm.variant == "lr=0.01 pull_coef=0.1"
     assert found["wide"].arm.variant == "lr=0.01 pull_coef=0.1 anchor_size=12"
     # Its own coefficient replaces the chosen one.
-    assert found["strong"].arm.variant == "lr=0.01 pull_coef=0.4"
+    assert found["strong"].arm.variant == "lr=0.01 pull_coef=0.2"
     assert found["apo"].is_averaged
     assert not found["wide"].is_averaged
 
@@ -75,18 +76,37 @@ def test_every_arm_of_the_hour_has_its_first_seed_before_any_has_its_second():
     assert len(seeds) == 36
 
 
+def tuned(protocol):
+    """Rows of a finished tuning."""
+    return rows(
+        *(
+            ("tuning", world, arm.method, arm.variant, seed, 0.5)
+            for family, world in protocol.tuning.items()
+            for method in protocol.tuned.values()
+            for arm in method.arms(family)
+            for seed in (101, 102)
+        )
+    )
+
+
 def test_all_runs_of_the_full_edition_have_folders_of_their_own():
     protocol = load_protocol("full")
-    areas = [
-        ("tuning", world, arm.method, arm.variant, seed, 0.5)
-        for family, world in protocol.tuning.items()
-        for method in protocol.tuned.values()
-        for arm in method.arms(family)
-        for seed in (101, 102)
-    ]
-    jobs = planned_jobs(config(), protocol, rows(*areas))
+    jobs = planned_jobs(config(), protocol, tuned(protocol))
     assert len({job.folder for job in jobs}) == len({job.key for job in jobs}) == len(jobs)
-    assert len(jobs) == sum(stage.num_runs for stage in progress(config(), protocol, rows(*areas)))
+    assert len(jobs) == sum(stage.num_runs for stage in progress(config(), protocol, tuned(protocol)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", editions())
+def test_every_arm_of_an_edition_can_be_built(name):
+    """A pull too strong for its push is refused when the loss is made, and would end an edition after hours."""
+    protocol = load_protocol(name)
+    rows_of_tuning = tuned(protocol) if protocol.tuned else NONE
+    arms = {(job.world.family, job.arm): job for job in planned_jobs(config(), protocol, rows_of_tuning)}
+    for job in arms.values():
+        algo = composed("train", [*job.overrides]).algo
+        instantiate(algo.loss)
+        instantiate(algo.advantage)
 
 
 @pytest.mark.parametrize(

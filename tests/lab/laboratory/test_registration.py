@@ -25,7 +25,10 @@ def test_it_is_the_same_twice_and_changes_with_the_protocol(edition):
 
 
 def test_another_secret_is_another_task(edition):
-    worlds = [edition(text).worlds["small"] for text in (MINIATURE, MINIATURE.replace("run: [", "run: [data.puzzle.secret=1, "))]
+    worlds = [
+        edition(text).worlds["small"]
+        for text in (MINIATURE, MINIATURE.replace("run: [", "run: [data.puzzle.secret=1, "))
+    ]
     assert task_sha256(worlds[0]) != task_sha256(worlds[1])
 
 

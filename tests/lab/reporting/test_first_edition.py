@@ -35,5 +35,3 @@ def agrees(line, expected):
 def number(shown):
     found = re.match(r"[+-]?[\d.,]+", shown)
     return float(found.group().replace(",", "")) if found else float("nan")
-
-
