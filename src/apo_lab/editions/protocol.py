@@ -83,6 +83,8 @@ class Stage:
     """Tuned methods: all their configurations in the stage `tuning`, elsewhere the chosen one."""
     like: str | None = None
     """The tuned method whose rate and coefficient the `arms` start from; None: from none."""
+    rate_of: str | None = None
+    """The tuned method whose rate alone the `arms` have, since they are other algorithms; None: their own."""
     arms: Mapping[str, tuple[str, ...]]
     """Name → overrides, for arms that are not tuned."""
     overrides: tuple[str, ...] = ()
@@ -239,6 +241,7 @@ def _stage(name: str, keys: Mapping[str, Any], tuned: Sequence[str]) -> Stage:
         seeds={world: tuple(seeds) for world, seeds in keys["seeds"].items()},
         methods=tuple(tuned if methods == "all" else methods),
         like=keys.get("like"),
+        rate_of=keys.get("rate_of"),
         arms={arm: tuple(overrides) for arm, overrides in keys.get("arms", {}).items()},
         overrides=tuple(keys.get("overrides", ())),
         is_averaged=keys.get("average", False),
@@ -266,7 +269,7 @@ def _checked(protocol: Protocol) -> Protocol:
     for stage in protocol.stages:
         for world in stage.seeds:
             refuse(f"stage {stage.name}", world, list(protocol.worlds))
-        for method in (*stage.methods, *([stage.like] if stage.like else [])):
+        for method in (*stage.methods, *filter(None, (stage.like, stage.rate_of))):
             refuse(f"stage {stage.name}", method, list(protocol.tuned))
     for question in protocol.questions:
         stage = protocol.stage(question.stage)

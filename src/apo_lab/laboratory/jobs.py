@@ -101,14 +101,15 @@ def stage_arms(protocol: Protocol, stage: Stage, family: str, choice: Mapping[tu
     if stage.name == "tuning":
         return [arm for method in stage.methods for arm in protocol.tuned[method].arms(family)]
     arms = [choice[method, family] for method in stage.methods if (method, family) in choice]
-    if stage.like is None:
+    source = stage.like or stage.rate_of
+    if source is None:
         return arms + [Arm(method=name, overrides=overrides) for name, overrides in stage.arms.items()]
-    start = choice.get((stage.like, family))
+    start = choice.get((source, family))
     if start is None:
         return arms
+    settings = start.overrides[1:] if stage.like else [s for s in start.overrides if s.startswith("optimizer.lr=")]
     return arms + [
-        Arm(method=name, overrides=(own[0], *_kept(start.overrides[1:], own), *own[1:]))
-        for name, own in stage.arms.items()
+        Arm(method=name, overrides=(own[0], *_kept(settings, own), *own[1:])) for name, own in stage.arms.items()
     ]
 
 

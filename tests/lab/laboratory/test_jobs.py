@@ -102,9 +102,10 @@ def test_every_arm_of_an_edition_can_be_built(name):
     """A pull too strong for its push is refused when the loss is made, and would end an edition after hours."""
     protocol = load_protocol(name)
     rows_of_tuning = tuned(protocol) if protocol.tuned else NONE
-    arms = {(job.world.family, job.arm): job for job in planned_jobs(config(), protocol, rows_of_tuning)}
-    for job in arms.values():
-        algo = composed("train", [*job.overrides]).algo
+    jobs = planned_jobs(config(), protocol, rows_of_tuning)
+    algorithms = {tuple(o for o in job.arm.overrides if not o.startswith("optimizer.lr=")) for job in jobs}
+    for overrides in algorithms:
+        algo = composed("train", [*overrides]).algo
         instantiate(algo.loss)
         instantiate(algo.advantage)
 
