@@ -1,76 +1,113 @@
 """The page's sentences: an answer to each question, the best candidate, and what to run; each names its rows."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from apo_lab.editions.protocol import AVERAGED, Question
+from apo_lab.editions.protocol import AVERAGED
 from apo_lab.reporting.laboratory.comparisons import DECIDED, Answered, Comparison
+from apo_lab.reporting.laboratory.long_runs import MEAN
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, arm_name
 from apo_lab.reporting.records import Table, TableRow, left, row_of
 from apo_lab.statistics.verdicts import Outcome
 
 ALLOWANCE = 1.05
 """A run with up to so many times the reference's seconds has the same budget."""
+MOST_LISTED = 12
+"""Comparisons up to which an answer gives each difference."""
 
 
-def answers_table(edition: Edition, questions: Sequence[Answered]) -> Table:
-    """A sentence for each question, and one about the candidates."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestCandidate:
+    """The candidate whose smallest difference to a published method is the largest."""
+
+    name: str
+    is_above: bool
+    """Whether it is `higher` than every published method in every world."""
+    sentence: str
+    rests_on: str
+
+
+def answers_table(edition: Edition, questions: Sequence[Answered], tables: Sequence[Table]) -> Table:
+    """A sentence for each question, about the best candidate, about long runs and about cost.
+
+    Args:
+        edition: the runs.
+        questions: the verdicts.
+        tables: `lab_long` and `lab_cost`, if there are such runs.
+    """
     rows = [
-        row_of(each.question.text, _place(edition, each.question), answer(each), f"{each.table}: {each.question.key}")
+        row_of(each.question.text, _place(edition, each), answer(each), f"{each.table}: {each.question.key}")
         for each in questions
     ]
+    if best := best_candidate(edition, questions):
+        text = "Is there a method above the whole curve of every published one, in every world?"
+        rows.append(row_of(text, "all", best.sentence, best.rests_on))
+    for table in tables:
+        rows += _of_long_runs(table) if table.name == "lab_long" else _of_cost(table)
     return Table(
         name="lab_answers",
         title="Answers",
         columns=left("Question", "Worlds", "Answer", "Rests on"),
-        rows=(*rows, *_candidate_row(edition, questions)),
-        notes=("Made from the verdicts; in brackets: the difference [points]. Rests on: table, section and row.",),
+        rows=tuple(rows),
+        notes=("In brackets: the difference [points]. Rests on: table, section and row.",),
     )
 
 
 def answer(each: Answered) -> str:
-    """The comparisons of a question by verdict."""
+    """The comparisons of a question by verdict; counted for each arm if they are many."""
+    groups = {"": list(each.comparisons)}
+    if is_long := len(each.comparisons) > MOST_LISTED:
+        groups = {
+            f"{arm_name(c.after)}: ": [d for d in each.comparisons if d.after == c.after] for c in each.comparisons
+        }
     parts = []
-    for outcome in (*DECIDED, Outcome.UNDECIDED, Outcome.TOO_FEW_SEEDS):
-        if found := each.with_outcome(outcome):
-            parts.append(f"{outcome.capitalize()}: {', '.join(_with_difference(comparison) for comparison in found)}.")
+    for name, comparisons in groups.items():
+        for outcome in (*DECIDED, Outcome.UNDECIDED, Outcome.TOO_FEW_SEEDS):
+            found = [c for c in comparisons if c.verdict and c.verdict.outcome == outcome]
+            listed = f"{len(found)} of {len(comparisons)}" if is_long else ", ".join(map(_with_difference, found))
+            parts += [f"{name}{outcome if name else outcome.capitalize()}: {listed}."] if found else []
     if num_waiting := sum(comparison.verdict is None for comparison in each.comparisons):
         parts.append(f"{num_waiting} of {len(each.comparisons)} comparisons wait for runs.")
     return " ".join(parts)
 
 
-def candidate_sentence(edition: Edition, questions: Sequence[Answered]) -> tuple[str, str] | None:
-    """Which candidate is `higher` than every published method in every world, or which comes nearest; and its row.
+def best_candidate(edition: Edition, questions: Sequence[Answered]) -> BestCandidate | None:
+    """Which candidate is `higher` than every published method in every world, or which comes nearest.
 
-    A candidate is an arm that questions compare with every tuned method. Nearest: its smallest difference is the
-    largest. None until a candidate has a verdict in every comparison.
+    A candidate is an arm that a question compares with every tuned method; nearest: its smallest difference is the
+    largest. None until a candidate has a verdict in each of its comparisons.
     """
-    found: dict[str, list[tuple[Answered, Comparison]]] = {}
+    tuned, found = set(edition.protocol.tuned), dict[str, list[tuple[Answered, Comparison]]]()
     for each in questions:
-        for name in dict.fromkeys(comparison.after for comparison in each.comparisons):
+        for name in {comparison.after for comparison in each.comparisons} - tuned:
             own = [comparison for comparison in each.comparisons if comparison.after == name]
-            if name not in edition.protocol.tuned and {c.before for c in own} >= set(edition.protocol.tuned) != set():
+            if tuned and {comparison.before for comparison in own} >= tuned:
                 found.setdefault(name, []).extend((each, comparison) for comparison in own)
-    complete = {name: rows for name, rows in found.items() if all(row.verdict for _, row in rows)}
+    complete = {name: rows for name, rows in sorted(found.items()) if all(row.verdict for _, row in rows)}
     if not complete:
         return None
     worst = {name: min(rows, key=lambda row: _difference(row[1])) for name, rows in complete.items()}
-    best = max(complete, key=lambda name: _difference(worst[name][1]))
-    rows, (each, comparison) = complete[best], worst[best]
-    num_higher = sum(row.verdict is not None and row.verdict.outcome == Outcome.HIGHER for _, row in rows)
-    is_above = num_higher == len(rows)
-    first = (
-        f"{arm_name(best)} is higher than every published method in every world"
-        if is_above
-        else f"No candidate is higher than every published method in every world; {arm_name(best)} comes nearest, "
-        f"higher in {num_higher} of {len(rows)} comparisons"
+    name = max(complete, key=lambda name: _difference(worst[name][1]))
+    each, comparison = worst[name]
+    outcomes = [row.verdict.outcome for _, row in complete[name] if row.verdict]
+    num_higher = outcomes.count(Outcome.HIGHER)
+    is_above = num_higher == len(outcomes)
+    begin = f"{arm_name(name)} is" if is_above else f"No candidate is; {arm_name(name)} comes nearest and is"
+    return BestCandidate(
+        name=name,
+        is_above=is_above,
+        sentence=f"{begin} higher in {num_higher} of {len(outcomes)} comparisons; its smallest difference is "
+        f"{_with_difference(comparison)} on {_place(edition, each)}.",
+        rests_on=each.reference(comparison),
     )
-    smallest = f"its smallest difference is {_with_difference(comparison)} on {_place(edition, each.question)}."
-    return f"{first}: {smallest}", each.reference(comparison)
 
 
 def recommendations_table(edition: Edition, questions: Sequence[Answered]) -> Table:
     """Aim, budget, what to run, and the row that it rests on."""
     rows = [row for each in questions if each.question.stage == MAIN for row in _recommended(edition, each)]
+    best = best_candidate(edition, questions)
+    if best and best.is_above:
+        rows.append(row_of("pass@64 at equal pass@1, on any of these", "any", arm_name(best.name), best.rests_on))
     return Table(
         name="lab_recommendations",
         title="What to run",
@@ -81,39 +118,41 @@ def recommendations_table(edition: Edition, questions: Sequence[Answered]) -> Ta
 
 
 def _recommended(edition: Edition, each: Answered) -> Iterator[TableRow]:
-    aim = f"pass@64 at equal pass@1, on {_place(edition, each.question)}"
+    aim = f"pass@64 at equal pass@1, on {_place(edition, each)}"
     if any(comparison.verdict is None for comparison in each.comparisons):
         return
     higher = sorted(each.with_outcome(Outcome.HIGHER), key=_difference, reverse=True)
-    references = {comparison.before for comparison in each.comparisons}
-    whole = f"{each.table}: {each.question.key}"
+    whole, first = f"{each.table}: {each.question.key}", each.comparisons[0].before
     if all(comparison.after == comparison.before + AVERAGED for comparison in each.comparisons):
-        run = _sentence(higher[0]) if higher else "the last policy as it is: no average is higher"
-        yield row_of(aim, "no training: average the last policy", run, each.reference(higher[0]) if higher else whole)
-    elif len(references) == 1:
-        reference = arm_name(references.pop())
-        run, row = (
-            (_sentence(higher[0]), each.reference(higher[0])) if higher else (f"{reference}: none is higher", whole)
+        what = (
+            f"average it if it is trained by {', '.join(arm_name(c.before) for c in higher)}" if higher else "nothing"
         )
-        yield row_of(aim, "tuning, then any number of seconds", run, row)
-        cheap = [c for c in higher if _seconds(edition, each, c.after) <= ALLOWANCE * _seconds(edition, each, c.before)]
-        if higher and cheap[:1] != higher[:1]:
-            run, row = (
-                (_sentence(cheap[0]), each.reference(cheap[0]))
-                if cheap
-                else (f"{reference}: what is higher takes longer", "lab_cost")
-            )
-            yield row_of(aim, f"tuning, then the seconds of {reference}", run, row)
+        yield row_of(aim, "a policy that is trained already", f"{what}: {answer(each)}", whole)
+    elif {comparison.before for comparison in each.comparisons} == {first}:
+        limit = ALLOWANCE * _arm(edition, each, first).mean("seconds")
+        cheap = [c for c in higher if _arm(edition, each, c.after).mean("seconds") <= limit]
+        for budget, found in (("any", higher), (f"the seconds of {arm_name(first)}", cheap)):
+            if found:
+                settings = _arm(edition, each, found[0].after).settings
+                run = f"{arm_name(found[0].after)}, {settings}: {_with_difference(found[0])}"
+                yield row_of(aim, budget, run, each.reference(found[0]))
+            else:
+                yield row_of(aim, budget, f"{arm_name(first)}: none is higher in this budget", whole)
 
 
-def _candidate_row(edition: Edition, questions: Sequence[Answered]) -> list[TableRow]:
-    found = candidate_sentence(edition, questions)
-    text = "Is there a method above the whole curve of every published one, in every world?"
-    return [row_of(text, "all of its questions", *found)] if found else []
+def _of_long_runs(table: Table) -> Iterator[TableRow]:
+    for row in (row for row in table.rows if row.cells[0].text == MEAN):
+        _, lowest, last, _, _, slope = (cell.text for cell in row.cells)
+        text = f"pass@64 {lowest} at its lowest, {last} at the end; pass@1 {slope} points per 100 steps."
+        yield row_of(
+            "Does collapse reverse, and is it converged?", row.section, text, f"lab_long: {row.section}: {MEAN}"
+        )
 
 
-def _sentence(comparison: Comparison) -> str:
-    return f"{arm_name(comparison.after)}: {_with_difference(comparison)}"
+def _of_cost(table: Table) -> Iterator[TableRow]:
+    for section, rows in table.sections:
+        text = f"Seconds of a run: {', '.join(f'{row.cells[0].text} {row.cells[3].text}' for row in rows)}."
+        yield row_of("What does it cost?", section, text, f"lab_cost: {section}")
 
 
 def _with_difference(comparison: Comparison) -> str:
@@ -125,10 +164,9 @@ def _difference(comparison: Comparison) -> float:
     return comparison.contrast.difference.mean
 
 
-def _seconds(edition: Edition, each: Answered, name: str) -> float:
-    arm: ArmRuns = edition.arm(edition.protocol.stage(each.question.stage), each.question.worlds, name)
-    return arm.mean("seconds")
+def _arm(edition: Edition, each: Answered, name: str) -> ArmRuns:
+    return edition.arm(edition.protocol.stage(each.question.stage), each.question.worlds, name)
 
 
-def _place(edition: Edition, question: Question) -> str:
-    return edition.group_name(question.worlds)
+def _place(edition: Edition, each: Answered) -> str:
+    return edition.group_name(each.question.worlds)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -42,7 +43,7 @@ def paths_figure(
     styles: Styles,
 ) -> Figure:
     """pass@64 against pass@1 along each arm's mean path; a panel for each second arm if the first ones differ."""
-    shown = [list(arms)]
+    shown, paths = [list(arms)], {name: arm.path() for name, arm in arms.items()}
     if len({before for before, _ in pairs}) > 1:
         afters = dict.fromkeys(after for _, after in pairs if after in arms)
         shown = [[*(b for b, a in pairs if a == after and b in arms), after] for after in afters]
@@ -53,16 +54,17 @@ def paths_figure(
         for level in levels:
             axes.axvline(level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         for name in names:
-            _draw_path(axes, arms[name], styles[arms[name].label])
-        start = arms[names[0]].path().iloc[0]
+            width = 1.4 if len(shown) == 1 or name == names[-1] else 0.9
+            _draw_path(axes, name, paths[name], styles[arms[name].label], width)
+        start = paths[names[0]].iloc[0]
         axes.plot(start["pass@1"], start["pass@64"], "X", color=styles[BASE].color, zorder=40)
         if len(shown) > 1:
-            axes.set_title(arms[names[-1]].label)
+            axes.set_title(arm_name(names[-1].removesuffix(AVERAGED)))
         axes.set_xlabel("pass@1")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         _per_cent(axes.xaxis, axes.yaxis)
     grid[0].set_ylabel("pass@64")
-    labels = [BASE, *(arms[name].label for names in shown for name in names)]
+    labels = [BASE, *(arm.label for name, arm in arms.items() if not name.endswith(AVERAGED))]
     method_legend(figure, styles, labels, most_columns=2 if len(shown) == 1 else 4)
     return figure
 
@@ -70,11 +72,11 @@ def paths_figure(
 @styled
 def curves_figure(arms: Sequence[ArmRuns], xs: Mapping[str, str], ys: Mapping[str, str], styles: Styles) -> Figure:
     """Each of `ys` (a row) against each of `xs` (a column), or all in one row if `xs` is one: column → printed name."""
-    pairs = list(itertools.product(ys, xs))
+    pairs, paths = list(itertools.product(ys, xs)), {arm.label: arm.path() for arm in arms}
     figure, grid = panels(len(pairs), height=1.9)
     for axes, (y, x) in zip(grid, pairs, strict=True):
         for arm in arms:
-            style, path = styles[arm.label], arm.path()
+            style, path = styles[arm.label], paths[arm.label]
             axes.plot(path[x], path[y], **style.line, linewidth=1.2, zorder=2 + style.rank)
             axes.plot(path[x].iloc[-1:], path[y].iloc[-1:], style.marker, color=style.color, zorder=30 + style.rank)
         axes.set_xlabel(xs[x])
@@ -93,6 +95,8 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     arms = {name: arm for name in names if len((arm := edition.arm(stage, question.worlds, name)).runs)}
     if not arms:
         return None
+    is_averaged = any(name.endswith(AVERAGED) for name in arms)
+    dots = " Dotted: averages of the last policy with the base model." if is_averaged else ""
     grey = " Grey line: the frontier, the best choice of strategies by class, executed without a mistake."
     worlds = tuple(edition.protocol.worlds[name] for name in question.worlds)
     best = locks_frontier(worlds, FRONTIER_K) if {world.family for world in worlds} == {FAMILY} else ()
@@ -100,8 +104,8 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     return NamedFigure(
         f"lab_{question.key}",
         f"{question.text} ({edition.group_name(question.worlds)})",
-        "Mean path of each arm from the base model (cross) to its last step (marker); that of an average goes through "
-        f"its weights. Upright line: L*.{grey if best else ''}",
+        f"Mean path of each arm from the base model (cross) to its last step (marker).{dots} Upright line: L*."
+        f"{grey if best else ''}",
         paths_figure(question.pairs, arms, levels, best, styles),
     )
 
@@ -119,11 +123,10 @@ def _of_curves(edition: Edition, styles: Styles) -> Iterator[NamedFigure]:
                 yield NamedFigure(f"lab_{slug(title)}_{group}", f"{title} ({group})", caption, figure)
 
 
-def _draw_path(axes: Axes, arm: ArmRuns, style: Style) -> None:
-    path = arm.path()
-    axes.plot(path["pass@1"], path["pass@64"], **style.line, linewidth=1.2, zorder=2 + style.rank)
+def _draw_path(axes: Axes, name: str, path: Any, style: Style, width: float) -> None:
+    axes.plot(path["pass@1"], path["pass@64"], **style.line, linewidth=width, zorder=2 + style.rank)
     # An average's path ends at the last policy, which has its marker.
-    if not arm.name.endswith(AVERAGED):
+    if not name.endswith(AVERAGED):
         end = path.iloc[-1]
         axes.plot(end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=20 + style.rank)
 

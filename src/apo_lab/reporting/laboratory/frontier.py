@@ -13,7 +13,6 @@ from apo_lab.puzzles import Locks
 from apo_lab.statistics.exact import exact_pass_at_k
 
 FAMILY = "locks"
-NUM_POINTS = 16
 
 
 @cache  # several questions have the same worlds
@@ -29,7 +28,9 @@ def locks_frontier(worlds: tuple[World, ...], k: int) -> list[tuple[float, float
             valid.append([puzzle.opens(problem, strategy) for strategy in range(len(puzzle.strategies))])
             group.append((place, problem[0]))
     groups = sorted(set(group))
-    return frontier(torch.tensor(valid), torch.tensor([groups.index(each) for each in group]), k, num_points=NUM_POINTS)
+    return frontier(
+        torch.tensor(valid), torch.tensor([groups.index(each) for each in group]), k, num_points=12, num_steps=150
+    )
 
 
 def frontier(

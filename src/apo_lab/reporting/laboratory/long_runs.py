@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition
 from apo_lab.reporting.records import Cell, Table, TableRow, bare, left, right, row_of
@@ -17,6 +17,8 @@ TAIL = 0.4
 """Share of the steps over which pass@1 is fitted."""
 STEPS = 100
 """Unit of the slope."""
+MEAN = "mean"
+"""Name of the row of an arm's means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +39,18 @@ class LongRun:
 
 def long_runs(arm: ArmRuns) -> list[LongRun]:
     """The runs of an arm, by world and seed."""
-    levels = {tuple(row[name] for name in KEY): row["level"] for _, row in arm.runs.iterrows()}
-    return [_long_run(f"{key[0]}, seed {key[-1]}", levels[key], points) for key, points in arm.curves.groupby([*KEY])]
+    curves: Any = arm.curves
+    return [_long_run(f"{key[0]}, seed {key[-1]}", points) for key, points in curves.groupby([*KEY])]
 
 
 def long_table(edition: Edition) -> Table:
-    """A row a run and a row of means for each arm."""
+    """A row a run, and a row of means for each arm."""
     rows = []
     for arms in edition.arms(edition.protocol.stage(STAGE)).values():
         for arm in arms:
             found = long_runs(arm)
             rows += [_row(Cell(run.name, marked=not run.has_passed), [run], arm.label) for run in found]
-            rows.append(_row(Cell(f"mean of {arm.label}"), found, arm.label))
+            rows.append(_row(Cell(MEAN), found, arm.label))
     return Table(
         name="lab_long",
         title="Long runs: does collapse reverse, and has training converged?",
@@ -56,19 +58,19 @@ def long_table(edition: Edition) -> Table:
             *left("Run"),
             *right("lowest", "last", group="pass@64"),
             *right("lowest", "last", group="Entropy [nats]"),
-            *right(f"pass@1 [points per {STEPS} steps]"),
+            *right(f"pass@1 slope [points per {STEPS} steps]"),
         ),
         rows=tuple(rows),
         notes=(
-            "Lowest: after the first passage of L*; marked: of the whole run, which does not reach L*. A lowest value "
-            "is below the last one by chance alone, so a small difference is no reversal.",
-            "Slope of pass@1: least squares over the last two fifths of the steps; ±: standard error over runs.",
+            "Lowest: after the first passage of L*. It is below the last value by chance alone, so a small difference "
+            "is no reversal. Slope: least squares over the last two fifths of the steps; ±: standard error over runs.",
+            "Marked: the run does not reach L*, and its lowest values are those of the whole run.",
         ),
     )
 
 
-def _long_run(name: str, level: float, points: pd.DataFrame) -> LongRun:
-    reached = (points["pass@1"] >= level).to_numpy()
+def _long_run(name: str, points: Any) -> LongRun:
+    reached = (points["pass@1"] >= points["level"]).to_numpy()
     after = points[reached.cumsum() > 0] if reached.any() else points
     tail = points[points["step"] >= (1 - TAIL) * points["step"].max()]
     slope = np.polyfit(tail["step"], tail["pass@1"], 1)[0] if len(tail) > 1 else math.nan
@@ -84,11 +86,10 @@ def _long_run(name: str, level: float, points: pd.DataFrame) -> LongRun:
 
 
 def _row(name: Cell, runs: Sequence[LongRun], section: str) -> TableRow:
-    """The means of these runs; with the slope's standard error if they are several."""
+    """The means of these runs, with the slope's standard error if they are several."""
     columns = [[run.lowest_pass, run.last_pass, run.lowest_entropy, run.last_entropy, run.slope] for run in runs]
-    *means, slope = (bare(fmean(column)) for column in zip(*columns, strict=True))
-    cells = (*(share_cell(mean) for mean in means[:2]), *(number_cell(mean) for mean in means[2:]))
+    *means, slope = (fmean(column) for column in zip(*columns, strict=True))
+    cells = (*(share_cell(bare(mean)) for mean in means[:2]), *(number_cell(bare(mean)) for mean in means[2:]))
     slopes = [100 * run.slope for run in runs]
     error = f" ± {stdev(slopes) / math.sqrt(len(slopes)):.2f}" if len(slopes) > 1 else ""
-    last = Cell(f"{100 * slope.value:+.2f}{error}", 100 * slope.value)
-    return row_of(name, *cells, last, section=section)
+    return row_of(name, *cells, Cell(f"{100 * slope:+.2f}{error}", 100 * slope), section=section)

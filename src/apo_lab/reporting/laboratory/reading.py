@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -38,8 +38,9 @@ class ArmRuns:
     name: str
     """Of the method or arm, as in the protocol."""
     runs: pd.DataFrame
-    curves: pd.DataFrame
-    """Their rows of both tables."""
+    """Their rows of `runs.csv`."""
+    all_curves: pd.DataFrame
+    """`curves.csv`, with the rows of other arms."""
     num_planned: int
     """Runs that the protocol asks for."""
 
@@ -49,19 +50,19 @@ class ArmRuns:
         return arm_name(self.name)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all its runs are finished."""
-        return len(self.runs) == self.num_planned > 0
-
-    @property
     def settings(self) -> str:
         """The text of its settings."""
         return " or ".join(self.runs["variant"].unique())
 
     def within(self, worlds: Sequence[str]) -> "ArmRuns":
         """The same arm in some of its worlds."""
-        runs, curves = (table[table["world"].isin(worlds)] for table in (self.runs, self.curves))
-        return ArmRuns(name=self.name, runs=runs, curves=curves, num_planned=self.num_planned)
+        return replace(self, runs=self.runs[self.runs["world"].isin(worlds)])
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """Their rows of `curves.csv`, with the level of each."""
+        of_method = self.all_curves[self.all_curves["method"] == self.name]
+        return of_method.merge(self.runs[[*KEY, "level"]], on=[*KEY])
 
     def mean(self, column: str) -> float:
         """Mean of a column over seeds, then over worlds."""
@@ -81,10 +82,10 @@ class ArmRuns:
 
         It ends where the shortest run ends, so that every point has the same runs.
         """
-        place = self.curves.groupby([*KEY]).cumcount().rename("place")
-        shortest = self.curves.groupby([*KEY]).size().min()
-        columns = ["step", *_METRICS]
-        by_world = self.curves[place < shortest].groupby(["world", place])[columns].mean()
+        curves = self.curves
+        place = curves.groupby([*KEY]).cumcount().rename("place")
+        shortest = curves.groupby([*KEY]).size().min()
+        by_world = curves[place < shortest].groupby(["world", place])[["step", *_METRICS]].mean()
         return by_world.groupby(level="place").mean()
 
 
@@ -113,9 +114,7 @@ class Edition:
             if of_world["variant"].nunique() > 1:
                 found = ", ".join(of_world["variant"].unique())
                 raise ConfigError(f"{name} in {world}, stage {owner.name}, has runs of {found}: keep the chosen one's")
-        keys = pd.MultiIndex.from_frame(rows[[*KEY]])
-        curves = self.curves[pd.MultiIndex.from_frame(self.curves[[*KEY]]).isin(keys)]
-        return ArmRuns(name=name, runs=rows, curves=curves, num_planned=len(planned))
+        return ArmRuns(name=name, runs=rows, all_curves=self.curves, num_planned=len(planned))
 
     def groups(self, stage: Stage) -> dict[tuple[str, ...], list[str]]:
         """Worlds that are shown as one → names of the arms there: those of the questions, else of each family."""

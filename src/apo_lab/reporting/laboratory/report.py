@@ -36,12 +36,25 @@ def laboratory_page(tables: Path, protocol: Protocol, output: Path, *, date: str
     """
     edition = read_edition(tables, protocol, registration)
     questions, stages = answered(edition), compared_stages(edition)
-    made = [progress_table(edition), answers_table(edition, questions)]
-    for stage in stages:
-        made += [long_table(edition)] if stage.name == LONG else []
-        made += [arms_table(edition, stage), verdicts_table(stage, questions)]
-    made += [cost_table(edition)] if MAIN in {stage.name for stage in stages} else []
-    made += [tuning_table(edition), prediction_table(edition, questions), recommendations_table(edition, questions)]
+    by_stage = [
+        table
+        for stage in stages
+        for table in (
+            long_table(edition) if stage.name == LONG else arms_table(edition, stage),
+            verdicts_table(stage, questions),
+        )
+    ]
+    cost = [cost_table(edition)] if MAIN in {stage.name for stage in stages} else []
+    long = [table for table in by_stage if table.name == "lab_long"]
+    made = [
+        progress_table(edition),
+        answers_table(edition, questions, [*long, *cost]),
+        *by_stage,
+        *cost,
+        tuning_table(edition),
+        prediction_table(edition, questions),
+        recommendations_table(edition, questions),
+    ]
     report = Report(
         title=f"The laboratory, edition {protocol.name}",
         date=date,

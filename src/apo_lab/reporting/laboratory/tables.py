@@ -1,16 +1,15 @@
 """The tables of the laboratory's page: runs, arms, verdicts, cost, tuning and predictions."""
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from apo_lab.editions.protocol import Stage
+from apo_lab.editions.protocol import AVERAGED, Stage
 from apo_lab.editions.tuning import TUNING, chosen, configurations
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
 from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition
 from apo_lab.reporting.names import BASE, method_name
 from apo_lab.reporting.records import Cell, Column, Table, TableRow, bare, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, number_cell, points_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.cells import EMPTY, points_cell, share_cell, with_best_bold
 from apo_lab.statistics.verdicts import mean_interval
 from apo_lightning.evaluation.results import estimate_of
 
@@ -90,7 +89,7 @@ def cost_table(edition: Edition) -> Table:
     columns = ("samples", "tokens_trained", "seconds")
     rows = []
     for worlds, arms in edition.arms(edition.protocol.stage(MAIN)).items():
-        for arm in arms:
+        for arm in (arm for arm in arms if not arm.name.endswith(AVERAGED)):
             costs = (Cell(f"{arm.mean(column):,.0f}", arm.mean(column)) for column in columns)
             ends = (share_cell(bare(arm.mean(f"pass@{k}"))) for k in (1, 64))
             rows.append(row_of(arm.label, *costs, *ends, section=edition.group_name(worlds)))
@@ -156,21 +155,21 @@ def _arm_row(arm: ArmRuns, group: str) -> TableRow:
     area = share_cell(estimate_of(mean_interval(arm.scores("area"))))
     eight = share_cell(bare(arm.mean("area_8")))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
-    runs, reached = (f"{count} of {total}" for count, total in _counts(arm, num_reached))
+    runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
     is_apo = arm.name in ("apo", "apo_itself")
     return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group, highlight=is_apo)
 
 
-def _counts(arm: ArmRuns, num_reached: int) -> Iterable[tuple[int, int]]:
-    return itertools.chain([(len(arm.runs), arm.num_planned)], [(num_reached, len(arm.runs))])
+def _p_cell(p_value: float) -> Cell:
+    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value)
 
 
 def _verdict_row(comparison: Comparison, section: str) -> TableRow:
     difference, p_value, adjusted = EMPTY, EMPTY, EMPTY
     if comparison.contrast:
         difference = points_cell(estimate_of(comparison.contrast.difference))
-        p_value = number_cell(bare(comparison.contrast.p_value), decimals=4)
+        p_value = _p_cell(comparison.contrast.p_value)
     if comparison.verdict:
-        adjusted = number_cell(bare(comparison.verdict.adjusted_p_value), decimals=4)
+        adjusted = _p_cell(comparison.verdict.adjusted_p_value)
     outcome = Cell(comparison.outcome, bold=bool(comparison.verdict) and comparison.outcome != "undecided")
     return row_of(comparison.label, difference, p_value, adjusted, outcome, section=section)
