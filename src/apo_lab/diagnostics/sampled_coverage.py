@@ -12,6 +12,7 @@ from apo_lightning.callbacks import StepCallback
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.functional import pass_at_k_curve
 from apo_lightning.types import ValidationOutput
+from apo_lightning.update.settings import StepSettings
 
 
 class SampledCoverage(StepCallback):
@@ -23,7 +24,7 @@ class SampledCoverage(StepCallback):
     `sampled/metrics.jsonl` (one line per evaluation point) to the run's folder.
 
     Raises:
-        ConfigError: at the first validation pass, if a problem has fewer samples than the largest k.
+        ConfigError: when the run begins, if `validation_samples` is below the largest k.
     """
 
     def __init__(self, ks: Sequence[int] = (1, 8, 64)) -> None:
@@ -31,18 +32,19 @@ class SampledCoverage(StepCallback):
         self._folder: Path | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Only the first rank writes."""
+        """Check the number of samples. Only the first rank writes."""
+        settings = pl_module.settings
+        assert isinstance(settings, StepSettings)
+        if settings.validation_samples < max(self.ks):
+            raise ConfigError(
+                f"validation_samples is {settings.validation_samples}: pass@{max(self.ks)} needs as many, raise it or "
+                "lower callbacks.sampled.ks"
+            )
         self._folder = Path(trainer.default_root_dir) / "sampled" if trainer.is_global_zero else None
 
     def on_validated(self, output: ValidationOutput) -> dict[str, float]:
         """Count, estimate and write."""
-        num_samples = output.rollouts.group_size
-        if num_samples < max(self.ks):
-            raise ConfigError(
-                f"validation_samples is {num_samples}: pass@{max(self.ks)} needs as many, raise it or lower "
-                "callbacks.sampled.ks"
-            )
-        num_correct = output.rollouts.is_correct.sum(1)
+        num_correct, num_samples = output.rollouts.is_correct.sum(1), output.rollouts.group_size
         curve = pass_at_k_curve(torch.full_like(num_correct, num_samples), num_correct, self.ks).mean(0)
         metrics = {f"pass@{k}": value for k, value in zip(self.ks, curve.tolist(), strict=True)}
         if self._folder is not None:

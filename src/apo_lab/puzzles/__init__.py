@@ -8,4 +8,13 @@ from apo_lab.puzzles.reasoning_gym import ReasoningGymSource
 from apo_lab.puzzles.reward import PuzzleReward
 from apo_lab.puzzles.source import PuzzleSource
 
-__all__ = ["Countdown", "Divisors", "ListedAnswer", "Locks", "Puzzle", "PuzzleReward", "PuzzleSource", "ReasoningGymSource"]
+__all__ = [
+    "Countdown",
+    "Divisors",
+    "ListedAnswer",
+    "Locks",
+    "Puzzle",
+    "PuzzleReward",
+    "PuzzleSource",
+    "ReasoningGymSource",
+]
