@@ -54,8 +54,8 @@ EXACT = Command(
     summary="Measure the pass@k of a puzzle's run exactly, without samples.",
     work="apo_lab.commands.exact:measure_exactly",
     config="exact",
-    details="Adds up the probabilities of all valid answers to the held-out problems of a run of data=locks or "
-    "data=countdown. Writes metrics.jsonl and log-probs to <output_dir>/exact_<puzzle>.",
+    details="Adds up the probabilities of all valid answers to the held-out problems of a run of data=locks, "
+    "countdown or divisors. Writes metrics.jsonl and log-probs to <output_dir>/exact_<puzzle>.",
     axes={"trainer": "devices"},
     settings=("run", "checkpoint", "output_dir", "temperature", "tokens_per_microbatch"),
     examples=("apo exact run=outputs/lab/locks/apo/seed_1 checkpoint=all",),
