@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed, options_of
 
@@ -19,7 +21,7 @@ NO_CAUSE = frozenset({
     "trainer", "tokens_per_microbatch", "samples_per_batch", "kv_cache_gib",
     "model.gradient_checkpointing", "model.compile_layers",
 })  # fmt: skip
-"""Keys that the contents of a cell do not depend on; of `trainer` only `trainer.max_steps` counts."""
+"""Keys and sections that the contents of a cell do not depend on; of `trainer` a run's `max_steps` counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +69,19 @@ def list_cells(cfg: DictConfig) -> list[Cell]:
     def cell(name: str, command: str, overrides: Sequence[str], needs: Cell | None = None) -> Cell:
         return Cell(name=name, command=command, overrides=tuple(overrides), folder=root / name, needs=needs)
 
-    cells = [cell(f"coverage/{name}", "coverage", [f"model={name}", *cfg.coverage]) for name in cfg.coverage_of]
-    cells += [cell(f"evaluate/base_{name}", "evaluate", [f"model={name}", *cfg.evaluate]) for name in cfg.bases]
+    cells = [
+        cell(f"coverage/{name}", "coverage", [f"model={name}", *cfg.coverage_overrides]) for name in cfg.coverage_of
+    ]
+    cells += [
+        cell(f"evaluate/base_{name}", "evaluate", [f"model={name}", *cfg.evaluate_overrides]) for name in cfg.bases
+    ]
     for seed in cfg.seeds:
         for name in experiments:
             overrides = [f"experiment={name}", f"seed={seed}", *cfg.overrides]
             run = cell(f"train/{name}/seed_{seed}", "train", overrides)
-            cells += [run, cell(f"evaluate/{name}/seed_{seed}", "evaluate", cfg.evaluate, run)]
+            cells += [run, cell(f"evaluate/{name}/seed_{seed}", "evaluate", cfg.evaluate_overrides, run)]
             if name in cfg.distribution_of:
-                cells.append(cell(f"distribution/{name}/seed_{seed}", "evaluate", cfg.distribution, run))
+                cells.append(cell(f"distribution/{name}/seed_{seed}", "evaluate", cfg.distribution_overrides, run))
     return cells
 
 
@@ -92,15 +98,12 @@ def _experiments(wanted: Sequence[str]) -> list[str]:
 
 def config_sha256(cell: Cell) -> str:
     """SHA-256 of the composed configuration, without `NO_CAUSE`: what the cell's contents depend on."""
-    cfg = config_of(cell)
-    kept: dict[str, Any] = {}
-    for key, value in OmegaConf.to_container(cfg, resolve=True).items():  # pyright: ignore[reportAttributeAccessIssue]
-        if key not in NO_CAUSE:
-            kept[key] = value
-        if isinstance(value, dict):
-            kept[key] = {k: v for k, v in value.items() if f"{key}.{k}" not in NO_CAUSE} if key in kept else {}
+    flat = flatten(cast("dict[str, Any]", OmegaConf.to_container(config_of(cell), resolve=True)))
+    kept = {
+        key: value for key, value in flat.items() if NO_CAUSE.isdisjoint(accumulate(key.split("."), "{}.{}".format))
+    }
     if cell.command == "train":
-        kept["max_steps"] = cfg.trainer.max_steps
+        kept["trainer.max_steps"] = flat["trainer.max_steps"]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

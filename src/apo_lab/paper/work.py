@@ -166,5 +166,3 @@ def _say_what_is_left(cells: Sequence[Cell], failed: Sequence[Cell]) -> None:
             f"{len(failed)} of {len(cells)} cells failed: {failed[0].folder / OUTPUT} says why of the first; the same "
             "command tries them again"
         )
-
-

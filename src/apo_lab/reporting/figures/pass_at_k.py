@@ -1,7 +1,7 @@
 """pass@k against k, and Pass@1 against Pass@K."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ from apo_lab.reporting.figures.canvas import (
 )
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement
-from apo_lab.reporting.style import COLLAPSE, Style
+from apo_lab.reporting.style import COLLAPSE, KNOWN, Style
 from apo_lab.reporting.tables.series import average, common_benchmarks, evaluated, series, without_variants
 from apo_lightning.evaluation.records import Estimate
 
@@ -88,7 +88,8 @@ def pareto_figure(
     """Pass@1 (efficiency) against Pass@K (coverage), a point a method, averaged over benchmarks; a panel a block.
 
     Faint crosses are 95 % intervals. The dashed arrow from the base model to GRPO is the collapse of diversity,
-    drawn where GRPO gains Pass@1 *and* loses Pass@K. Hollow markers are published numbers of the measured models, means
+    drawn where GRPO gains Pass@1 *and* loses Pass@K; the solid arrow from GRPO to APO is the recovery, drawn where
+    APO's Pass@K is higher. Hollow markers are published numbers of the measured models, means
     over the benchmarks of `measurements`.
 
     Source: APO paper, figure "Efficiency-Diversity Pareto Frontier".
@@ -106,7 +107,7 @@ def pareto_figure(
         for point in (*paper, *mine):
             _draw_point(axes, point, styles[point.method], hollow=point in paper)
         shown |= {point.method: styles[point.method] for point in (*mine, *paper)}
-        _draw_collapse(axes, mine)
+        _draw_arrows(axes, mine)
         axes.margins(0.16)
         axes.set_ylim(top=min(axes.get_ylim()[1], 101))
         axes.grid(True, axis="both")
@@ -142,25 +143,32 @@ def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -
     )
 
 
-def _draw_collapse(axes: Axes, points: Sequence[ParetoPoint]) -> None:
-    """An arrow from the base model to GRPO, if that is a collapse."""
+def _draw_arrows(axes: Axes, points: Sequence[ParetoPoint]) -> None:
+    """The collapse, dashed, from the base model to GRPO, and the recovery, solid, from GRPO to APO; where they are."""
     places = {point.method: per_cent([point.pass_at_1, point.pass_at_k])[0] for point in points}
-    start, end = places.get(BASE), places.get(METHODS["grpo"])
-    if start is None or end is None or not (end[0] > start[0] and end[1] < start[1]):
-        return
-    line = {"arrowstyle": "-|>", "linestyle": (0, (4, 2)), "color": COLLAPSE, "linewidth": 1}
+    base, grpo, apo = (places.get(method) for method in (BASE, METHODS["grpo"], METHODS["apo"]))
+    if base is not None and grpo is not None and grpo[0] > base[0] and grpo[1] < base[1]:
+        _draw_arrow(axes, base, grpo, "diversity collapse", COLLAPSE, (0, (4, 2)))
+    if grpo is not None and apo is not None and apo[1] > grpo[1]:
+        _draw_arrow(axes, grpo, apo, "recovery", KNOWN[METHODS["apo"]].color, "-")
+
+
+def _draw_arrow(axes: Axes, start: Any, end: Any, name: str, color: str, linestyle: Any) -> None:
+    line = {"arrowstyle": "-|>", "linestyle": linestyle, "color": color, "linewidth": 1}
     axes.annotate("", end, start, arrowprops={**line, "shrinkA": 6, "shrinkB": 6}, zorder=3)
+    if end[0] < start[0]:  # the text would stand on its head
+        start, end = end, start
     (run, rise), (x, y) = end - start, (start + end) / 2
     axes.text(
         x,
         y,
-        "diversity collapse",
+        name,
         ha="center",
         va="top",
         rotation=np.degrees(np.arctan2(rise, run)),
         rotation_mode="anchor",
         transform_rotates_text=True,
-        color=COLLAPSE,
+        color=color,
         fontsize=7,
         fontstyle="italic",
     )
