@@ -19,9 +19,9 @@ from apo_lab.reporting.figures.training import (
     curves_figure,
     entropy_figure,
     method_curves,
-    runs_by_method,
 )
 from apo_lab.reporting.published import as_measurements, published
+from apo_lab.reporting.runs import runs_by_method
 from apo_lab.reporting.style import KNOWN, styles_of
 from apo_lightning.evaluation.records import Estimate
 from report_records import make_measurement, make_run

@@ -50,7 +50,7 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
             pair.metric,
             points_cell(estimate_of(pair.test.difference)),
             _p_cell(pair.test.p_value),
-            _p_cell(adjusted.get(id(pair), math.nan)),
+            _p_cell(adjusted.get(id(pair), math.nan), level=LEVEL),
             EMPTY if pair.seeds_needed is None else Cell(f"{pair.seeds_needed:,}", float(pair.seeds_needed)),
             section=pair.a.head.block,
         )
@@ -64,9 +64,9 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
         notes=(
             "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
             "over problems, paired, and over training seeds of methods that have several; with one seed each it is "
-            f"about two checkpoints. Holm: corrected for the {len(tested)} comparisons of this table; bold below "
-            f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems with "
-            f"a power of 80 %, at a level of {LEVEL:g} for this comparison alone.",
+            f"about two checkpoints. Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
+            f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
+            f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone.",
         ),
     )
 
@@ -104,7 +104,8 @@ def _needed(a: Series, b: Series, tables: Sequence[Sequence[torch.Tensor]]) -> i
     return seeds_needed(math.sqrt(sum(float(each.var()) for each in by_seed) / 2))
 
 
-def _p_cell(p_value: float) -> Cell:
+def _p_cell(p_value: float, level: float = 0.0) -> Cell:
+    """A p-value, bold up to the level."""
     if not math.isfinite(p_value):
         return EMPTY
-    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value, bold=p_value <= LEVEL)
+    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value, bold=p_value <= level)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from apo_lab.reporting.axes import Defaults
+from apo_lab.reporting.names import METHODS, in_order
 from apo_lab.reporting.records import Cell, RunCard, Table, TableRow, left, right, row_of
 from apo_lab.reporting.runs import runs_by_method
 
@@ -48,8 +49,8 @@ def cost_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Tab
     """What the training runs of each method took: mean over seeds of completions, tokens and GPU-hours of a run."""
     rows: list[TableRow] = []
     for model, methods in runs_by_method(runs, defaults).items():
-        for method, group in methods.items():
-            costs = [found for run in group if len(found := run_costs(run))]
+        for method in in_order(methods, METHODS.values()):
+            costs = [found for run in methods[method] if len(found := run_costs(run))]
             if costs:
                 mean = {name: float(np.mean([each[name].iloc[-1] for each in costs])) for name in FORMATS}
                 steps = " to ".join(map(str, sorted({min(map(len, costs)), max(map(len, costs))})))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apo_lab.reporting.axes import Defaults
-from apo_lab.reporting.names import benchmark_name
+from apo_lab.reporting.names import METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import RunCard, Table, TableRow, bare, left, right, row_of
 from apo_lab.reporting.runs import RunsByMethod, runs_by_method
 from apo_lab.reporting.tables.cells import EMPTY, share_cell
@@ -67,7 +67,8 @@ def _rows_at_budget(model: str, methods: RunsByMethod, budget: str) -> Iterator[
         return
     limit = min(max(cost.values()) for cost in costs.values())
     section = f"{model}, {limit:{FORMATS[budget]}} {budget}"
-    for method, runs in methods.items():
+    for method in in_order(methods, METHODS.values()):
+        runs = methods[method]
         points: Mapping[tuple[str, int], list[_Point]] = defaultdict(list)
         for run in runs:
             for key, point in _points(run, costs.get(run.folder, {}), limit):
