@@ -33,10 +33,10 @@ def _plan(cfg: DictConfig, cells: Sequence[Cell]) -> None:
     for cell in cells:
         value = hours[cell.name].value
         needs = cell.needs.name if cell.needs else ""
-        table.add_row(cell.name, "unknown" if value is None else f"{value:,.3g}", needs)
+        table.add_row(cell.name, "unknown" if value is None else _hours(value), needs)
     show(table)
     known = [found.value for found in hours.values() if found.value is not None]
-    say(f"{len(cells)} cells, {sum(known):,.3g} GPU-hours; {len(cells) - len(known)} unknown")
+    say(f"{len(cells)} cells, {_hours(sum(known))} GPU-hours; {len(cells) - len(known)} unknown")
     for reason, count in Counter(found.reason for found in hours.values() if found.reason).items():
         say(f"unknown of {count}: {reason}")
 
@@ -91,6 +91,11 @@ def _counted(counts: Counter[str]) -> str:
     """`3 done, 1 stale, 2 missing` of 6."""
     states = ("done", "stale", "running", "begun", "missing")
     return f"{', '.join(f'{counts[state]} {state}' for state in states if counts[state])} of {counts.total()} cells"
+
+
+def _hours(value: float) -> str:
+    """Three digits: `0.0317`, `44.3`, `1,402`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _table(*columns: str) -> Table:

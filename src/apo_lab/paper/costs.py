@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 
 from apo_lab.paper.cells import Cell, config_of
 from apo_lightning.errors import ConfigError
-from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.run.choices import composed
 from apo_lightning.run.sizes import plan_run, plan_time
 
@@ -78,7 +77,7 @@ def _run_of(cell: Cell, runs: Sequence[Cell]) -> Cell:
 def _step_cost(overrides: tuple[str, ...]) -> StepCost:
     cfg = composed("train", overrides)
     plan = plan_run(cfg)
-    cost: CostPlan = plan_time(cfg, plan)
+    cost = plan_time(cfg, plan)
     return StepCost(
         device_seconds={phase: seconds * plan.ranks.world_size for phase, seconds in cost.phases().items()},
         num_completions=cfg.prompts_per_step * cfg.group_size,
