@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from apo_lab.commands.paper import paper
 from apo_lab.paper.cells import Cell, list_cells
 from apo_lab.paper.costs import hours_of_cells
 from apo_lab.paper.states import state_of
@@ -40,7 +41,7 @@ def cells_of(words: list[str]) -> dict[str, Cell]:
 
 
 @pytest.mark.slow
-def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path):
+def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     words = miniature(tmp_path)
     cells, folder = cells_of(words), tmp_path / "paper"
     killed = start_cold("paper", "run", *words)
@@ -65,9 +66,10 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path):
     assert lines[-1] == "5 of 5 cells are done"
     assert "resuming from" in (folder / RUN / OUTPUT).read_text()
     assert not list(folder.rglob("*.lock"))
-    assert finish(start_cold("paper", *words)).splitlines()[-1] == "5 done of 5 cells"
+    paper(composed(*words, config_name="paper"))
+    assert capsys.readouterr().out.splitlines()[-1] == "5 done of 5 cells"
 
-    finish(start_cold("paper", "report", *words))
+    paper(composed(*words, "action=report", config_name="paper"))
     page = (folder / "report" / "report.html").read_text()
     assert "5 done of 5 cells" in page
     tables = {path.stem for path in (folder / "report" / "tables").glob("*.md")}
@@ -99,7 +101,7 @@ def test_a_stop_signal_reaches_the_run_which_saves_what_it_has(tmp_path):
     said, _ = stopped.communicate()
     assert stopped.returncode == 75
     assert f"stopped  at {RUN}" in said
-    assert "saved" in (tmp_path / "paper" / RUN / OUTPUT).read_text()
+    assert "stopped by SIGTERM" in (tmp_path / "paper" / RUN / OUTPUT).read_text()
     assert not (tmp_path / "paper" / f"{RUN}.lock").exists()
 
 
