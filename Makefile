@@ -1,4 +1,4 @@
-# Arguments go through ARGS: make train ARGS="algo=apo model=tiny", make lab ARGS="seeds=[1,2,3,4,5]"
+# Arguments go through ARGS: make train ARGS="algo=apo model=tiny", make lab ARGS="worlds=[locks_a]"
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
@@ -22,7 +22,7 @@ setup:  ## Make .venv, once (EXTRA=cpu|vllm chooses the engine, PYTHON=python3.1
 train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 	@$(python) -m apo_lightning train $(ARGS)
 
-lab: setup  ## Train every method on two puzzles, three seeds each, and compare them on one page (an hour)
+lab: setup  ## Train six methods on two small worlds, three seeds each, and compare them on one page (an hour)
 	@$(python) -m apo_lightning lab $(ARGS)
 
 gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")

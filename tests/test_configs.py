@@ -25,7 +25,7 @@ AXES = {
 def can_run(choice):
     """`reward=puzzle` and `callbacks=lab` take the puzzle that `data=` names."""
     takes_puzzle = choice.get("reward") == "puzzle" or choice.get("callbacks") == "lab"
-    return not takes_puzzle or choice.get("data", "locks") in ("locks", "countdown")
+    return not takes_puzzle or choice.get("data", "locks") in ("locks", "countdown", "divisors")
 
 
 def pairwise(axes):

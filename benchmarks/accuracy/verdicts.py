@@ -1,4 +1,4 @@
-"""How often do two samples of one method get the verdict `higher` or `lower`? Prints a Markdown table; some 60 seconds.
+"""How often do two samples of one method get the verdict `higher` or `lower`? Prints a Markdown table; two CPU minutes.
 
     python -m benchmarks.accuracy.verdicts
     python -m benchmarks.accuracy.verdicts --runs FOLDER    # also of the recorded runs in FOLDER/runs.csv

@@ -4,17 +4,24 @@ from apo_lightning.run.commands import Command
 
 LAB = Command(
     name="lab",
-    summary="Train every method on two puzzles, compare them on one page.",
-    work="apo_lab.laboratory.runs:laboratory",
+    summary="Train every method on small worlds, and compare them on one page.",
+    work="apo_lab.laboratory.command:laboratory",
     config="lab",
-    details="Makes the base models, trains every method over several seeds with exact pass@k, and writes "
-    "<output_dir>/report/report.html with curves, intervals and tests. About an hour on two cores. A command that was "
-    "interrupted continues when it is given again.",
-    settings=("puzzles", "seeds", "only", "sweep_seeds", "overrides", "base_overrides", "processes", "output_dir"),
+    details="An edition is a protocol of worlds, methods, seeds and comparisons. Base models and runs are made, exact "
+    "pass@k is measured along each run, and rows are added to runs.csv and curves.csv; the page is made from these two "
+    "alone. edition=hour takes about an hour on two cores, edition=full about ten. A command that was interrupted "
+    "continues when it is given again.",
+    actions={
+        "run": "make the runs that have no row yet, then the page (default)",
+        "status": "count the runs that are done, by stage",
+        "page": "make the page from the tables",
+    },
+    settings=("edition", "stages", "worlds", "only", "overrides", "processes", "output_dir", "tables", "bases"),
     examples=(
         "apo lab",
-        "apo lab puzzles=[locks] only=[grpo,apo] seeds=[1,2]",
-        """apo lab '+controls.apo_k4=["algo=apo","algo.loss.anchor_size=4"]'""",
+        "apo lab worlds=[locks_a] only=[grpo,apo]",
+        "apo lab run edition=full tables=docs/lab bases=docs/lab/bases",
+        "apo lab page edition=full tables=docs/lab",
     ),
 )
 PRETRAIN = Command(
@@ -47,8 +54,8 @@ EXACT = Command(
     summary="Measure the pass@k of a puzzle's run exactly, without samples.",
     work="apo_lab.commands.exact:measure_exactly",
     config="exact",
-    details="Adds up the probabilities of all valid answers to the held-out problems of a run of data=locks or "
-    "data=countdown. Writes metrics.jsonl and log-probs to <output_dir>/exact_<puzzle>.",
+    details="Adds up the probabilities of all valid answers to the held-out problems of a run of data=locks, "
+    "countdown or divisors. Writes metrics.jsonl and log-probs to <output_dir>/exact_<puzzle>.",
     axes={"trainer": "devices"},
     settings=("run", "checkpoint", "output_dir", "temperature", "tokens_per_microbatch"),
     examples=("apo exact run=outputs/lab/locks/apo/seed_1 checkpoint=all",),

@@ -29,8 +29,8 @@ def measure_exactly(cfg: DictConfig) -> None:
     source = instantiate(run.data) if run else None
     if run is None or not isinstance(source, PuzzleSource):
         raise ConfigError(
-            "apo exact measures a run on the puzzle that it was trained on: give run=, a run of data=locks or "
-            "data=countdown"
+            "apo exact measures a run on the puzzle that it was trained on: give run=, a run of data=locks, "
+            "countdown or divisors"
         )
     prompts = held_out_prompts(source, evaluated.tokenizer, evaluated.spec.prompt_template)
     coverage = ExactCoverage(source.puzzle, tokens_per_microbatch=cfg.tokens_per_microbatch)

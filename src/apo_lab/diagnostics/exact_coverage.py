@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from apo_lab.diagnostics.evaluation_points import record_point
 from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
@@ -141,11 +142,7 @@ class ExactCoverage(StepCallback):
                 json.dumps({"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows})
             )
         np.savez_compressed(folder / f"step_{step:06d}.npz", logprobs=logprobs.float().numpy())
-        path = folder / "metrics.jsonl"
-        # A resumed run may repeat steps: their lines are replaced.
-        earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        lines = [row for row in earlier if row["step"] < step] + [{"step": step, **metrics}]
-        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        record_point(folder / "metrics.jsonl", step, metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

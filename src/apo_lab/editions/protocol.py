@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -82,10 +83,14 @@ class Stage:
     """Tuned methods: all their configurations in the stage `tuning`, elsewhere the chosen one."""
     like: str | None = None
     """The tuned method whose rate and coefficient the `arms` start from; None: from none."""
+    rate_of: str | None = None
+    """The tuned method whose rate alone the `arms` have, since they are other algorithms; None: their own."""
     arms: Mapping[str, tuple[str, ...]]
     """Name → overrides, for arms that are not tuned."""
     overrides: tuple[str, ...] = ()
     """Of every run."""
+    is_averaged: bool = False
+    """Whether the path of averages of each last policy with the base model is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,16 +163,26 @@ def editions() -> list[str]:
 def load_protocol(name: str) -> Protocol:
     """Read an edition's protocol.
 
+    Args:
+        name: of an edition, or the path of a YAML file of the same form.
+
     Raises:
         ConfigError: there is no such edition, or a stage, question or prediction names what is not in it.
     """
-    if name not in editions():
-        raise ConfigError(f"edition={name}: choose from {', '.join(editions())}")
-    return _checked(_protocol(name, yaml.safe_load(protocol_text(name))))
+    if name not in editions() and not (name.endswith(".yaml") and Path(name).is_file()):
+        raise ConfigError(f"edition={name}: choose from {', '.join(editions())}, or give the path of a YAML file")
+    try:
+        return _checked(_protocol(name, yaml.safe_load(protocol_text(name))))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"edition={name} is no YAML: {' '.join(str(error).split())}") from None
+    except KeyError as error:
+        raise ConfigError(f"edition={name} lacks the key {error}: see apo_lab/editions/hour.yaml") from None
 
 
 def protocol_text(name: str) -> str:
     """The YAML file of an edition."""
+    if name.endswith(".yaml"):
+        return Path(name).read_text(encoding="utf-8")
     return (resources.files("apo_lab.editions") / f"{name}.yaml").read_text(encoding="utf-8")
 
 
@@ -226,8 +241,10 @@ def _stage(name: str, keys: Mapping[str, Any], tuned: Sequence[str]) -> Stage:
         seeds={world: tuple(seeds) for world, seeds in keys["seeds"].items()},
         methods=tuple(tuned if methods == "all" else methods),
         like=keys.get("like"),
+        rate_of=keys.get("rate_of"),
         arms={arm: tuple(overrides) for arm, overrides in keys.get("arms", {}).items()},
         overrides=tuple(keys.get("overrides", ())),
+        is_averaged=keys.get("average", False),
     )
 
 
@@ -252,7 +269,7 @@ def _checked(protocol: Protocol) -> Protocol:
     for stage in protocol.stages:
         for world in stage.seeds:
             refuse(f"stage {stage.name}", world, list(protocol.worlds))
-        for method in (*stage.methods, *([stage.like] if stage.like else [])):
+        for method in (*stage.methods, *filter(None, (stage.like, stage.rate_of))):
             refuse(f"stage {stage.name}", method, list(protocol.tuned))
     for question in protocol.questions:
         stage = protocol.stage(question.stage)

@@ -1,58 +1,68 @@
-"""Progress of the laboratory: a line for each run, with the time that is left."""
+"""Progress of the laboratory: a line at the start, for each run that begins or ends, with the time that is left."""
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
+from omegaconf import DictConfig
+
+from apo_lab.editions.protocol import Protocol
+from apo_lab.laboratory.jobs import Job, progress
+from apo_lab.laboratory.published import read_runs
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import duration
 
-if TYPE_CHECKING:
-    from apo_lab.laboratory.runs import Job
-
 
 class LaboratoryView:
-    """Prints a line when a base model begins, which takes minutes, and when a run ends.
+    """Prints what is run: the edition, then a line when a run or a base model begins and when it ends.
 
     Args:
-        jobs: all runs, base models left out.
-        processes: number of concurrent processes.
+        cfg: of the command.
+        protocol: the edition.
+        identity: `commit` and `registration` of the rows to come.
     """
 
-    def __init__(self, jobs: Sequence["Job"], processes: int) -> None:
-        self.jobs = jobs
-        self.processes = processes
+    def __init__(self, cfg: DictConfig, protocol: Protocol, identity: Mapping[str, str]) -> None:
+        self.cfg = cfg
+        self.protocol = protocol
         self.started: dict[Job, float] = {}
-        self.failed: set[Job] = set()
-        records = {job: job.finished() for job in jobs}
-        self.seconds: dict[Job, float] = {job: record["seconds"] for job, record in records.items() if record}
-        say(f"{len(self.seconds)} of {len(jobs)} runs are finished already")
+        self.seconds: dict[str, list[float]] = {}
+        say(
+            f"edition {protocol.name}, registration {identity['registration']}, commit {identity['commit'] or 'none'}, "
+            f"{cfg.processes} processes, tables in {cfg.tables}"
+        )
+        self.show_progress()
 
-    def begin(self, job: "Job") -> None:
+    def show_progress(self) -> None:
+        """Print how many runs of each stage are done."""
+        for stage in progress(self.cfg, self.protocol, read_runs(Path(self.cfg.tables))):
+            say(f"  {stage.name:<12} {stage.num_done:>4} of {stage.num_runs:>4} runs done")
+
+    def begin(self, job: Job) -> None:
         """Record that a run has started."""
         self.started[job] = time.monotonic()
-        if job.is_base:
-            say(f"{job.puzzle:<10} {job.method:<20} {'':<8} begins")
+        say(f"{_name(job)} begins")
 
-    def end(self, job: "Job", *, is_failed: bool) -> None:
+    def end(self, job: Job, *, is_failed: bool) -> None:
         """Record that a run has finished or failed."""
         seconds = time.monotonic() - self.started.pop(job)
-        if is_failed:
-            self.failed.add(job)
-        elif not job.is_base:
-            self.seconds[job] = seconds
-        left = f"; {len(self.seconds)} of {len(self.jobs)}, {self.left()} left" if not job.is_base else ""
-        seed = f"seed {job.seed}" if job.seed else ""
-        what = "failed" if is_failed else "done"
-        say(f"{job.puzzle:<10} {job.method:<20} {seed:<8} {what} in {duration(seconds)}{left}")
+        if is_failed or job.arm is None:
+            say(f"{_name(job)} {'failed' if is_failed else 'done'} in {duration(seconds)}")
+            return
+        self.seconds.setdefault(job.world.family, []).append(seconds)
+        say(f"{_name(job)} done in {duration(seconds)}; {self._left()}")
 
-    def left(self) -> str:
-        """Estimated time until all runs are finished, from the durations of other runs of the puzzle."""
-        seconds = 0.0
-        for puzzle in {job.puzzle for job in self.jobs}:
-            known = [taken for job, taken in self.seconds.items() if job.puzzle == puzzle]
-            num_left = sum(job.puzzle == puzzle for job in self.jobs if job not in self.failed) - len(known)
-            if num_left and not known:
-                return "unknown time"
-            seconds += num_left * sum(known) / max(1, len(known))
-        return duration(seconds / self.processes)
+    def _left(self) -> str:
+        """Number of runs left, and the time they take if each takes the mean of its family, or of all."""
+        rows = read_runs(Path(self.cfg.tables))
+        num_left = sum(stage.num_runs - stage.num_done for stage in progress(self.cfg, self.protocol, rows))
+        known = [seconds for of_family in self.seconds.values() for seconds in of_family]
+        left = num_left * sum(known) / len(known) / self.cfg.processes
+        return f"{num_left} runs left, about {duration(left)}"
+
+
+def _name(job: Job) -> str:
+    key = job.key
+    return (
+        f"{job.stage:<10} {key.world:<12} {key.method:<22} {key.variant:<30} {f'seed {key.seed}' if job.arm else '':<9}"
+    )

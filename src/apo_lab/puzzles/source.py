@@ -30,6 +30,8 @@ class PuzzleSource:
     """Number of held-out problems."""
     seed: int = 0
     """Of the draw of the problems."""
+    max_template_tokens: int = 0
+    """Length of the text that `model.prompt_template` puts around a problem."""
 
     instruction = "{problem}"
     system = None
@@ -48,8 +50,8 @@ class PuzzleSource:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Length of the longest problem."""
-        return self.puzzle.max_prompt_tokens
+        """Length of the longest problem with the template around it."""
+        return self.puzzle.max_prompt_tokens + self.max_template_tokens
 
     @property
     def max_completion_tokens(self) -> int:

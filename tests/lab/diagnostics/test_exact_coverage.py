@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 from apo_lab.diagnostics import ExactCoverage
 from apo_lab.pretraining.supervised import IGNORED, encode
-from apo_lab.puzzles import Countdown, Locks, PuzzleReward
+from apo_lab.puzzles import Countdown, Divisors, Locks, PuzzleReward
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.data.datamodule import PromptDataModule
@@ -49,7 +49,7 @@ def prompts_of(puzzle, policy, count):
     return data.validation_prompts[puzzle.name]
 
 
-@pytest.mark.parametrize("puzzle", [Locks(), Countdown(num_numbers=2, min_solutions=1, min_strategies=1)])
+@pytest.mark.parametrize("puzzle", [Locks(), Countdown(num_numbers=2, min_solutions=1, min_strategies=1), Divisors()])
 def test_log_probs_are_those_of_a_plain_forward(tmp_path, puzzle):
     policy = tiny_policy()
     prompts = prompts_of(puzzle, policy, 6)
@@ -134,7 +134,7 @@ def sampled(puzzle, prompts, policy, folder, group_size):
     return collector.collect(prompts, group_size=group_size, temperature=1.0, step=0, stream="train")
 
 
-@pytest.mark.parametrize("puzzle", [Locks(), Countdown(num_numbers=2, min_solutions=1, min_strategies=1)])
+@pytest.mark.parametrize("puzzle", [Locks(), Countdown(num_numbers=2, min_solutions=1, min_strategies=1), Divisors()])
 def test_engine_and_reward_are_right_as_often_as_the_exact_measure_says(tmp_path, puzzle):
     """20,000 completions: the share that is rewarded lies within four standard errors of the mean of p(x)."""
     policy = tiny_policy()

@@ -1,133 +1,78 @@
-"""The laboratory end to end: a base model, runs, a revival, a page; and what is refused."""
+"""An edition end to end: a base model, tuning, runs that use its choice, averages, tables."""
 
-import html
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
-import torch
-from omegaconf import OmegaConf
 
-from apo_lab.laboratory.runs import plan
-from apo_lab.reporting.laboratory.baselines import BASE_WEIGHTS, TEMPERATURES, averaged_name, temperature_name
-from apo_lab.reporting.laboratory.predictions import PREDICTIONS
-from apo_lab.reporting.laboratory.reading import read_laboratory
-from apo_lab.reporting.laboratory.sweeps import sweep_of
-from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lightning.errors import ConfigError
-from apo_lightning.run.choices import composed
+from apo_lab.laboratory.published import CURVE_COLUMNS, RUN_COLUMNS, append, read_runs
+from miniature_edition import MINIATURE
 from processes import start_script
-from running import finish, read_metrics, start_cold
+from running import finish, start_cold
 
-SIZES = ["data.num_validation=16", "data.num_train=256"]
-QUICK = (
-    "puzzles=[locks]",
-    "seeds=[1,2]",
-    "only=[grpo,apo]",
-    "sweep_seeds=[1]",
-    *(f"~sweeps.{name}" for name in ("k1", "k4", "beta002", "beta020", "lambda100", "lambda110", "lambda120")),
-    "revivals=[apo]",
-    "overrides=" + json.dumps(["trainer.max_steps=2", "trainer.val_check_interval=1", *SIZES]),
-    "base_overrides=" + json.dumps(["pretraining.num_steps=4", "pretraining.scheduler.num_warmup_steps=1", *SIZES]),
-)
-
-
-def lab_config(**changes):
-    return OmegaConf.merge(composed("lab"), changes)
+KEY = ["world", "method", "variant", "seed"]
 
 
 @pytest.mark.slow
-def test_a_laboratory_from_its_base_model_to_its_page(tmp_path):
+def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
     """In one test, since a fixture would make all runs once in every process that tests."""
-    lab, bases = tmp_path / "lab", tmp_path / "bases"
-    arguments = (*QUICK, f"output_dir={lab}", f"bases={bases}")
-    assert "9 of 9" in finish(start_cold("lab", *arguments))
-    runs = {(run.method, run.seed): run for run in read_laboratory(lab)}
-    twice = [(method, seed) for method in ("apo", "grpo", "revival_apo") for seed in (1, 2)]
-    assert sorted(runs) == [*twice, ("sweep_beta005", 1)]
-    assert [[value for value, _ in values] for values in sweep_of(list(runs.values()), "locks").values()] == [
-        [0.05, 0.1]
-    ]
-    page = (lab / "report" / "report.html").read_text()
-    assert PREDICTIONS[0].statement in html.unescape(page)
+    edition = tmp_path / "mine.yaml"
+    edition.write_text(MINIATURE)
+    arguments = (f"edition={edition}", f"output_dir={tmp_path}/lab", f"bases={tmp_path}/bases")
+    said = finish(start_cold("lab", *arguments))
+    tables = tmp_path / "lab" / "tables"
+    runs = read_runs(tables)
+    assert "tuning          0 of    2 runs done" in said
+    assert sorted(runs.method) == ["apo", "apo", "apo", "apo+average", "grpo", "grpo+average", "strong", "wide"]
+    tuning = runs[runs.stage == "tuning"]
+    best = tuning.variant[tuning.area.idxmax()]
+    assert set(runs.variant[runs.method == "apo+average"]) == {best}
+    assert (tmp_path / "lab" / "report" / "report.html").is_file()
 
-    all_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(runs, bases)
-    the_numbers_are_those_of_the_file_of_log_probs(runs["apo", 1])
-    a_run_is_measured_again_from_its_weights(runs["apo", 1].folder)
-    baselines_are_measured_on_the_last_policy(runs["grpo", 1])
+    the_row_is_that_of_the_run(tmp_path / "lab", runs)
+    averages_lead_from_the_base_to_the_last_policy(tables, runs)
+    log_probs_are_deleted_and_weights_stay(tmp_path / "lab")
 
-    finished = {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-    assert "9 of 9 runs are finished already" in start_script("lab", *arguments).finish()
-    assert finished == {path: path.stat().st_mtime_ns for path in lab.rglob("finished.json")}
-
-
-def all_begin_with_the_base_model_and_a_revival_with_the_collapsed_one(runs, bases):
-    base = json.loads((bases / "locks" / "base.json").read_text())["metrics"]["pass@8"]
-    for method in ("grpo", "apo"):
-        assert runs[method, 1].points[0]["pass@8"] == pytest.approx(base, rel=1e-4)
-    recovered = runs["revival_apo", 2].points[0]["pass@8"]
-    assert recovered == pytest.approx(runs["grpo", 2].points[-1]["pass@8"], rel=1e-4)
+    (tmp_path / "lab" / "tables" / "before.csv").write_bytes((tables / "runs.csv").read_bytes())
+    assert "parts           2 of    2 runs done" in start_script("lab", *arguments).finish()
+    assert (tables / "runs.csv").read_bytes() == (tables / "before.csv").read_bytes()
+    assert "main            2 of    2 runs done" in start_script("lab", "status", *arguments).finish()
 
 
-def the_numbers_are_those_of_the_file_of_log_probs(run):
-    logprobs = np.load(run.folder / "exact" / "step_000002.npz")["logprobs"]
-    content = json.loads((run.folder / "exact" / "answers.json").read_text())
-    valid = [[is_valid for _, _, is_valid in row["answers"]] for row in content["problems"]]
-    success = (np.exp(logprobs.astype(np.float64)).reshape(16, 12) * np.array(valid)).sum(1)
-    expected = exact_pass_at_k(torch.from_numpy(success), 64).mean().item()
-    assert run.points[-1]["pass@64"] == pytest.approx(expected, abs=1e-6)
-    logged = [row["val/locks/exact/pass@64"] for row in read_metrics(run.folder)]
-    assert float([value for value in logged if value][-1]) == pytest.approx(expected, abs=1e-6)
+def the_row_is_that_of_the_run(lab, runs):
+    folder = lab / "small" / "grpo" / "default" / "seed_1"
+    last = json.loads((folder / "exact" / "metrics.jsonl").read_text().splitlines()[-1])
+    row = runs[runs.method == "grpo"].iloc[0]
+    for name in ("pass@1", "pass@64", "alive"):
+        assert row[name] == pytest.approx(last[name], rel=1e-5)
+    assert row.samples == 2 * 64 * 8
+    # The mean without each of 16 blocks of one problem is, over the blocks, the mean of all.
+    without = [row[f"last_without_{block}"] for block in range(16)]
+    assert np.mean(without) == pytest.approx(row["pass@64"], abs=1e-5)
 
 
-def baselines_are_measured_on_the_last_policy(run):
-    folder = run.folder.parents[1] / "baselines_grpo" / "seed_1"
-    names = {*map(temperature_name, TEMPERATURES), *map(averaged_name, BASE_WEIGHTS)}
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == names
-    last = np.load(run.folder / "exact" / "step_000002.npz")["logprobs"]
-    for name in names:
-        found = np.load(folder / name / "step_000000.npz")["logprobs"]
-        assert found.shape == last.shape
-        # Nothing was learnt in two steps, so the average of two policies is each of them.
-        assert np.array_equal(found, last) == name.startswith("averaged")
+def averages_lead_from_the_base_to_the_last_policy(tables, runs):
+    curves = pd.read_csv(tables / "curves.csv")
+    path = curves[curves.method == "grpo+average"]
+    trained = curves[curves.method == "grpo"]
+    assert path.base_weight.tolist() == [1.0, 0.5, 0.0]
+    assert path["pass@1"].iloc[0] == trained["pass@1"].iloc[0]
+    assert path["pass@1"].iloc[-1] == trained["pass@1"].iloc[-1]
+    assert set(runs.weights_sha256[runs.method == "grpo"]) == set(runs.weights_sha256[runs.method == "grpo+average"])
 
 
-def a_run_is_measured_again_from_its_weights(run):
-    said = start_script("exact", f"run={run}").finish()
-    found = json.loads((run / "evaluation" / "exact_locks" / "metrics.jsonl").read_text())
-    expected = json.loads((run / "exact" / "metrics.jsonl").read_text().splitlines()[-1])
-    for key in ("pass@64", "alive", "support/strategy", "entropy/digit"):
-        assert found[key] == pytest.approx(expected[key], abs=1e-6)
-    assert f"pass@64 {found['pass@64']:.4f}" in said
+def log_probs_are_deleted_and_weights_stay(lab):
+    assert not list(lab.rglob("step_*.npz"))
+    assert len(list(lab.rglob("checkpoints/final/model.safetensors"))) == 6
 
 
-def test_seeds_come_one_after_the_other_and_controls_on_their_puzzles_alone():
-    jobs = [job for job in plan(lab_config()) if not job.is_base]
-    firsts = [job.seed for job in jobs if job.after is None]
-    assert firsts == sorted(firsts)
-    assert {job.puzzle for job in jobs if job.method == "push_only"} == {"locks"}
-    assert {job.puzzle for job in jobs if job.method == "apo"} == {"locks", "countdown"}
-
-
-def test_sweeps_are_made_where_seeds_are_given_and_change_one_coefficient_of_apo():
-    assert not any(job.method.startswith("sweep_") for job in plan(lab_config()))
-    swept = [job for job in plan(lab_config(sweep_seeds=[1, 2])) if job.method.startswith("sweep_")]
-    assert {(job.puzzle, job.seed) for job in swept} == {("locks", 1), ("locks", 2)}
-    assert all(job.overrides[1] == "algo=apo" for job in swept)
-    changed = [[word for word in job.overrides if word.startswith("algo.loss.")] for job in swept]
-    assert {len(words) for words in changed} == {1}
-    assert len({words[0] for words in changed}) == len(lab_config().sweeps)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"only": ["grppo"]}, "only has 'grppo': choose from grpo,"),
-        ({"puzzles": ["lock"]}, "puzzles has 'lock': choose from countdown, locks"),
-        ({"seeds": []}, r"seeds is \[\]"),
-        ({"processes": 0}, "processes 0"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        plan(lab_config(**changes))
+def test_rows_are_added_once_and_read_back(tmp_path):
+    run = {**dict.fromkeys(RUN_COLUMNS, 0.5), "world": "w", "method": "m", "variant": "", "seed": 1}
+    curve = {**dict.fromkeys(CURVE_COLUMNS, 0.25), "world": "w", "method": "m", "variant": "", "seed": 1}
+    append(tmp_path, [run], [curve, {**curve, "step": 2}])
+    append(tmp_path, [{**run, "seed": 2}], [{**curve, "seed": 2}])
+    # As after a kill between the tables: the curve is there, the run is not.
+    append(tmp_path, [{**run, "seed": 3}], [{**curve, "seed": 2}])
+    assert read_runs(tmp_path).seed.tolist() == [1, 2, 3]
+    assert pd.read_csv(tmp_path / "curves.csv")[["seed", "step"]].to_numpy().tolist() == [[1, 0.25], [1, 2], [2, 0.25]]

@@ -1,12 +1,12 @@
 import pytest
 from hydra.utils import instantiate
 
-from apo_lab.puzzles import Countdown, Locks
+from apo_lab.puzzles import Countdown, Divisors, Locks
 from composing import composed
 
 
 @pytest.mark.parametrize("model", ["tiny", "smollm2_135m"])
-@pytest.mark.parametrize("puzzle", [Locks(), Countdown()])
+@pytest.mark.parametrize("puzzle", [Locks(), Countdown(), Divisors()])
 def test_a_tokenizer_reads_one_token_a_symbol(puzzle, model):
     """Else the kinds of tokens, and the exact pass@k of a sampled answer, would be of other tokens."""
     tokenizer = instantiate(composed(f"model={model}").model, _convert_="all").load_tokenizer()

@@ -1,0 +1,39 @@
+"""`apo lab`: run what is missing of an edition, show its progress, or make its page."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from apo_lab.editions.protocol import load_protocol
+from apo_lab.laboratory.registration import commit, registration
+from apo_lab.laboratory.runs import work_off
+from apo_lab.laboratory.view import LaboratoryView
+from apo_lab.reporting.laboratory import laboratory_page
+from apo_lightning.common.console import say
+from apo_lightning.run.launching import launch_time
+
+
+def laboratory(cfg: DictConfig) -> None:
+    """Do `action`: `run` makes runs and page, `status` counts, `page` makes the page from the tables alone.
+
+    Raises:
+        ConfigError: as `work_off` and `laboratory_page`.
+    """
+    protocol = load_protocol(cfg.edition)
+    if cfg.action == "status":
+        LaboratoryView(cfg, protocol, {"registration": registration(protocol), "commit": commit()})
+        return
+    try:
+        if cfg.action == "run":
+            work_off(cfg)
+    finally:
+        if (Path(cfg.tables) / "runs.csv").is_file():
+            date = launch_time().strftime("%Y-%m-%d")
+            page = laboratory_page(
+                Path(cfg.tables),
+                protocol,
+                Path(cfg.output_dir) / "report",
+                date=date,
+                registration=registration(protocol),
+            )
+            say(f"open {page}")

@@ -1,0 +1,71 @@
+"""The published tables of a laboratory, `runs.csv` and `curves.csv`: rows that are there are not run again."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from apo_lab.editions.protocol import BLOCKS
+from apo_lightning.common.files import write_atomically
+
+KEY = ("world", "method", "variant", "seed")
+POINT = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy")
+COST = ("samples", "tokens_trained", "seconds")
+RUN_COLUMNS = (
+    *KEY,
+    "stage",
+    "steps",
+    "level",
+    "base_pass@1",
+    "base_pass@8",
+    "base_pass@64",
+    *POINT,
+    "reached",
+    "area",
+    "area_8",
+    *(f"area_without_{block}" for block in range(BLOCKS)),
+    *(f"last_without_{block}" for block in range(BLOCKS)),
+    *COST,
+    "config_sha256",
+    "weights_sha256",
+    "base_sha256",
+    "commit",
+    "registration",
+)
+CURVE_COLUMNS = (*KEY, "step", "base_weight", *POINT, *COST)
+TEXT = (
+    "world",
+    "method",
+    "variant",
+    "stage",
+    "config_sha256",
+    "weights_sha256",
+    "base_sha256",
+    "commit",
+    "registration",
+)
+DIGITS = 6
+
+
+def read_runs(folder: Path) -> pd.DataFrame:
+    """The rows of `runs.csv`; none where there is no such file."""
+    return _read(folder / "runs.csv", RUN_COLUMNS)
+
+
+def append(folder: Path, runs: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
+    """Add the rows of finished runs to both tables; the curves first, so that a row of `runs.csv` has its curve."""
+    for name, rows, columns in (("curves", curves, CURVE_COLUMNS), ("runs", runs, RUN_COLUMNS)):
+        path = folder / f"{name}.csv"
+        new = pd.DataFrame([*rows], columns=pd.Index(columns))
+        found = _read(path, columns)
+        # A laboratory that was killed between the two tables writes the curve again.
+        is_new = found.set_index([*KEY]).index.isin(new.set_index([*KEY]).index)
+        table = pd.concat([found[~is_new], new]) if len(found) else new
+        write_atomically(path, table.to_csv(index=False, float_format=f"%.{DIGITS}g").encode())
+
+
+def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    if not path.is_file():
+        return pd.DataFrame(columns=pd.Index(columns))
+    return pd.read_csv(path, dtype=dict.fromkeys(TEXT, str), keep_default_na=False, na_values={"base_weight": [""]})

@@ -1,0 +1,44 @@
+"""The registration's hash changes with everything that decides a verdict, and with nothing else."""
+
+import pytest
+
+from apo_lab.editions.protocol import load_protocol
+from apo_lab.laboratory import registration as module
+from apo_lab.laboratory.registration import registration, task_sha256
+from miniature_edition import MINIATURE
+
+
+@pytest.fixture
+def edition(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return load_protocol(str(path))
+
+    return write
+
+
+def test_it_is_the_same_twice_and_changes_with_the_protocol(edition):
+    found = registration(edition(MINIATURE))
+    assert registration(edition(MINIATURE)) == found
+    assert registration(edition(MINIATURE.replace("level: 0.2", "level: 0.21"))) != found
+
+
+def test_another_secret_is_another_task(edition):
+    worlds = [
+        edition(text).worlds["small"]
+        for text in (MINIATURE, MINIATURE.replace("run: [", "run: [data.puzzle.secret=1, "))
+    ]
+    assert task_sha256(worlds[0]) != task_sha256(worlds[1])
+
+
+def test_docstrings_comments_and_formatting_of_code_do_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.resources, "files", lambda package: tmp_path)
+    texts = {
+        "one": '"""One."""\n\n\ndef f(x):\n    """Doc."""\n    return x + 1\n',
+        "same": "def f(x):  # a comment\n    return (x +\n      1)\n",
+        "other": "def f(x):\n    return x + 2\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert module._code("one") == module._code("same") != module._code("other")
