@@ -1,44 +1,309 @@
-"""docs/lab.md and the file that `make lab` wrote say the same, and the predictions' page lists what is decided."""
+"""The laboratory's page from simulated tables of a small edition: what each sentence rests on, and what is missing."""
 
-import json
 import re
+import shutil
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from apo_lab.reporting.laboratory.predictions import PREDICTIONS
-from composing import ROOT
+from apo_lab.editions.protocol import load_protocol
+from apo_lab.reporting.laboratory import laboratory_page
+from apo_lab.reporting.laboratory.answers import answers_table, best_candidate, recommendations_table
+from apo_lab.reporting.laboratory.comparisons import answered
+from apo_lab.reporting.laboratory.figures import laboratory_figures
+from apo_lab.reporting.laboratory.long_runs import long_runs, long_table
+from apo_lab.reporting.laboratory.reading import ArmRuns, read_edition
+from apo_lab.reporting.laboratory.tables import (
+    arms_table,
+    cost_table,
+    prediction_table,
+    progress_table,
+    tuning_table,
+    verdicts_table,
+)
+from apo_lightning.errors import ConfigError
+from lab_tables import write_tables
 
-RESULTS = json.loads((ROOT / "docs/lab/results.json").read_text())
-PAGE = (ROOT / "docs/lab.md").read_text()
+SMALL = """
+margin: 0.02
+base_weights: [0.5]
+worlds:
+  hall: {family: locks, level: 0.3, base: [], run: [experiment=lab/locks, data.num_validation=16]}
+  cellar: {family: locks, level: 0.3, base: [], run: [experiment=lab/locks, data.num_validation=16]}
+tuning: {locks: hall}
+rates: {locks: [0.1]}
+tuned:
+  grpo: {overrides: [algo=grpo], key: algo.clip, values: [0.2, 0.3]}
+  apo: {overrides: [algo=apo], key: algo.loss.pull_coef, values: [0.1, 0.2]}
+stages:
+  tuning: {methods: all, seeds: {hall: [101, 102]}}
+  main: {methods: all, average: true, seeds: {hall: [1, 2, 3], cellar: [4, 5, 6]}}
+  candidates: {seeds: {hall: [1, 2, 3], cellar: [4, 5, 6]}, arms: {strong: [algo=apo], weak: [algo=grpo]}}
+  long: {methods: [grpo], seeds: {hall: [7], cellar: [8]}}
+questions:
+  best: {text: "Is APO above GRPO?", stage: main, worlds: [hall, cellar], pairs: [[grpo, apo]]}
+  average: {text: "Averages?", stage: main, worlds: [hall, cellar], pairs: [[grpo, grpo+average], [apo, apo+average]]}
+  candidates:
+    text: "Is one above all?"
+    stage: candidates
+    worlds: [hall, cellar]
+    pairs: [[grpo, strong], [apo, strong], [grpo, weak], [apo, weak]]
+predictions:
+  - {question: best, pair: [grpo, apo], expected: higher, source: paper, statement: "APO is above GRPO."}
+  - {question: candidates, pair: [grpo, weak], expected: higher, source: ours, statement: "Weak is above GRPO."}
+"""
+LOSSES = {"grpo": 0.4, "apo": 0.2, "strong": 0.1, "weak": 0.6}
+OURS = "a1"
 
 
-def cells(line):
-    return [re.sub(r"\*\*|\\", "", cell).strip() for cell in line.strip("|").split("|")]
+@pytest.fixture(scope="module")
+def protocol(tmp_path_factory):
+    path = tmp_path_factory.mktemp("protocol") / "small.yaml"
+    path.write_text(SMALL)
+    return load_protocol(str(path))
 
 
-LINES = [cells(line) for line in PAGE.splitlines() if line.startswith("| ")]
+@pytest.fixture(scope="module")
+def tables(protocol, tmp_path_factory):
+    return write_tables(tmp_path_factory.mktemp("tables"), protocol, LOSSES, OURS)
 
 
-@pytest.mark.parametrize("table", ["lab_main", "lab_matched", "lab_baselines", "lab_revival", "lab_predictions"])
-def test_every_row_of_the_file_stands_on_the_page(table):
-    for row in RESULTS[table]:
-        expected = [value for key, value in row.items() if key != "section" and not key.endswith("interval")]
-        assert any(agrees(line, expected) for line in LINES), row
+@pytest.fixture(scope="module")
+def edition(protocol, tables):
+    return read_edition(tables, protocol, OURS)
 
 
-def agrees(line, expected):
-    return len(line) == len(expected) and all(
-        shown == value if isinstance(value, str) else number(shown) == pytest.approx(value, abs=0.0051)
-        for shown, value in zip(line, expected, strict=True)
+def made(edition):
+    """Every table of the page by name."""
+    questions = answered(edition)
+    stages = edition.protocol.stages
+    found = [table for stage in stages[1:] for table in (arms_table(edition, stage), verdicts_table(stage, questions))]
+    resting = [long_table(edition), cost_table(edition)]
+    found += [*resting, answers_table(edition, questions, resting), recommendations_table(edition, questions)]
+    found += [progress_table(edition), tuning_table(edition), prediction_table(edition, questions)]
+    return {table.name: table for table in found}
+
+
+def texts(table, section=""):
+    """Rows of a section of this name or key: column → text."""
+    names = [column.title for column in table.columns]
+    rows = [row for row in table.rows if not section or row.section == section or row.section.startswith(f"{section}:")]
+    return [dict(zip(names, (cell.text for cell in row.cells), strict=True)) for row in rows]
+
+
+def rested(tables, reference):
+    """The rows that a sentence names: `table: section` or `table: section: first cell`."""
+    name, section, *first = reference.split(": ")
+    rows = texts(tables[name], section)
+    return [row for row in rows if not first or next(iter(row.values())) == first[0]]
+
+
+def test_every_sentence_has_the_numbers_and_verdicts_of_the_rows_that_it_names(edition):
+    tables = made(edition)
+    sentences = [(row["Answer"], row["Rests on"]) for row in texts(tables["lab_answers"])]
+    sentences += [(row["What to run"], row["Rests on"]) for row in texts(tables["lab_recommendations"])]
+    assert len(sentences) == 6 + 4
+    for sentence, reference in sentences:
+        rows = rested(tables, reference)
+        assert rows, reference
+        known = {number for row in rows for cell in row.values() for number in re.findall(r"[+-]?\d+\.\d\d", cell)}
+        assert set(re.findall(r"[+-]\d+\.\d\d|\d+\.\d\d(?= at)", sentence)) <= known, sentence
+        for outcome, listed in re.findall(r"(Higher|Lower|Equivalent|Undecided): ([^.]*\.\d\d\)[^A-Z]*)", sentence):
+            numbers = set(re.findall(r"[+-]\d+\.\d\d", listed))
+            assert {row["Verdict"] for row in rows if numbers & set(row.values())} == {outcome.lower()}
+
+
+def test_the_answer_of_the_best_is_its_row(edition):
+    tables = made(edition)
+    (row,) = texts(tables["lab_main_verdicts"], "best")
+    assert row["Verdict"] == "higher"
+    answer = texts(tables["lab_answers"])[0]
+    assert answer["Answer"] == f"Higher: APO ({row['Difference [points]']})."
+    assert answer["Rests on"] == "lab_main_verdicts: best"
+
+
+def test_what_to_run_depends_on_the_budget(edition):
+    # The simulated APO takes 1.5 times the seconds of GRPO.
+    rows = texts(made(edition)["lab_recommendations"])
+    budgets = ["any", "the seconds of GRPO", "a policy that is trained already", "any"]
+    assert [row["Your budget"] for row in rows] == budgets
+    assert rows[0]["What to run"].startswith("APO, lr=0.1 pull_coef=0.1: APO − GRPO (+")
+    assert rows[1]["What to run"] == "GRPO: nothing is higher"
+    assert rows[3]["What to run"] == "strong"
+
+
+def test_a_candidate_above_all_is_named_and_else_the_nearest_with_its_distance(protocol, edition, tmp_path):
+    best = best_candidate(edition, answered(edition))
+    assert best.is_above
+    assert best.name == "strong"
+    assert best.sentence.startswith(
+        "strong is higher in 2 of 2 comparisons; its smallest difference is strong − APO (+"
     )
+    tables = write_tables(tmp_path, protocol, {**LOSSES, "strong": 0.3}, OURS)
+    weaker = read_edition(tables, protocol, OURS)
+    found = best_candidate(weaker, answered(weaker))
+    assert not found.is_above
+    assert found.sentence.startswith("No candidate is; strong comes nearest and is higher in 1 of 2 comparisons; ")
+    assert "strong − APO (-" in found.sentence
+    assert found.rests_on.endswith("candidates: strong − APO")
 
 
-def number(shown):
-    found = re.match(r"[+-]?[\d.,]+", shown)
-    return float(found.group().replace(",", "")) if found else float("nan")
+def test_arms_are_means_over_seeds_then_worlds_of_the_chosen_settings(edition, tables):
+    runs = pd.read_csv(tables / "runs.csv")
+    rows = runs[(runs.stage == "main") & (runs.method == "apo")]
+    assert set(rows.variant) == {"lr=0.1 pull_coef=0.1"}
+    row = next(row for row in texts(made(edition)["lab_main_arms"]) if row["Arm"] == "APO")
+    assert (row["Settings"], row["Runs"]) == ("lr=0.1 pull_coef=0.1", "6 of 6")
+    expected = 100 * rows.groupby("world")["pass@64"].mean().mean()
+    assert float(row["Last step pass@64"]) == pytest.approx(expected, abs=0.0051)
+    assert row["Reached L*"] == f"{(rows.reached >= rows.level).sum()} of 6"
 
 
-def test_the_page_of_predictions_lists_those_that_are_decided():
-    registered = (ROOT / "docs/lab-predictions.md").read_text()
-    for prediction in PREDICTIONS:
-        assert f"| {prediction.statement} | {prediction.source} | {', '.join(prediction.puzzles)} |" in registered
+def test_the_chosen_configuration_is_marked_among_all(edition):
+    rows = texts(made(edition)["lab_tuning"])
+    assert [row["Choice"] for row in rows] == ["chosen", "", "chosen", ""]
+
+
+def test_predictions_are_held_or_failed_by_the_verdict(edition):
+    rows = texts(made(edition)["lab_predictions"])
+    assert [(row["Outcome"], row["Rests on"]) for row in rows] == [
+        ("held", "lab_main_verdicts: best: APO − GRPO"),
+        ("failed", "lab_candidates_verdicts: candidates: weak − GRPO"),
+    ]
+
+
+def test_a_long_run_is_measured_after_first_passage_and_its_slope_at_its_end():
+    # Passage of 0.3 at step 20: the 0.5 at step 10 does not count. Over steps 30 to 50 pass@1 rises by 0.02 in 20.
+    curve = {"pass@1": [0.1, 0.2, 0.3, 0.4, 0.41, 0.42], "pass@64": [0.9, 0.5, 0.8, 0.6, 0.7, 0.65]}
+    key = {"world": "hall", "method": "grpo", "variant": "", "seed": 7}
+    entropy = {"strategy_entropy": [2.0, 0.1, 1.0, 0.8, 0.9, 0.95]}
+    curves = pd.DataFrame({**key, **curve, **entropy, "step": range(0, 60, 10)})
+    arm = ArmRuns(name="grpo", runs=pd.DataFrame([{**key, "level": 0.3}]), all_curves=curves, num_planned=1)
+    (run,) = long_runs(arm)
+    assert (run.has_passed, run.lowest_pass, run.last_pass) == (True, 0.6, 0.65)
+    assert (run.lowest_entropy, run.last_entropy) == (0.8, 0.95)
+    assert run.slope == pytest.approx(0.1)
+    (whole,) = long_runs(ArmRuns(name="grpo", runs=arm.runs.assign(level=0.5), all_curves=curves, num_planned=1))
+    assert (whole.has_passed, whole.lowest_pass) == (False, 0.5)
+
+
+def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
+    key = {"world": "hall", "method": "grpo", "variant": ""}
+    runs = pd.DataFrame([{**key, "seed": seed, "level": 0.5} for seed in (1, 2)])
+    zeros = dict.fromkeys(("pass@8", "alive", "strategy_entropy", "samples", "tokens_trained", "seconds"), 0.0)
+    curves = pd.DataFrame(
+        [
+            {**key, **zeros, "seed": seed, "step": 2 * place, "pass@1": one, "pass@64": 1 - one}
+            for seed, ones in ((1, (0.1, 0.2, 0.9)), (2, (0.1, 0.4)))
+            for place, one in enumerate(ones)
+        ]
+    )
+    path = ArmRuns(name="grpo", runs=runs, all_curves=curves, num_planned=2).path()
+    assert path["pass@1"].tolist() == pytest.approx([0.1, 0.3])
+    assert path["step"].tolist() == [0, 2]
+
+
+def test_figures_draw_the_mean_paths_and_the_level(edition):
+    figures = {figure.name: figure for figure in laboratory_figures(edition)}
+    assert list(figures) == ["lab_best", "lab_average", "lab_candidates", "lab_cost_locks", "lab_long_runs_locks"]
+    (axes,) = figures["lab_best"].figure.axes
+    path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path()
+    drawn = [line.get_ydata() for line in axes.lines if len(line.get_xdata()) == len(path)]
+    assert any(y == pytest.approx(path["pass@64"].to_numpy()) for y in drawn)
+    assert [0.3, 0.3] in [list(line.get_xdata()) for line in axes.lines]
+    labels = {text.get_text() for text in figures["lab_best"].figure.legends[0].get_texts()}
+    assert labels == {"Base", "GRPO", "APO"}
+    assert [axes.get_title(loc="left") for axes in figures["lab_candidates"].figure.axes] == ["strong", "weak"]
+
+
+def test_rows_of_another_registration_are_left_out_and_counted_on_the_page(protocol, tables, tmp_path):
+    shutil.copytree(tables, tmp_path / "tables")
+    runs = pd.read_csv(tables / "runs.csv")
+    others = runs[runs.stage == "long"].assign(registration="b2", seed=99)
+    pd.concat([runs, others]).to_csv(tmp_path / "tables" / "runs.csv", index=False)
+    page = laboratory_page(tmp_path / "tables", protocol, tmp_path / "report", date="2026-01-02", registration=OURS)
+    text = page.read_text()
+    assert "2 rows of another registration were left out." in text
+    num_runs = (~runs.method.str.endswith("+average")).sum()
+    assert f"Read: {num_runs} training runs" in text
+    assert "seed 99" not in (tmp_path / "report/tables/lab_long.csv").read_text()
+
+
+def test_a_verdict_waits_for_all_its_runs_and_only_gains_by_those_of_others(protocol, edition, tables, tmp_path):
+    runs = pd.read_csv(tables / "runs.csv")
+    is_left_out = (runs.method == "weak") & (runs.seed == 6)
+    runs[~is_left_out].to_csv(tmp_path / "runs.csv", index=False)
+    shutil.copy(tables / "curves.csv", tmp_path)
+    partial = read_edition(tmp_path, protocol, OURS)
+    rows = texts(made(partial)["lab_candidates_verdicts"])
+    assert [row["Verdict"] for row in rows] == ["higher", "higher", "11 of 12 runs", "11 of 12 runs"]
+    assert "2 of 4 comparisons wait for runs." in made(partial)["lab_answers"].rows[2].cells[2].text
+    early, late = ({c.label: c.verdict for c in answered(each)[2].comparisons} for each in (partial, edition))
+    for label in ("strong − GRPO", "strong − APO"):
+        assert early[label].adjusted_p_value >= late[label].adjusted_p_value
+
+
+@pytest.mark.parametrize(("changes", "verdict"), [({"stages": ["tuning"]}, None), ({"seeds": 1}, "4 of 12 runs")])
+def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tmp_path, changes, verdict):
+    tables = write_tables(tmp_path / "tables", protocol, LOSSES, OURS, **changes)
+    if verdict:  # one seed of tuning chooses nothing, so the runs of all are taken
+        other = write_tables(tmp_path / "all", protocol, LOSSES, OURS)
+        runs = pd.read_csv(other / "runs.csv")
+        first = runs.groupby(["stage", "world", "method"])["seed"].transform("min")
+        runs[(runs.seed == first) | (runs.stage == "tuning")].to_csv(tables / "runs.csv", index=False)
+        shutil.copy(other / "curves.csv", tables)
+    page = laboratory_page(tables, protocol, tmp_path / "report", date="2026-01-02", registration=OURS)
+    found = pd.read_csv(page.parent / "tables/lab_runs.csv").set_index("Stage")
+    assert found.loc["tuning", "Finished"] == found.loc["tuning", "Planned"] == 8
+    assert found.loc["main", "Planned"] == 12
+    assert found.loc["main", "Finished"] == (4 if verdict else 0)
+    names = {path.stem for path in (page.parent / "tables").iterdir()}
+    assert "lab_recommendations" not in names
+    assert "lab_tuning" in names
+    if verdict:
+        assert set(pd.read_csv(page.parent / "tables/lab_main_verdicts.csv")["Verdict"]) == {verdict}
+
+
+def spoiled(tables: Path, folder: Path, change) -> Path:
+    shutil.copytree(tables, folder, dirs_exist_ok=True)
+    change(pd.read_csv(tables / "runs.csv")).to_csv(folder / "runs.csv", index=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda runs: runs.drop(columns="area"), "has no column 'area'"),
+        (lambda runs: runs.assign(registration="b2"), "rows and none of registration a1"),
+        (lambda runs: pd.concat([runs, runs[:1]]), "has two rows of hall grpo lr=0.1 clip=0.2 101: keep one"),
+        (lambda runs: runs.assign(area="much"), "column 'area' is not numeric"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused_in_one_line(protocol, tables, tmp_path, change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        read_edition(spoiled(tables, tmp_path, change), protocol, OURS)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_tables_is_refused(protocol, tmp_path):
+    with pytest.raises(ConfigError, match=r"runs\.csv is missing: `apo lab` writes it"):
+        read_edition(tmp_path, protocol, OURS)
+
+
+def test_two_settings_of_one_arm_are_refused(protocol, tables, tmp_path):
+    def change(runs):
+        runs.loc[(runs.stage == "main") & (runs.method == "apo") & (runs.seed == 1), "variant"] = "lr=9"
+        return runs
+
+    edition = read_edition(spoiled(tables, tmp_path, change), protocol, OURS)
+    with pytest.raises(ConfigError, match=r"apo in hall, stage main, has runs of lr=9, lr=0\.1 pull_coef=0\.1"):
+        answered(edition)
+
+
+def test_runs_with_seeds_that_were_not_registered_do_not_count(protocol, edition, tables, tmp_path):
+    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.concat([runs, runs[(runs.stage == "main") & (runs.seed == 1)].assign(seed=77, area=0.0)])
+    shutil.copytree(tables, tmp_path, dirs_exist_ok=True)
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    assert made(read_edition(tmp_path, protocol, OURS))["lab_main_verdicts"] == made(edition)["lab_main_verdicts"]

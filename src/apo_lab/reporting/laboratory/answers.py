@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from apo_lab.editions.protocol import AVERAGED
-from apo_lab.reporting.laboratory.comparisons import DECIDED, Answered, Comparison
+from apo_lab.reporting.laboratory.comparisons import Answered, Comparison
 from apo_lab.reporting.laboratory.long_runs import MEAN
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, arm_name
 from apo_lab.reporting.records import Table, TableRow, left, row_of
@@ -54,18 +54,12 @@ def answers_table(edition: Edition, questions: Sequence[Answered], tables: Seque
 
 
 def answer(each: Answered) -> str:
-    """The comparisons of a question by verdict; counted for each arm if they are many."""
-    groups = {"": list(each.comparisons)}
-    if is_long := len(each.comparisons) > MOST_LISTED:
-        groups = {
-            f"{arm_name(c.after)}: ": [d for d in each.comparisons if d.after == c.after] for c in each.comparisons
-        }
-    parts = []
-    for name, comparisons in groups.items():
-        for outcome in (*DECIDED, Outcome.UNDECIDED, Outcome.TOO_FEW_SEEDS):
-            found = [c for c in comparisons if c.verdict and c.verdict.outcome == outcome]
-            listed = f"{len(found)} of {len(comparisons)}" if is_long else ", ".join(map(_with_difference, found))
-            parts += [f"{name}{outcome if name else outcome.capitalize()}: {listed}."] if found else []
+    """The comparisons of a question by verdict; only counted, arm by arm, if they are many."""
+    if len(each.comparisons) > MOST_LISTED:
+        parts = [_counts(each, name) for name in dict.fromkeys(comparison.after for comparison in each.comparisons)]
+    else:
+        found = {outcome: each.with_outcome(outcome) for outcome in Outcome}
+        parts = [f"{outcome.capitalize()}: {_listed(some)}." for outcome, some in found.items() if some]
     if num_waiting := sum(comparison.verdict is None for comparison in each.comparisons):
         parts.append(f"{num_waiting} of {len(each.comparisons)} comparisons wait for runs.")
     return " ".join(parts)
@@ -124,10 +118,8 @@ def _recommended(edition: Edition, each: Answered) -> Iterator[TableRow]:
     higher = sorted(each.with_outcome(Outcome.HIGHER), key=_difference, reverse=True)
     whole, first = f"{each.table}: {each.question.key}", each.comparisons[0].before
     if all(comparison.after == comparison.before + AVERAGED for comparison in each.comparisons):
-        what = (
-            f"average it if it is trained by {', '.join(arm_name(c.before) for c in higher)}" if higher else "nothing"
-        )
-        yield row_of(aim, "a policy that is trained already", f"{what}: {answer(each)}", whole)
+        text = f"its average with the base model: {_listed(higher)}" if higher else "the policy: no average is higher"
+        yield row_of(aim, "a policy that is trained already", text, whole)
     elif {comparison.before for comparison in each.comparisons} == {first}:
         limit = ALLOWANCE * _arm(edition, each, first).mean("seconds")
         cheap = [c for c in higher if _arm(edition, each, c.after).mean("seconds") <= limit]
@@ -137,7 +129,17 @@ def _recommended(edition: Edition, each: Answered) -> Iterator[TableRow]:
                 run = f"{arm_name(found[0].after)}, {settings}: {_with_difference(found[0])}"
                 yield row_of(aim, budget, run, each.reference(found[0]))
             else:
-                yield row_of(aim, budget, f"{arm_name(first)}: none is higher in this budget", whole)
+                yield row_of(aim, budget, f"{arm_name(first)}: nothing is higher", whole)
+
+
+def _listed(comparisons: Sequence[Comparison]) -> str:
+    return "; ".join(f"{arm_name(each.after)} ({100 * _difference(each):+.2f})" for each in comparisons)
+
+
+def _counts(each: Answered, name: str) -> str:
+    outcomes = [comparison.outcome for comparison in each.comparisons if comparison.after == name]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in Outcome if outcome in outcomes)
+    return f"{arm_name(name)}: {counts or 'no verdict'}."
 
 
 def _of_long_runs(table: Table) -> Iterator[TableRow]:

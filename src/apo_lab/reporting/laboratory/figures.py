@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -14,7 +13,7 @@ from apo_lab.editions.protocol import AVERAGED, Question
 from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled
 from apo_lab.reporting.laboratory.frontier import FAMILY, locks_frontier
 from apo_lab.reporting.laboratory.long_runs import STAGE as LONG
-from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, arm_name
+from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.names import BASE, slug
 from apo_lab.reporting.style import QUIET, Style, styles_of
 
@@ -123,7 +122,7 @@ def _of_curves(edition: Edition, styles: Styles) -> Iterator[NamedFigure]:
                 yield NamedFigure(f"lab_{slug(title)}_{group}", f"{title} ({group})", caption, figure)
 
 
-def _draw_path(axes: Axes, name: str, path: Any, style: Style, width: float) -> None:
+def _draw_path(axes: Axes, name: str, path: Frame, style: Style, width: float) -> None:
     axes.plot(path["pass@1"], path["pass@64"], **style.line, linewidth=width, zorder=2 + style.rank)
     # An average's path ends at the last policy, which has its marker.
     if not name.endswith(AVERAGED):

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
-from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition
+from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition, Frame
 from apo_lab.reporting.records import Cell, Table, TableRow, bare, left, right, row_of
 from apo_lab.reporting.tables.cells import number_cell, share_cell
 
@@ -39,8 +38,7 @@ class LongRun:
 
 def long_runs(arm: ArmRuns) -> list[LongRun]:
     """The runs of an arm, by world and seed."""
-    curves: Any = arm.curves
-    return [_long_run(f"{key[0]}, seed {key[-1]}", points) for key, points in curves.groupby([*KEY])]
+    return [_long_run(f"{key[0]}, seed {key[-1]}", points) for key, points in arm.curves.groupby([*KEY])]
 
 
 def long_table(edition: Edition) -> Table:
@@ -69,7 +67,7 @@ def long_table(edition: Edition) -> Table:
     )
 
 
-def _long_run(name: str, points: Any) -> LongRun:
+def _long_run(name: str, points: Frame) -> LongRun:
     reached = (points["pass@1"] >= points["level"]).to_numpy()
     after = points[reached.cumsum() > 0] if reached.any() else points
     tail = points[points["step"] >= (1 - TAIL) * points["step"].max()]

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -14,6 +15,8 @@ from apo_lab.reporting.names import BASE, method_name
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
 
+Frame = Any
+"""A `pd.DataFrame`: its selections have too many types to be checked."""
 MAIN = "main"
 """The stage of the tuned methods; other stages compare their arms with its runs."""
 KEY = ("world", "method", "variant", "seed")
@@ -37,9 +40,9 @@ class ArmRuns:
 
     name: str
     """Of the method or arm, as in the protocol."""
-    runs: pd.DataFrame
+    runs: Frame
     """Their rows of `runs.csv`."""
-    all_curves: pd.DataFrame
+    all_curves: Frame
     """`curves.csv`, with the rows of other arms."""
     num_planned: int
     """Runs that the protocol asks for."""
@@ -59,7 +62,7 @@ class ArmRuns:
         return replace(self, runs=self.runs[self.runs["world"].isin(worlds)])
 
     @property
-    def curves(self) -> pd.DataFrame:
+    def curves(self) -> Frame:
         """Their rows of `curves.csv`, with the level of each."""
         of_method = self.all_curves[self.all_curves["method"] == self.name]
         return of_method.merge(self.runs[[*KEY, "level"]], on=[*KEY])
@@ -77,7 +80,7 @@ class ArmRuns:
             tables[str(world)] = pseudo_values(value, torch.tensor(without))
         return ArmScores(name=self.name, tables=tables)
 
-    def path(self) -> pd.DataFrame:
+    def path(self) -> Frame:
         """A row an evaluation point, from the base model: means over seeds, then over worlds.
 
         It ends where the shortest run ends, so that every point has the same runs.
@@ -94,8 +97,8 @@ class Edition:
     """A protocol and the rows of its registration."""
 
     protocol: Protocol
-    runs: pd.DataFrame
-    curves: pd.DataFrame
+    runs: Frame
+    curves: Frame
     num_refused: int
     """Rows of `runs.csv` of another registration, which are left out."""
 
@@ -191,7 +194,7 @@ def arm_name(name: str) -> str:
     return method_name(name.removesuffix(AVERAGED)) + averaged
 
 
-def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def _read(path: Path, columns: Sequence[str]) -> Frame:
     if not path.is_file():
         raise ConfigError(f"{path} is missing: `apo lab` writes it, or give the folder of the tables")
     # Settings may be empty, and a text such as "None" is no missing value.

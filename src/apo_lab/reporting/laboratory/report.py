@@ -56,9 +56,9 @@ def laboratory_page(tables: Path, protocol: Protocol, output: Path, *, date: str
         recommendations_table(edition, questions),
     ]
     report = Report(
-        title=f"The laboratory, edition {protocol.name}",
+        title=f"The laboratory, edition {Path(protocol.name).stem}",
         date=date,
-        num_runs=len(edition.runs),
+        num_runs=sum(edition.num_done(stage) for stage in protocol.stages),
         tables=[table for table in made if table.rows],
         figures=laboratory_figures(edition),
     )
