@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from apo_lab.editions.protocol import World
-from apo_lab.puzzles import Locks
+from apo_lab.puzzles.locks import Locks
 from apo_lab.statistics.exact import exact_pass_at_k
 
 FAMILY = "locks"
