@@ -56,7 +56,7 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
         "stage": job.stage,
         "level": job.world.level,
         "config_sha256": config_sha256(cfg),
-        "base_sha256": file_sha256(next(job.base.glob("*/model.safetensors"))),
+        "base_sha256": file_sha256(next(job.base.glob("*/model.safetensors"))) if job.world.base else "",
         "weights_sha256": file_sha256(job.folder / "checkpoints" / "final" / "model.safetensors"),
     }
     assert job.arm is not None

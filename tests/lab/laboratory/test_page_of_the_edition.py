@@ -1,6 +1,7 @@
 """docs/lab.md states the registration, the stages and the predictions of the edition that is registered."""
 
 import pandas as pd
+import pytest
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.jobs import progress
@@ -13,9 +14,10 @@ PAGE = (ROOT / "docs" / "lab.md").read_text()
 FULL = load_protocol("full")
 
 
-def test_the_page_has_the_registration_of_the_full_edition():
+@pytest.mark.parametrize("name", ["full", "language"])
+def test_the_page_has_the_registrations(name):
     """A change of protocol, decision code or tasks needs a new registration: no row made before it is used then."""
-    assert f"| `full` | `{registration(FULL)}` |" in PAGE
+    assert f"| `{name}` | `{registration(load_protocol(name))}` |" in PAGE
 
 
 def test_the_page_counts_the_runs_of_each_stage():
