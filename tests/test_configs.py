@@ -132,6 +132,16 @@ def test_the_papers_runs_are_all_there():
 
 
 @pytest.mark.parametrize("run", sorted(PAPER))
+def test_a_clean_run_is_the_papers_without_the_problems_of_its_benchmarks(run):
+    clean, paper = composed(f"experiment=clean/{run}"), composed(f"experiment=paper/{run}")
+    benchmarks = composed("benchmark=paper", config_name="evaluate").benchmark.values()
+    assert [problems.hub for problems in instantiate(clean.data).exclude] == [instantiate(b.hub) for b in benchmarks]
+    clean.data.exclude = []
+    assert clean == paper
+    assert {path.stem for path in (CONFIGS / "experiment" / "clean").glob("*.yaml")} == PAPER | {"base"}
+
+
+@pytest.mark.parametrize("run", sorted(PAPER))
 def test_a_paper_run_has_the_papers_hyper_parameters(run):
     cfg = composed(f"experiment=paper/{run}")
     assert (cfg.prompts_per_step, cfg.prompts_per_minibatch, cfg.group_size) == (512, 32, 8)
