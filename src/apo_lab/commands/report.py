@@ -31,8 +31,9 @@ def report(cfg: DictConfig) -> Path:
     evaluations = read_evaluations(folders, runs)
     defaults = training_defaults()
     measured = measurements(runs, evaluations, defaults)
-    tables = report_tables(runs, measured, evaluations.coverage, defaults)
-    figures = report_figures(with_snapshots(runs, evaluations), measured, defaults)
+    runs_with_snapshots = with_snapshots(runs, evaluations)
+    tables = report_tables(runs_with_snapshots, measured, evaluations.coverage, defaults)
+    figures = report_figures(runs_with_snapshots, measured, defaults)
     contents = Report(
         title=cfg.title,
         date=str(cfg.date),

@@ -3,19 +3,24 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
+from apo_lab.reporting.axes import Defaults, settings
+from apo_lab.reporting.axes import axes as swept_axes
+from apo_lab.reporting.names import MODELS, in_order, model_name, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
 PRUNED = frozenset({"checkpoints", "rollouts"})
 """Folders of a run that hold neither runs nor evaluations, but thousands of files."""
+RunsByMethod = Mapping[str, Sequence[RunCard]]
+"""Printed method → its runs, which differ in their seed alone."""
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
@@ -32,6 +37,23 @@ def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
         for folder in sorted(found)
         if all((folder / ".hydra" / name).is_file() for name in ("config.yaml", "overrides.yaml"))
     )
+
+
+def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
+    """The runs of each model by method, under printed names.
+
+    Runs that leave their method's defaults are named after what they change, and left out where the method has a
+    run that does not: a sweep belongs into the sensitivity figure.
+    """
+    keys = swept_axes(runs, defaults)
+    departures = [settings(run, keys, defaults) for run in runs]
+    plain = {(run.model, run.algo) for run, changed in zip(runs, departures, strict=True) if not changed}
+    found: dict[str, dict[str, list[RunCard]]] = {}
+    for run, changed in zip(runs, departures, strict=True):
+        if not changed or (run.model, run.algo) not in plain:
+            group = found.setdefault(model_name(run.model), {})
+            group.setdefault(variant_name(run.label, changed), []).append(run)
+    return {model: found[model] for model in in_order(found, MODELS.values())}
 
 
 def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
@@ -78,9 +79,11 @@ def seed_mean_intervals(
     of_problems = [_variance_of_mean(table.mean(0)) for table in tables]
     over_both = _intervals(
         by_seed.mean(0),
-        seeds=[_variance_of_mean(by_seed)],
-        problems=[(variance / count**2, freedom) for variance, freedom in of_problems],
-        both=torch.stack([_residual_variance(table) for table in tables]).sum(0) / count**2,
+        *_error(
+            seeds=[_variance_of_mean(by_seed)],
+            problems=[(variance / count**2, freedom) for variance, freedom in of_problems],
+            both=torch.stack([_residual_variance(table) for table in tables]).sum(0) / count**2,
+        ),
     )
     alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest) for t in tables]
     over_problems = [_mean_of(intervals) for intervals in zip(*alone, strict=True)]
@@ -140,12 +143,71 @@ def seed_difference_intervals(
     difference = tables[1].mean(0) - tables[0].mean(0)
     intervals = _intervals(
         difference.mean(0),
-        seeds=[_variance_of_mean(table.mean(1)) for table in several],
-        problems=[_variance_of_mean(difference)],
-        both=torch.stack([_residual_variance(table) for table in several]).sum(0),
+        *_error(
+            seeds=[_variance_of_mean(table.mean(1)) for table in several],
+            problems=[_variance_of_mean(difference)],
+            both=torch.stack([_residual_variance(table) for table in several]).sum(0),
+        ),
     )
     # The NaN of V = 0 must come first: `max` and `min` would drop it in the second place.
     return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in intervals]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceTest:
+    """The mean difference of two methods over several benchmarks, with its interval and its p-value."""
+
+    difference: Interval
+    """95 %; the ends are NaN where `p_value` is."""
+    p_value: float
+    """Two-sided, of no difference; NaN if seeds and problems all agree, or a benchmark has one problem."""
+
+
+def seed_difference_test(
+    before: Sequence[Float[Tensor, "seeds_a _"]], after: Sequence[Float[Tensor, "seeds_b _"]]
+) -> DifferenceTest:
+    """Test the mean over benchmarks of method B minus method A, paired by problem.
+
+    The terms of `seed_difference_intervals`, with V_A and V_B of the seeds' means over benchmarks, since a seed affects
+    all of them, and V_P = Σ_b V_b/B², V_E = Σ_b V_E,b/B²:
+
+        p = P(|t_df| ≥ |Δ|/√V)
+
+    With one seed each V is V_P: the test is about these two checkpoints.
+
+    Source, departure: as `seed_mean_intervals`; without the clipping and the widening.
+
+    Args:
+        before: one table of scores per benchmark, with the same seeds in the same order.
+        after: of B, on the same benchmarks with the same problems.
+
+    Raises:
+        ConfigError: problems differ in number, or a score is not finite.
+
+    Example:
+        Four problems, differences 0.5, 0, 0.25 and 0.25: t = 0.25/(0.204/2) = 2.45, 3 degrees of freedom.
+
+        >>> a, b = torch.tensor([[0.0, 0.5, 0.5, 0.5]]), torch.tensor([[0.5, 0.5, 0.75, 0.75]])
+        >>> test = seed_difference_test([a], [b])
+        >>> round(test.difference.mean, 3), round(test.p_value, 3)
+        (0.25, 0.092)
+    """
+    tables = [[_checked(table[:, :, None]) for table in method] for method in (before, after)]
+    if any(a.shape[1] != b.shape[1] for a, b in zip(*tables, strict=True)):
+        raise ConfigError("a paired test needs the same problems before and after")
+    count = len(tables[0])
+    means = [torch.stack([table.mean(1) for table in method]).mean(0) for method in tables]
+    differences = [b.mean(0) - a.mean(0) for a, b in zip(*tables, strict=True)]
+    residuals = [_residual_variance(table) for method in tables for table in method if len(table) > 1]
+    mean = (means[1].mean(0) - means[0].mean(0)).reshape(1)
+    std_error, freedom = _error(
+        seeds=[_variance_of_mean(each) for each in means if len(each) > 1],
+        problems=[(v / count**2, df) for v, df in (_variance_of_mean(each) for each in differences)],
+        both=torch.stack([torch.zeros(1, dtype=torch.float64), *residuals]).sum(0) / count**2,
+    )
+    t = (mean.abs() / std_error).numpy()
+    (interval,) = _intervals(mean, std_error, freedom)
+    return DifferenceTest(difference=interval, p_value=float(2 * stdtr(freedom.numpy(), -t)[0]))
 
 
 def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
@@ -170,15 +232,22 @@ def _variance_of_mean(values: Float[Tensor, "units columns"]) -> _Part:
     return variance, float(max(1, count - 1))
 
 
-def _intervals(
-    mean: Float[Tensor, "columns"], seeds: list[_Part], problems: list[_Part], both: Float[Tensor, "columns"]
-) -> list[Interval]:
-    by_seed, by_problem = (torch.stack([v for v, _ in parts]).sum(0) for parts in (seeds, problems))
+def _error(
+    seeds: list[_Part], problems: list[_Part], both: Float[Tensor, "columns"]
+) -> tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]:
+    """√V and its degrees of freedom; NaN where V = 0. Without seeds V is that of the problems."""
+    zero = (torch.zeros_like(both), 1.0)
+    by_seed, by_problem = (torch.stack([v for v, _ in parts]).sum(0) for parts in (seeds or [zero], problems))
     variance = torch.maximum(by_seed + by_problem - both, torch.maximum(by_seed, by_problem))
     spread = torch.stack([v**2 / df for v, df in (*seeds, *problems)]).sum(0)
     freedom = ((by_seed + by_problem) ** 2 / spread).clamp(min=1)
-    half = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2)) * variance.sqrt()
-    half = torch.where(variance.sqrt() > MIN_STANDARD_ERROR, half, math.nan)
+    return torch.where(variance.sqrt() > MIN_STANDARD_ERROR, variance.sqrt(), math.nan), freedom
+
+
+def _intervals(
+    mean: Float[Tensor, "columns"], std_error: Float[Tensor, "columns"], freedom: Float[Tensor, "columns"]
+) -> list[Interval]:
+    half = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2)) * std_error
     rows = torch.stack([mean, mean - half, mean + half], dim=1).tolist()
     return [Interval(mean=mean, low=low, high=high) for mean, low, high in rows]
 

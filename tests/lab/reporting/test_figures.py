@@ -19,9 +19,9 @@ from apo_lab.reporting.figures.training import (
     curves_figure,
     entropy_figure,
     method_curves,
-    runs_by_method,
 )
 from apo_lab.reporting.published import as_measurements, published
+from apo_lab.reporting.runs import runs_by_method
 from apo_lab.reporting.style import KNOWN, styles_of
 from apo_lightning.evaluation.records import Estimate
 from report_records import make_measurement, make_run
@@ -174,6 +174,16 @@ def test_the_arrow_of_collapse_is_drawn_only_where_there_is_one(shift, collapses
     grpo = replace(base, method="GRPO", metrics=metrics, pass_at_k=())
     figure = pareto_figure([base, grpo], styles_of(["Base", "GRPO"]))
     assert ("diversity collapse" in texts(figure)) == collapses
+
+
+@pytest.mark.parametrize(("change", "recovers"), [(0.1, True), (-0.1, False)])
+def test_the_arrow_of_recovery_is_drawn_where_apos_pass_at_k_is_above_grpos(change, recovers):
+    grpo = replace(make_measurement("grpo", **SMALL), pass_at_k=())
+    value = grpo.metrics["pass@4"].value + change
+    metrics = {**grpo.metrics, "pass@4": Estimate(value=value, low=0.0, high=1.0)}
+    figure = pareto_figure([grpo, replace(grpo, method="APO", metrics=metrics)], styles_of(["GRPO", "APO"]))
+    assert ("recovery" in texts(figure)) == recovers
+    assert len(figure.axes[0].texts) == int(recovers), "an arrow is an annotation without a text"
 
 
 def test_published_points_are_hollow_and_drawn_for_measured_models_alone():

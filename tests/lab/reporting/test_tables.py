@@ -110,12 +110,25 @@ def test_a_sweep_makes_a_row_a_value_in_order_with_the_default_marked() -> None:
 
 
 def test_health_calls_more_spread_better() -> None:
-    spread = {"diversity": 0.283, "semantic_similarity": 0.297, "entropy": 0.485, "max_prob": 0.849}
-    peaked = {"diversity": 0.267, "semantic_similarity": 0.314, "entropy": 0.405, "max_prob": 0.878}
+    names = ("diversity", "semantic_similarity", "entropy", "max_prob", "support_coverage")
+    spread = dict(zip(names, (0.283, 0.297, 0.485, 0.849, 0.97), strict=True))
+    peaked = dict(zip(names, (0.267, 0.314, 0.405, 0.878, 0.95), strict=True))
     table = health_table([measured("GRPO", **peaked), measured("APO", **spread)])
-    assert texts(table.rows[1]) == ["APO", "1", "50.00", "0.283", "0.297", "0.485", "0.849"]
-    assert [cell.bold for cell in table.rows[1].cells] == [False, False, False, True, True, True, True]
+    assert texts(table.rows[1]) == ["APO", "1", "50.00", "0.283", "0.297", "0.485", "0.849", "0.970"]
+    assert [cell.bold for cell in table.rows[1].cells] == [False, False, False, True, True, True, True, True]
     assert not any(cell.bold for cell in table.rows[0].cells)  # Pass@K is the same in both: neither is best
+
+
+def test_the_published_health_is_below_the_measured_with_its_faults_marked() -> None:
+    table = health_table([measured("APO", entropy=0.4)])
+    published = [row for row in table.rows if row.section.startswith("Published (Llama-3.2-3B-Instruct")]
+    assert [texts(row) for row in published] == [
+        ["GRPO", "–", "41.91", "0.267", "0.314", "0.405", "0.878", "–"],
+        ["APO", "–", "43.65", "0.283", "0.297", "0.485", "0.849", "–"],
+    ]
+    assert [[cell.marked for cell in row.cells].index(True) for row in published] == [2, 2]
+    assert any(note.startswith("Marked: the published number") for note in table.notes)
+    assert health_table([measured("APO")]).rows == ()
 
 
 def test_lost_and_gained_problems_are_counted_from_base_and_from_grpo() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from apo_lab.statistics.seeds import seed_difference_intervals, seed_mean_intervals
+from apo_lab.statistics.seeds import seed_difference_intervals, seed_difference_test, seed_mean_intervals
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import mean_intervals
 
@@ -153,3 +153,41 @@ def test_what_has_no_interval_over_seeds_is_refused():
         seed_difference_intervals(two, torch.zeros(2, 5, 1))
     with pytest.raises(ConfigError, match="finite score"):
         seed_mean_intervals([two + math.nan])
+
+
+def test_the_test_of_one_benchmark_has_the_interval_of_the_difference():
+    before, after = np.clip(table(3, 20, seed=1) / 20 + 0.4, 0, 1), np.clip(table(2, 20, seed=2) / 20 + 0.6, 0, 1)
+    (expected,) = seed_difference_intervals(as_tensor(before), as_tensor(after))
+    test = seed_difference_test([torch.from_numpy(before)], [torch.from_numpy(after)])
+    ends = [(i.mean, i.low, i.high) for i in (test.difference, expected)]
+    assert ends[0] == pytest.approx(ends[1])
+    # p < 5 % exactly where the 95 % interval leaves out 0.
+    assert (test.p_value < 0.05) == (expected.low > 0 or expected.high < 0)
+
+
+def test_the_test_over_benchmarks_is_that_of_the_formulas():
+    befores, afters = ([table(size, n, seed=n + size) for n in (5, 9)] for size in (2, 3))
+    seeds = [
+        [np.mean([bench[s].mean() for bench in method]) for s in range(len(method[0]))] for method in (befores, afters)
+    ]
+    by_seed = [np.var(each, ddof=1) / len(each) for each in seeds]
+    differences = [after.mean(0) - before.mean(0) for before, after in zip(befores, afters, strict=True)]
+    by_problem = [np.var(d, ddof=1) / len(d) / 4 for d in differences]
+    both = sum(variances(bench)[2] for method in (befores, afters) for bench in method) / 4
+    total = max(sum(by_seed) + sum(by_problem) - both, sum(by_seed), sum(by_problem))
+    spread = by_seed[0] ** 2 / 1 + by_seed[1] ** 2 / 2 + by_problem[0] ** 2 / 4 + by_problem[1] ** 2 / 8
+    freedom = max(1, (sum(by_seed) + sum(by_problem)) ** 2 / spread)
+    mean = np.mean([d.mean() for d in differences])
+    test = seed_difference_test(*([torch.from_numpy(bench) for bench in method] for method in (befores, afters)))
+    assert test.difference.mean == pytest.approx(mean)
+    assert test.p_value == pytest.approx(2 * stats.t.sf(abs(mean) / math.sqrt(total), freedom))
+
+
+def test_two_checkpoints_are_tested_by_the_paired_t_test_and_none_without_spread():
+    before, after = table(1, 12, seed=3), table(1, 12, seed=4)
+    tested = seed_difference_test([torch.from_numpy(before)], [torch.from_numpy(after)])
+    assert tested.p_value == pytest.approx(stats.ttest_rel(after[0], before[0]).pvalue)
+    same = seed_difference_test([torch.zeros(1, 3)], [torch.ones(1, 3)])
+    assert math.isnan(same.p_value)
+    with pytest.raises(ConfigError, match="same problems"):
+        seed_difference_test([torch.zeros(1, 3)], [torch.zeros(1, 4)])

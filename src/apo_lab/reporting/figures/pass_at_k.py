@@ -1,9 +1,8 @@
 """pass@k against k, and Pass@1 against Pass@K."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -19,9 +18,15 @@ from apo_lab.reporting.figures.canvas import (
 )
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement
-from apo_lab.reporting.style import COLLAPSE, Style
+from apo_lab.reporting.style import COLLAPSE, KNOWN, Style
 from apo_lab.reporting.tables.series import average, common_benchmarks, evaluated, series, without_variants
 from apo_lightning.evaluation.records import Estimate
+
+ARROWS: Mapping[str, Mapping[str, Any]] = {
+    "diversity collapse": {"linestyle": (0, (4, 2)), "color": COLLAPSE},
+    "recovery": {"linestyle": "-", "color": KNOWN[METHODS["apo"]].color},
+}
+"""Looks of the arrows of the Pareto figure, by their name in its legend."""
 
 
 class ParetoPoint(NamedTuple):
@@ -88,7 +93,8 @@ def pareto_figure(
     """Pass@1 (efficiency) against Pass@K (coverage), a point a method, averaged over benchmarks; a panel a block.
 
     Faint crosses are 95 % intervals. The dashed arrow from the base model to GRPO is the collapse of diversity,
-    drawn where GRPO gains Pass@1 *and* loses Pass@K. Hollow markers are published numbers of the measured models, means
+    drawn where GRPO gains Pass@1 *and* loses Pass@K; the solid arrow from GRPO to APO is the recovery, drawn where
+    APO's Pass@K is higher. Hollow markers are published numbers of the measured models, means
     over the benchmarks of `measurements`.
 
     Source: APO paper, figure "Efficiency-Diversity Pareto Frontier".
@@ -99,6 +105,7 @@ def pareto_figure(
     blocks = list(dict.fromkeys(point.block for point in ours))
     figure, grid = panels(len(blocks), height=2.7, most_columns=2)
     shown: dict[str, Style] = {}
+    arrows: dict[str, None] = {}
     for axes, block in zip(grid, blocks, strict=True):
         mine = [point for point in ours if point.block == block]
         # The paper's points have no block but their model.
@@ -106,7 +113,7 @@ def pareto_figure(
         for point in (*paper, *mine):
             _draw_point(axes, point, styles[point.method], hollow=point in paper)
         shown |= {point.method: styles[point.method] for point in (*mine, *paper)}
-        _draw_collapse(axes, mine)
+        arrows |= dict.fromkeys(_draw_arrows(axes, mine))
         axes.margins(0.16)
         axes.set_ylim(top=min(axes.get_ylim()[1], 101))
         axes.grid(True, axis="both")
@@ -118,6 +125,7 @@ def pareto_figure(
         for name, style in styles.items()
         if name in shown
     ]
+    handles += [Line2D([], [], linewidth=1, label=name, **ARROWS[name]) for name in arrows]
     handles += filled_and_hollow() if any(point.block in models.values() for point in theirs) else []
     figure.legend(handles=handles, loc="outside lower center", ncols=2 if len(blocks) == 1 else 4)
     return figure
@@ -142,25 +150,16 @@ def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -
     )
 
 
-def _draw_collapse(axes: Axes, points: Sequence[ParetoPoint]) -> None:
-    """An arrow from the base model to GRPO, if that is a collapse."""
+def _draw_arrows(axes: Axes, points: Sequence[ParetoPoint]) -> list[str]:
+    """Draw the arrows that the points have, and return their names: from the base model to GRPO, from GRPO to APO."""
     places = {point.method: per_cent([point.pass_at_1, point.pass_at_k])[0] for point in points}
-    start, end = places.get(BASE), places.get(METHODS["grpo"])
-    if start is None or end is None or not (end[0] > start[0] and end[1] < start[1]):
-        return
-    line = {"arrowstyle": "-|>", "linestyle": (0, (4, 2)), "color": COLLAPSE, "linewidth": 1}
-    axes.annotate("", end, start, arrowprops={**line, "shrinkA": 6, "shrinkB": 6}, zorder=3)
-    (run, rise), (x, y) = end - start, (start + end) / 2
-    axes.text(
-        x,
-        y,
-        "diversity collapse",
-        ha="center",
-        va="top",
-        rotation=np.degrees(np.arctan2(rise, run)),
-        rotation_mode="anchor",
-        transform_rotates_text=True,
-        color=COLLAPSE,
-        fontsize=7,
-        fontstyle="italic",
-    )
+    base, grpo, apo = (places.get(method) for method in (BASE, METHODS["grpo"], METHODS["apo"]))
+    ends = {}
+    if base is not None and grpo is not None and grpo[0] > base[0] and grpo[1] < base[1]:
+        ends["diversity collapse"] = (base, grpo)
+    if grpo is not None and apo is not None and apo[1] > grpo[1]:
+        ends["recovery"] = (grpo, apo)
+    for name, (start, end) in ends.items():
+        look = {"arrowstyle": "-|>", "linewidth": 1, "shrinkA": 6, "shrinkB": 6, **ARROWS[name]}
+        axes.annotate("", end, start, arrowprops=look, zorder=3)
+    return list(ends)

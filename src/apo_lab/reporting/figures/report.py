@@ -8,16 +8,15 @@ from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pa
 from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_points
 from apo_lab.reporting.figures.training import (
     ENTROPY,
-    RunsByMethod,
     curve_panels,
     curves_figure,
     entropy_figure,
     method_curves,
-    runs_by_method,
 )
 from apo_lab.reporting.names import algo_of, slug
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
+from apo_lab.reporting.runs import RunsByMethod, runs_by_method
 from apo_lab.reporting.style import Style, styles_of
 from apo_lab.reporting.tables.sensitivity import swept_methods
 from apo_lab.reporting.tables.series import INTERVALS
@@ -67,7 +66,8 @@ def _evaluated(
     if pareto_points(measurements):
         caption = (
             f"Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: {INTERVALS}. "
-            "Hollow: published. The dashed arrow marks a gain in Pass@1 with a loss in Pass@K."
+            "Hollow: published. Dashed arrow: a gain in Pass@1 with a loss in Pass@K, from the "
+            "base model to GRPO. Solid arrow: a gain in Pass@K, from GRPO to APO."
         )
         figure = pareto_figure(measurements, styles, published=paper)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)

@@ -10,11 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apo_lab.reporting.axes import Defaults, settings
-from apo_lab.reporting.axes import axes as swept_axes
 from apo_lab.reporting.figures.canvas import EndLabel, count_steps, draw_band, label_ends, method_legend, panels, styled
-from apo_lab.reporting.names import MODELS, data_rows, in_order, model_name, variant_name
+from apo_lab.reporting.names import data_rows
 from apo_lab.reporting.records import RunCard
+from apo_lab.reporting.runs import RunsByMethod
 from apo_lab.reporting.style import QUIET, Style
 
 WINDOWS_PER_RUN = 20
@@ -24,9 +23,6 @@ PANELS = data_rows("figures/panels.csv")
 """Panels of the figures `training`, `collapse` and `monitors`: a pattern of metric keys, the title with the pattern's
 groups, and the dotted line: at zero, the first logged value, of the base, the alarm's threshold, or none."""
 THRESHOLD = "callbacks.collapse_alarm.threshold"
-
-RunsByMethod = Mapping[str, Sequence[RunCard]]
-"""Printed method → its runs, which differ in their seed alone."""
 
 
 class MethodCurve(NamedTuple):
@@ -48,23 +44,6 @@ class CurvePanel(NamedTuple):
     curves: Sequence[MethodCurve]
     reference: float
     """Height of the dotted line; NaN: none."""
-
-
-def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
-    """The runs of each model by method, under printed names.
-
-    Runs that leave their method's defaults are named after what they change, and left out where the method has a
-    run that does not: a sweep belongs into the sensitivity figure.
-    """
-    keys = swept_axes(runs, defaults)
-    departures = [settings(run, keys, defaults) for run in runs]
-    plain = {(run.model, run.algo) for run, changed in zip(runs, departures, strict=True) if not changed}
-    found: dict[str, dict[str, list[RunCard]]] = {}
-    for run, changed in zip(runs, departures, strict=True):
-        if not changed or (run.model, run.algo) not in plain:
-            group = found.setdefault(model_name(run.model), {})
-            group.setdefault(variant_name(run.label, changed), []).append(run)
-    return {model: found[model] for model in in_order(found, MODELS.values())}
 
 
 def method_curves(runs: RunsByMethod, key: str) -> list[MethodCurve]:
