@@ -106,7 +106,7 @@ def test_every_command_composes(page, name, arguments):
         return
     # Submitit is an extra and my_package the reader's own.
     left_out = re.compile(r"hydra[/.]launcher|-|job$|.*(…|my_package|\{)")
-    typed = [expand_glob(word) for word in arguments if not left_out.match(word)]
+    typed = [expand_glob(word) for word in command.overrides(arguments) if not left_out.match(word)]
     is_list = re.compile(r"=\[.*\]$", re.DOTALL)
     composed(command.config, [word if is_list.search(word) else word.split(",")[0] for word in typed])
 

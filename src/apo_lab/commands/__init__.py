@@ -64,6 +64,29 @@ COVERAGE = Command(
     settings=("run", "output_dir", "limit", "data_dir", "tokens_per_microbatch"),
     examples=("apo coverage coverage=math model=qwen_math7b trainer=gpu",),
 )
+PAPER = Command(
+    name="paper",
+    summary="Run all cells of the paper's tables and figures.",
+    work="apo_lab.commands.paper:paper",
+    config="paper",
+    details="A cell is one training run, evaluation or coverage in a folder of its own below output_dir. Several of "
+    "these commands, on one machine or on many, share the cells of one output_dir.",
+    actions={
+        "plan": "list the cells with their GPU-hours, as apo preflight counts them",
+        "status": "list which cells are done, stale, running, begun or missing (default)",
+        "run": "take cells until none is left; one that was killed is resumed",
+        "report": "build every table and figure of what is there",
+    },
+    axes={"cells": "the list of cells"},
+    settings=("experiments", "seeds", "overrides", "output_dir", "limit"),
+    examples=(
+        "apo paper plan",
+        "apo paper run seeds=[1,2,3] limit=1",
+        "apo paper run cells=miniature",
+        "apo paper report cells=miniature",
+        "apo paper plan 'experiments=[clean/*]' output_dir=outputs/clean",
+    ),
+)
 THEORY = Command(
     name="theory",
     summary="Check the paper's propositions on the losses, and draw them.",

@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
             return
         if command.config is None:
             sys.exit(command.load()(arguments))
-        _run(command, arguments)
+        _run(command, command.overrides(arguments))
     except InstantiationException:
         raise
     except (ConfigError, HydraException, OmegaConfBaseException) as error:

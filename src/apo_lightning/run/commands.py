@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,6 +26,9 @@ class Command:
     config: str | None
     """The primary configuration, such as `train`; None: the command parses its arguments itself."""
     details: str
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """What the command can do, by the word after its name: `apo paper plan` sets the key `action` to `plan`. Without
+    such a word the configuration's own `action` is done."""
     axes: Mapping[str, str] = field(default_factory=dict)
     """Groups of options that the command reads, each with what it sets."""
     settings: tuple[str, ...] = ()
@@ -37,6 +40,15 @@ class Command:
         """Import the function that does the work."""
         module, _, function = self.work.partition(":")
         return getattr(importlib.import_module(module), function)
+
+    def overrides(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments as overrides, a first word of `actions` as `action=…`; raises `ConfigError` on another word."""
+        first, *rest = arguments or ("",)
+        if first in self.actions:
+            return [f"action={first}", *rest]
+        if self.actions and first and "=" not in first and not first.startswith(("-", "~")):
+            raise ConfigError(f"apo {self.name} {first}: choose one of {', '.join(self.actions)}")
+        return [*arguments]
 
 
 TRAIN_AXES = {

@@ -34,7 +34,11 @@ def index_page(commands: Mapping[str, Command]) -> str:
 def command_page(command: Command) -> str:
     """What a command does, its axes with their options, its most important settings, and examples."""
     takes = " [key=value …]" if command.config is not None else ""
-    parts = [[f"apo {command.name}{takes}", command.summary], textwrap.wrap(command.details, WIDTH)]
+    does = f" [{' | '.join(command.actions)}]" if command.actions else ""
+    parts = [[f"apo {command.name}{does}{takes}", command.summary], textwrap.wrap(command.details, WIDTH)]
+    if command.actions:
+        width = max(map(len, command.actions))
+        parts.append([f"  {name:<{width}}  {what}" for name, what in command.actions.items()])
     if command.config is not None and command.axes:
         chosen = [
             str(option.config_path) for option in default_options(command.config) if option.parent == command.config

@@ -52,6 +52,7 @@ def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
     [
         (["trian", "seed=1"], "error: there is no command 'trian'; the nearest is train"),
         (["xyz"], "error: there is no command 'xyz'; there are train, evaluate, "),
+        (["paper", "paln"], "error: apo paper paln: choose one of plan, status, run, report"),
         (["doctor", "seed=1"], "error: apo doctor takes no arguments, and seed=1 was given"),
     ],
 )
@@ -135,7 +136,7 @@ def test_the_names_of_the_composition_root_are_its_functions():
             ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
         ),
         (["experiment=null"], ("experiment=null: leave it out",)),
-        (["-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of lab/countdown",)),
+        (["-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),
         (["-m", "seed=glob(*)"], ("seed is no config group",)),
     ],
 )

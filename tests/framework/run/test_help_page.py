@@ -44,6 +44,19 @@ def test_a_page_fits_80_columns_and_its_commands_work_is_there(name):
     assert "Hydra" not in page
     assert all(example.startswith(f"apo {name}") and f"  {example}\n" in f"{page}\n" for example in command.examples)
     assert callable(command.load())
+    assert all(f"\n  {word} " in page for word in command.actions)
+
+
+def test_a_first_word_of_a_commands_actions_sets_the_action_and_overrides_are_left_alone():
+    command = find_command("paper")
+    assert command.overrides(["run", "limit=1"]) == ["action=run", "limit=1"]
+    assert command.overrides(["limit=1", "action=run"]) == ["limit=1", "action=run"]
+    assert command.overrides(["--cfg", "job"]) == ["--cfg", "job"]
+    assert command.overrides([]) == []
+    assert find_command("train").overrides(["typo"]) == ["typo"]
+    with pytest.raises(ConfigError, match="apo paper limit: choose one of plan, status, run, report"):
+        command.overrides(["limit"])
+    assert set(command.actions) == {"plan", "status", "run", "report"}
 
 
 @configured

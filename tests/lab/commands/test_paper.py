@@ -1,0 +1,138 @@
+"""`apo paper` in miniature: from the list of cells to the page, killed once on the way."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from apo_lab.commands.paper import paper
+from apo_lab.paper.cells import Cell, list_cells
+from apo_lab.paper.costs import hours_of_cells
+from apo_lab.paper.states import state_of
+from apo_lab.paper.work import OUTPUT, work_off
+from apo_lightning.errors import ConfigError
+from composing import composed
+from running import finish, start_cold
+
+RUN = "train/paper/qwen_math7b_apo/seed_1"
+
+
+def miniature(folder: Path, *overrides: str) -> list[str]:
+    """The smallest list with every kind of cell; `overrides` are added to those of training."""
+    own = ["trainer.max_steps=4", "checkpoint.save_every=1", *overrides]
+    of_train = [*composed("cells=miniature", config_name="paper").overrides, *own]
+    (folder / "solutions.jsonl").write_text('{"problem": "1+2=", "solution": "3"}\n' * 3)
+    return [
+        "cells=miniature",
+        "experiments=[paper/qwen_math7b_apo]",
+        "distribution_of=[paper/qwen_math7b_apo]",
+        "seeds=[1]",
+        f"overrides={json.dumps(of_train, separators=(',', ':'))}",
+        "coverage_of=[tiny]",
+        f'coverage_overrides=["coverage.path={folder}/solutions.jsonl"]',
+        f"output_dir={folder}/paper",
+    ]
+
+
+def cells_of(words: list[str]) -> dict[str, Cell]:
+    return {cell.name: cell for cell in list_cells(composed(*words, config_name="paper"))}
+
+
+@pytest.mark.slow
+def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
+    words = miniature(tmp_path)
+    cells, folder = cells_of(words), tmp_path / "paper"
+    killed = start_cold("paper", "run", *words)
+    while not list((folder / RUN / "checkpoints").glob("step_*")):
+        assert killed.poll() is None, killed.stderr.read()
+        time.sleep(0.05)
+    owner = json.loads((folder / f"{RUN}.lock").read_text())
+    assert owner["pid"] == killed.pid
+    killed.kill()
+    killed.wait()
+    # The child ends with its parent: it would write into a folder that the next command takes.
+    wait_until_gone(f"hydra.run.dir={folder / RUN}")
+    assert state_of(cells[RUN]) == "begun"
+
+    lines = finish(start_cold("paper", "run", *words)).splitlines()
+    assert lines[0] == f"resumed  {RUN}"
+    assert [line.split()[1] for line in lines if line.startswith("done")] == [
+        RUN,
+        "evaluate/paper/qwen_math7b_apo/seed_1",
+        "distribution/paper/qwen_math7b_apo/seed_1",
+    ]
+    assert lines[-1] == "5 of 5 cells are done"
+    assert "resuming from" in (folder / RUN / OUTPUT).read_text()
+    assert not list(folder.rglob("*.lock"))
+    paper(composed(*words, config_name="paper"))
+    assert capsys.readouterr().out.splitlines()[-1] == "5 done of 5 cells"
+
+    paper(composed(*words, "action=report", config_name="paper"))
+    page = (folder / "report" / "report.html").read_text()
+    assert "5 done of 5 cells" in page
+    tables = {path.stem for path in (folder / "report" / "tables").glob("*.md")}
+    assert tables >= {"main_results", "health", "comparisons", "costs", "coverage", "hyperparameters"}
+    assert {path.stem for path in (folder / "report" / "figures").glob("*.png")} >= {"pareto", "pass_at_k", "entropy"}
+
+
+def wait_until_gone(argument: str) -> None:
+    while any(argument in command_line(process) for process in Path("/proc").glob("[0-9]*")):
+        time.sleep(0.05)
+
+
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
+def test_a_stop_signal_reaches_the_run_which_saves_what_it_has(tmp_path):
+    words = [*miniature(tmp_path, "trainer.max_steps=100000"), "bases=[]", "coverage_of=[]"]
+    stopped = start_cold("paper", "run", *words)
+    checkpoints = tmp_path / "paper" / RUN / "checkpoints"
+    while not list(checkpoints.glob("step_*")):
+        assert stopped.poll() is None, stopped.stderr.read()
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    said, _ = stopped.communicate()
+    assert stopped.returncode == 75
+    assert f"stopped  at {RUN}" in said
+    assert "stopped by SIGTERM" in (tmp_path / "paper" / RUN / OUTPUT).read_text()
+    assert not (tmp_path / "paper" / f"{RUN}.lock").exists()
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_says_where_and_the_others_go_on(tmp_path, capsys):
+    nothing = 'coverage_overrides=["coverage.path=nothing.jsonl"]'
+    cells = list(cells_of([*miniature(tmp_path), nothing, "experiments=[]", "distribution_of=[]"]).values())
+    with pytest.raises(ConfigError, match=r"1 of 2 cells failed: .*/coverage/tiny/output.txt says why"):
+        work_off(cells, tmp_path / "paper", None)
+    said = capsys.readouterr().out
+    assert "failed   coverage/tiny" in said
+    assert "done     evaluate/base_tiny" in said
+    assert "nothing.jsonl" in (tmp_path / "paper" / "coverage" / "tiny" / OUTPUT).read_text()
+
+
+def test_several_tasks_on_the_same_gpus_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    with pytest.raises(ConfigError, match="srun started 8 tasks"):
+        work_off([], tmp_path, None)
+
+
+def test_the_hours_of_an_evaluation_are_those_of_its_samples_in_training_and_what_is_unknown_says_why(tmp_path):
+    words = miniature(tmp_path, "rates=h100")
+    hours = hours_of_cells(list(cells_of(words).values()))
+    train = hours[RUN].value
+    evaluated, distribution = (
+        hours[f"{kind}/paper/qwen_math7b_apo/seed_1"].value for kind in ("evaluate", "distribution")
+    )
+    # 16 problems with 16 and with 32 samples, next to 4 steps of 16 · 8 completions.
+    assert distribution == pytest.approx(2 * evaluated)
+    assert 0 < evaluated < train * 16 * 16 / (4 * 16 * 8)
+    assert hours["evaluate/base_tiny"].value == evaluated
+    assert hours["coverage/tiny"].value is None
+    assert "no plan for coverage" in hours["coverage/tiny"].reason
