@@ -3,7 +3,7 @@
 The file is made complete under another name and then linked to its own, which fails where it exists: on one machine and
 on a shared file system exactly one of several processes succeeds. Its owner renews its time every `RENEW_SECONDS`. A
 claim is dead if its time is older than `DEAD_SECONDS` by the clock of the file system, or at once if its process was on
-this machine and no longer exists.
+this machine and no longer exists. Replacing a dead claim takes a claim of its own, so that one process does it.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import platform
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -67,17 +67,29 @@ def lock_path(folder: Path) -> Path:
 
 def take(folder: Path) -> Claim | None:
     """Claim the cell of a folder; None if another process works on it."""
-    path = lock_path(folder)
+    return _claim(lock_path(folder))
+
+
+def _claim(path: Path) -> Claim | None:
     with _own_file(path) as (file, owner):
-        if (other := read_owner(path)) is not None:
-            if _is_alive(path, other, file.stat().st_mtime):
-                return None
-            _remove(path, other)
         try:
             os.link(file, path)
+            return Claim(path, owner)
         except FileExistsError:
+            other = read_owner(path)
+        if other is None or _is_alive(path, other, file.stat().st_mtime):
             return None
-    return Claim(path, owner)
+        # Of several processes that find the same dead claim one may replace it: the others would replace that one's.
+        takeover = _claim(path.with_name(f".{other.token}.lock"))
+        if takeover is None:
+            return None
+        try:
+            if read_owner(path) != other:
+                return None
+            file.replace(path)
+            return Claim(path, owner)
+        finally:
+            takeover.release()
 
 
 def living_owner(folder: Path) -> Owner | None:
@@ -109,7 +121,7 @@ def _own_file(path: Path) -> Iterator[tuple[Path, Owner]]:
     try:
         yield file, owner
     finally:
-        file.unlink()
+        file.unlink(missing_ok=True)
 
 
 def _is_alive(path: Path, owner: Owner, now: float) -> bool:
@@ -119,16 +131,3 @@ def _is_alive(path: Path, owner: Owner, now: float) -> bool:
         return now - path.stat().st_mtime < DEAD_SECONDS
     except FileNotFoundError:
         return False
-
-
-def _remove(path: Path, dead: Owner) -> None:
-    """Remove a dead claim. If another process was faster and `path` is already its claim, put that back."""
-    taken = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.rename(taken)
-    except FileNotFoundError:
-        return
-    if read_owner(taken) != dead:
-        with suppress(FileExistsError):
-            os.link(taken, path)
-    taken.unlink()

@@ -107,8 +107,8 @@ def test_a_stop_signal_reaches_the_run_which_saves_what_it_has(tmp_path):
 
 @pytest.mark.slow
 def test_a_cell_that_fails_says_where_and_the_others_go_on(tmp_path, capsys):
-    words = [*miniature(tmp_path), "coverage_overrides=[coverage.path=nothing.jsonl]", "experiments=[]"]
-    cells = list(cells_of([*words, "distribution_of=[]"]).values())
+    nothing = 'coverage_overrides=["coverage.path=nothing.jsonl"]'
+    cells = list(cells_of([*miniature(tmp_path), nothing, "experiments=[]", "distribution_of=[]"]).values())
     with pytest.raises(ConfigError, match=r"1 of 2 cells failed: .*/coverage/tiny/output.txt says why"):
         work_off(cells, tmp_path / "paper", None)
     said = capsys.readouterr().out
