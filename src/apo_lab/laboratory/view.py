@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 
 from omegaconf import DictConfig
 
@@ -26,11 +27,9 @@ class LaboratoryView:
         self.cfg = cfg
         self.protocol = protocol
         self.started: dict[Job, float] = {}
-        self.seconds: dict[str, list[float]] = {}
-        say(
-            f"edition {protocol.name}, registration {identity['registration']}, commit {identity['commit'] or 'none'}, "
-            f"{cfg.processes} processes, tables in {cfg.tables}"
-        )
+        self.seconds: list[float] = []
+        say(f"edition {protocol.name}, registration {identity['registration']}")
+        say(f"commit {identity['commit'] or 'none'}, {cfg.processes} processes, tables in {cfg.tables}")
         self.show_progress()
 
     def show_progress(self) -> None:
@@ -49,20 +48,17 @@ class LaboratoryView:
         if is_failed or job.arm is None:
             say(f"{_name(job)} {'failed' if is_failed else 'done'} in {duration(seconds)}")
             return
-        self.seconds.setdefault(job.world.family, []).append(seconds)
+        self.seconds.append(seconds)
         say(f"{_name(job)} done in {duration(seconds)}; {self._left()}")
 
     def _left(self) -> str:
-        """Number of runs left, and the time they take if each takes the mean of its family, or of all."""
+        """Number of runs left, and the time they take if each takes the mean of those that this command has made."""
         rows = read_runs(Path(self.cfg.tables))
         num_left = sum(stage.num_runs - stage.num_done for stage in progress(self.cfg, self.protocol, rows))
-        known = [seconds for of_family in self.seconds.values() for seconds in of_family]
-        left = num_left * sum(known) / len(known) / self.cfg.processes
-        return f"{num_left} runs left, about {duration(left)}"
+        return f"{num_left} left, about {duration(num_left * fmean(self.seconds) / self.cfg.processes)}"
 
 
 def _name(job: Job) -> str:
     key = job.key
-    return (
-        f"{job.stage:<10} {key.world:<12} {key.method:<22} {key.variant:<30} {f'seed {key.seed}' if job.arm else '':<9}"
-    )
+    settings = f" {key.variant}" if key.variant else ""
+    return f"{key.world:<12} {key.method}{settings}" + (f", seed {key.seed}" if job.arm else "")
