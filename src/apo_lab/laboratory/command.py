@@ -20,6 +20,8 @@ def laboratory(cfg: DictConfig) -> None:
         ConfigError: as `work_off` and `laboratory_page`.
     """
     protocol = load_protocol(cfg.edition)
+    cfg.output_dir = cfg.output_dir or f"outputs/lab/{Path(cfg.edition).stem}"
+    cfg.tables = cfg.tables or f"{cfg.output_dir}/tables"
     if cfg.action == "status":
         LaboratoryView(cfg, protocol, {"registration": registration(protocol), "commit": commit()})
         return

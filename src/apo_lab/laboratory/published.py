@@ -48,19 +48,23 @@ TEXT = (
 DIGITS = 6
 
 
-def read_runs(folder: Path) -> pd.DataFrame:
-    """The rows of `runs.csv`; none where there is no such file."""
-    return _read(folder / "runs.csv", RUN_COLUMNS)
+def read_runs(folder: Path, registration: str) -> pd.DataFrame:
+    """The rows of `runs.csv` of one registration; none where there is no such file."""
+    rows = _read(folder / "runs.csv", RUN_COLUMNS)
+    return rows[rows.registration == registration]
 
 
 def append(folder: Path, runs: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
     """Add the rows of finished runs to both tables; the curves first, so that a row of `runs.csv` has its curve."""
-    for name, rows, columns in (("curves", curves, CURVE_COLUMNS), ("runs", runs, RUN_COLUMNS)):
+    for name, rows, columns, key in (
+        ("curves", curves, CURVE_COLUMNS, [*KEY]),
+        ("runs", runs, RUN_COLUMNS, [*KEY, "registration"]),
+    ):
         path = folder / f"{name}.csv"
         new = pd.DataFrame([*rows], columns=pd.Index(columns))
         found = _read(path, columns)
         # A laboratory that was killed between the two tables writes the curve again.
-        is_new = found.set_index([*KEY]).index.isin(new.set_index([*KEY]).index)
+        is_new = found.set_index(key).index.isin(new.set_index(key).index)
         table = pd.concat([found[~is_new], new]) if len(found) else new
         write_atomically(path, table.to_csv(index=False, float_format=f"%.{DIGITS}g").encode())
 

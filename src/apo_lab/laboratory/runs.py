@@ -39,8 +39,8 @@ def work_off(cfg: DictConfig) -> None:
             have finished.
     """
     protocol, tables = load_protocol(cfg.edition), Path(cfg.tables)
-    missing = missing_jobs(cfg, protocol, read_runs(tables))
     identity = {"commit": commit(), "registration": registration(protocol)}
+    missing = missing_jobs(cfg, protocol, read_runs(tables, identity["registration"]))
     view = LaboratoryView(cfg, protocol, identity)
     failed: list[Job] = []
     with _workers(cfg.processes) as submit:
@@ -48,7 +48,8 @@ def work_off(cfg: DictConfig) -> None:
         running: dict[Future[_Result], Job] = {}
         while True:
             busy = {job.key for job in (*running.values(), *failed)}
-            ready = [job for job in missing_jobs(cfg, protocol, read_runs(tables)) if job.key not in busy]
+            rows = read_runs(tables, identity["registration"])
+            ready = [job for job in missing_jobs(cfg, protocol, rows) if job.key not in busy]
             for job in ready[: cfg.processes - len(running)]:
                 running[submit(job, protocol.base_weights, identity)] = job
                 view.begin(job)

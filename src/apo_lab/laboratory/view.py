@@ -8,7 +8,7 @@ from statistics import fmean
 from omegaconf import DictConfig
 
 from apo_lab.editions.protocol import Protocol
-from apo_lab.laboratory.jobs import Job, progress
+from apo_lab.laboratory.jobs import Job, StageProgress, progress
 from apo_lab.laboratory.published import read_runs
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import duration
@@ -26,15 +26,16 @@ class LaboratoryView:
     def __init__(self, cfg: DictConfig, protocol: Protocol, identity: Mapping[str, str]) -> None:
         self.cfg = cfg
         self.protocol = protocol
+        self.registration = identity["registration"]
         self.started: dict[Job, float] = {}
         self.seconds: list[float] = []
-        say(f"edition {protocol.name}, registration {identity['registration']}")
+        say(f"edition {protocol.name}, registration {self.registration}")
         say(f"commit {identity['commit'] or 'none'}, {cfg.processes} processes, tables in {cfg.tables}")
         self.show_progress()
 
     def show_progress(self) -> None:
         """Print how many runs of each stage are done."""
-        for stage in progress(self.cfg, self.protocol, read_runs(Path(self.cfg.tables))):
+        for stage in self._progress():
             say(f"  {stage.name:<12} {stage.num_done:>4} of {stage.num_runs:>4} runs done")
 
     def begin(self, job: Job) -> None:
@@ -53,9 +54,11 @@ class LaboratoryView:
 
     def _left(self) -> str:
         """Number of runs left, and the time they take if each takes the mean of those that this command has made."""
-        rows = read_runs(Path(self.cfg.tables))
-        num_left = sum(stage.num_runs - stage.num_done for stage in progress(self.cfg, self.protocol, rows))
+        num_left = sum(stage.num_runs - stage.num_done for stage in self._progress())
         return f"{num_left} left, about {duration(num_left * fmean(self.seconds) / self.cfg.processes)}"
+
+    def _progress(self) -> list[StageProgress]:
+        return progress(self.cfg, self.protocol, read_runs(Path(self.cfg.tables), self.registration))
 
 
 def _name(job: Job) -> str:

@@ -23,7 +23,7 @@ def protocol(tmp_path):
 
 
 def config(**changes):
-    return OmegaConf.merge(composed("lab"), changes)
+    return OmegaConf.merge(composed("lab"), {"output_dir": "outputs/lab", **changes})
 
 
 def rows(*cells):

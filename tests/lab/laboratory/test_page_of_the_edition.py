@@ -21,7 +21,7 @@ def test_the_page_has_the_registrations(name):
 
 
 def test_the_page_counts_the_runs_of_each_stage():
-    for stage in progress(composed("lab"), FULL, pd.DataFrame(columns=list(RUN_COLUMNS))):
+    for stage in progress(composed("lab", ["output_dir=outputs/lab"]), FULL, pd.DataFrame(columns=list(RUN_COLUMNS))):
         assert f"| {stage.name} | {stage.num_runs} |" in PAGE
 
 

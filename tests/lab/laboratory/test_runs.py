@@ -22,7 +22,7 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
     arguments = (f"edition={edition}", f"output_dir={tmp_path}/lab", f"bases={tmp_path}/bases")
     said = finish(start_cold("lab", *arguments))
     tables = tmp_path / "lab" / "tables"
-    runs = read_runs(tables)
+    runs = pd.read_csv(tables / "runs.csv", keep_default_na=False)
     assert "tuning          0 of    2 runs done" in said
     assert sorted(runs.method) == ["apo", "apo", "apo", "apo+average", "grpo", "grpo+average", "strong", "wide"]
     tuning = runs[runs.stage == "tuning"]
@@ -68,11 +68,20 @@ def log_probs_are_deleted_and_weights_stay(lab):
 
 
 def test_rows_are_added_once_and_read_back(tmp_path):
-    run = {**dict.fromkeys(RUN_COLUMNS, 0.5), "world": "w", "method": "m", "variant": "", "seed": 1}
+    run = {
+        **dict.fromkeys(RUN_COLUMNS, 0.5),
+        "world": "w",
+        "method": "m",
+        "variant": "",
+        "seed": 1,
+        "registration": "r",
+    }
     curve = {**dict.fromkeys(CURVE_COLUMNS, 0.25), "world": "w", "method": "m", "variant": "", "seed": 1}
     append(tmp_path, [run], [curve, {**curve, "step": 2}])
     append(tmp_path, [{**run, "seed": 2}], [{**curve, "seed": 2}])
     # As after a kill between the tables: the curve is there, the run is not.
     append(tmp_path, [{**run, "seed": 3}], [{**curve, "seed": 2}])
-    assert read_runs(tmp_path).seed.tolist() == [1, 2, 3]
+    append(tmp_path, [{**run, "registration": "other"}], [])
+    assert read_runs(tmp_path, "r").seed.tolist() == [1, 2, 3]
+    assert read_runs(tmp_path, "other").seed.tolist() == [1]
     assert pd.read_csv(tmp_path / "curves.csv")[["seed", "step"]].to_numpy().tolist() == [[1, 0.25], [1, 2], [2, 0.25]]
