@@ -51,7 +51,7 @@ DIGITS = 6
 def read_runs(folder: Path, registration: str) -> pd.DataFrame:
     """The rows of `runs.csv` of one registration; none where there is no such file."""
     rows = _read(folder / "runs.csv", RUN_COLUMNS)
-    return rows[rows.registration == registration]
+    return rows.query("registration == @registration")
 
 
 def append(folder: Path, runs: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
