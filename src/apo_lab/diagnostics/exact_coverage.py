@@ -56,7 +56,7 @@ class ExactCoverage(StepCallback):
         puzzle: Puzzle,
         ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
         support_size: int = 8,
-        tokens_per_microbatch: int = 8192,
+        tokens_per_microbatch: int = 2048,
     ) -> None:
         self.puzzle = puzzle
         self.ks = tuple(ks)
