@@ -78,7 +78,7 @@ def _run(loss: float, level: float, key: dict[str, Any]) -> tuple[dict[str, Any]
             **{f"pass@{k}": passes[k][place].item() for k in KS},
             "alive": 1 - 0.05 * loss * place,
             "strategy_entropy": 2 - loss * place / POINTS,
-            "samples": SAMPLES * 2 * place,
+            "tokens_sampled": SAMPLES * 2 * place,
             "tokens_trained": (3 if "apo" in key["method"] else 2) * SAMPLES * place,
             "seconds": (1.5 if "apo" in key["method"] else 1.0) * place,
         }

@@ -138,8 +138,9 @@ def _curve_rows(key: Mapping[str, Any], path: PolicyPath) -> list[dict[str, Any]
 
 
 def _costs(path: Path) -> pd.DataFrame:
-    """Completions sampled, tokens trained and seconds of training until each step."""
+    """Tokens sampled, tokens trained and seconds of training until each step."""
     steps = pd.read_csv(path).dropna(subset=["time/step"]).set_index("step")
-    samples = steps["reward/num_correct"] + steps["reward/num_incorrect"]
-    trained = samples * steps["train/completion_tokens"] * (1 - steps["train/skipped_fraction"])
-    return pd.DataFrame({"samples": samples, "tokens_trained": trained, "seconds": steps["time/step"]}).cumsum()
+    completions = steps["reward/num_correct"] + steps["reward/num_incorrect"]
+    sampled = completions * steps["train/completion_tokens"]
+    trained = sampled * (1 - steps["train/skipped_fraction"])
+    return pd.DataFrame({"tokens_sampled": sampled, "tokens_trained": trained, "seconds": steps["time/step"]}).cumsum()

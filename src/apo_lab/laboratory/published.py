@@ -11,7 +11,7 @@ from apo_lightning.common.files import write_atomically
 
 KEY = ("world", "method", "variant", "seed")
 POINT = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy")
-COST = ("samples", "tokens_trained", "seconds")
+COST = ("tokens_sampled", "tokens_trained", "seconds")
 RUN_COLUMNS = (
     *KEY,
     "stage",

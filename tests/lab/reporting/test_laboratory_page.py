@@ -194,7 +194,7 @@ def test_a_long_run_is_measured_after_first_passage_and_its_slope_at_its_end():
 def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
     key = {"world": "hall", "method": "grpo", "variant": ""}
     runs = pd.DataFrame([{**key, "seed": seed, "level": 0.5} for seed in (1, 2)])
-    zeros = dict.fromkeys(("pass@8", "alive", "strategy_entropy", "samples", "tokens_trained", "seconds"), 0.0)
+    zeros = dict.fromkeys(("pass@8", "alive", "strategy_entropy", "tokens_sampled", "tokens_trained", "seconds"), 0.0)
     curves = pd.DataFrame(
         [
             {**key, **zeros, "seed": seed, "step": 2 * place, "pass@1": one, "pass@64": 1 - one}

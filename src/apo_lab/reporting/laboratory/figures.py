@@ -17,7 +17,7 @@ from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, 
 from apo_lab.reporting.names import BASE, slug
 from apo_lab.reporting.style import QUIET, Style, styles_of
 
-COSTS = {"samples": "completions sampled", "tokens_trained": "tokens trained", "seconds": "seconds"}
+COSTS = {"tokens_sampled": "tokens sampled", "tokens_trained": "tokens trained", "seconds": "seconds"}
 STEP = {"step": "training step"}
 METRICS = {"pass@1": "pass@1", "pass@64": "pass@64", "strategy_entropy": "strategy entropy [nats]"}
 FRONTIER_K = 64

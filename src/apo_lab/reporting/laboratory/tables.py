@@ -86,7 +86,7 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
 
 def cost_table(edition: Edition) -> Table:
     """What runs of the tuned methods took, and where they ended."""
-    columns = ("samples", "tokens_trained", "seconds")
+    columns = ("tokens_sampled", "tokens_trained", "seconds")
     rows = []
     for worlds, arms in edition.arms(edition.protocol.stage(MAIN)).items():
         for arm in (arm for arm in arms if not arm.name.endswith(AVERAGED)):
@@ -96,7 +96,7 @@ def cost_table(edition: Edition) -> Table:
     return Table(
         name="lab_cost",
         title="Cost of a run",
-        columns=(*left("Arm"), *right("Completions sampled", "Tokens trained", "Seconds", "pass@1", "pass@64")),
+        columns=(*left("Arm"), *right("Tokens sampled", "Tokens trained", "Seconds", "pass@1", "pass@64")),
         rows=tuple(rows),
         notes=("Means over seeds and worlds, until the last step, without the evaluation of held-out problems.",),
     )
