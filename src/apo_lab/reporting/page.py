@@ -31,7 +31,7 @@ def write_report(report: Report, folder: Path) -> Path:
     """Write `tables/`, `figures/` and `report.html`, which links to the files of both; returns the page's path."""
     paths = [*write_tables(report.tables, folder / "tables")]
     for named in report.figures:
-        paths += save(named.figure, folder / "figures" / named.name)
+        paths += save(named, folder / "figures")
     files: dict[str, list[str]] = {}
     for path in paths:
         files.setdefault(path.stem, []).append(path.relative_to(folder).as_posix())
@@ -46,7 +46,7 @@ def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> st
         report=report,
         files_of=files or {},
         mark=MARK,
-        figures=[(figure, Markup(inline_svg(figure.figure, figure.name))) for figure in report.figures],
+        figures=[(figure, Markup(inline_svg(figure))) for figure in report.figures],
         warnings=warnings_of(evaluations),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.reporting.figures.canvas import encode, inline_svg, save, spread
+from apo_lab.reporting.figures.canvas import NamedFigure, encode, inline_svg, save, spread
 from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_points
@@ -55,9 +55,9 @@ def test_a_figure_has_the_same_bytes_twice_in_every_format(tmp_path):
     items = measured()
 
     def draw():
-        return pareto_figure(items, all_styles(items))
+        return NamedFigure("pareto", "", "", pareto_figure(items, all_styles(items)))
 
-    first, second = save(draw(), tmp_path / "first" / "pareto"), save(draw(), tmp_path / "second" / "pareto")
+    first, second = save(draw(), tmp_path / "first"), save(draw(), tmp_path / "second")
     assert [path.name for path in first] == ["pareto.pdf", "pareto.svg", "pareto.png"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert b"CreationDate" not in first[0].read_bytes()
@@ -73,7 +73,7 @@ def test_an_svg_keeps_its_words_and_numbers_as_text():
 
 def test_ids_of_an_inline_svg_carry_its_name_and_every_reference_finds_its_target():
     items = measured()
-    svg = inline_svg(pareto_figure(items, all_styles(items)), "pareto")
+    svg = inline_svg(NamedFigure("pareto", "", "", pareto_figure(items, all_styles(items))))
     ids = re.findall(r'\bid="([^"]*)"', svg)
     assert svg.startswith("<svg")
     assert all(identifier.startswith("pareto-") for identifier in ids)

@@ -3,6 +3,8 @@
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +38,25 @@ styled = rc_context(RC)
 """Decorator: draw under the settings of `RC`."""
 
 
-class NamedFigure(NamedTuple):
-    """A figure with the stem of its files, its title and caption."""
+@dataclass(frozen=True)
+class NamedFigure:
+    """A figure with the stem of its files, its title and caption; nothing is drawn on it any more."""
 
     name: str
     title: str
     caption: str
     figure: Figure
+
+    def __post_init__(self) -> None:
+        with rc_context(RC):
+            self.figure.draw_without_rendering()
+        # Its parts are in place now. Placing them again for each format would double the time.
+        self.figure.set_layout_engine(None)
+
+    @cached_property
+    def svg(self) -> bytes:
+        """Encoded once, for its file and for the page."""
+        return encode(self.figure, "svg")
 
 
 class EndLabel(NamedTuple):
@@ -77,19 +91,20 @@ def encode(figure: Figure, file_format: str) -> bytes:
     return content
 
 
-def save(figure: Figure, stem: Path) -> tuple[Path, ...]:
-    """Write `stem`.pdf (for a paper), .svg and .png; returns the paths."""
-    paths = tuple(stem.with_name(f"{stem.name}.{file_format}") for file_format in _NO_METADATA)
+def save(named: NamedFigure, folder: Path) -> tuple[Path, ...]:
+    """Write `<name>.pdf` (for a paper), .svg and .png; returns the paths."""
+    paths = tuple(folder / f"{named.name}.{file_format}" for file_format in _NO_METADATA)
     for path in paths:
-        write_atomically(path, encode(figure, path.suffix[1:]))
+        file_format = path.suffix[1:]
+        write_atomically(path, named.svg if file_format == "svg" else encode(named.figure, file_format))
     return paths
 
 
-def inline_svg(figure: Figure, name: str) -> str:
-    """An `<svg>` element for a page; `name` goes before its ids, which must not meet those of the page's others."""
-    text = encode(figure, "svg").decode()
+def inline_svg(named: NamedFigure) -> str:
+    """An `<svg>` element for a page; its name goes before its ids, which must not meet those of the page's others."""
+    text = named.svg.decode()
     text = text[text.index("<svg") :]
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{named.name}-", text).strip()
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -1,8 +1,9 @@
 """Reads the published tables of an edition, `runs.csv` and `curves.csv`, and finds the runs of each arm in them."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class ArmRuns:
         return by_world.groupby(level="place").mean()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Edition:
     """A protocol and the rows of its registration."""
 
@@ -101,6 +102,11 @@ class Edition:
     curves: Frame
     num_refused: int
     """Rows of `runs.csv` of another registration, which are left out."""
+
+    @cached_property
+    def _rows_of(self) -> Mapping[Any, Frame]:
+        """(stage, method) → rows; an edition asks for each hundreds of times."""
+        return dict(iter(self.runs.groupby(["stage", "method"], sort=False)))
 
     def arm(self, stage: Stage, worlds: Sequence[str], name: str) -> ArmRuns:
         """The planned runs of an arm: those of the stage, or of the stage `main` if the stage has no such arm.
@@ -111,7 +117,7 @@ class Edition:
         own = (*stage.methods, *stage.arms)
         owner = stage if name.removesuffix(AVERAGED) in own else self.protocol.stage(MAIN)
         planned = [(world, seed) for world in worlds for seed in owner.seeds.get(world, ())]
-        rows = self.runs[(self.runs["stage"] == owner.name) & (self.runs["method"] == name)]
+        rows = self._rows_of.get((owner.name, name), self.runs[:0])
         rows = rows[pd.MultiIndex.from_frame(rows[["world", "seed"]]).isin(planned)]
         for world, of_world in rows.groupby("world"):
             if of_world["variant"].nunique() > 1:
