@@ -92,6 +92,11 @@ class Stage:
     is_averaged: bool = False
     """Whether the path of averages of each last policy with the base model is measured."""
 
+    @property
+    def tries_all(self) -> bool:
+        """Whether it runs every configuration of its methods, to choose their settings."""
+        return self.name == "tuning"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -150,9 +155,15 @@ class Protocol:
             raise ConfigError(f"stage '{name}' is not in edition {self.name}: choose from {names}")
         return found
 
-    def worlds_of(self, family: str) -> list[str]:
-        """Names of the family's worlds."""
-        return [name for name, world in self.worlds.items() if world.family == family]
+    def num_runs(self, stage: Stage) -> int:
+        """Number of runs of a stage, those included that wait for a choice of settings."""
+        per_seed = {
+            world: sum(len(self.tuned[method].arms(self.worlds[world].family)) for method in stage.methods)
+            if stage.tries_all
+            else len(stage.methods) + len(stage.arms)
+            for world in stage.seeds
+        }
+        return sum(per_seed[world] * len(seeds) for world, seeds in stage.seeds.items())
 
 
 def editions() -> list[str]:

@@ -98,7 +98,7 @@ def planned_jobs(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> lis
 
 def stage_arms(protocol: Protocol, stage: Stage, family: str, choice: Mapping[tuple[str, str], Arm]) -> list[Arm]:
     """The arms of a stage in worlds of a family, as far as the methods that they are made from are chosen."""
-    if stage.name == "tuning":
+    if stage.tries_all:
         return [arm for method in stage.methods for arm in protocol.tuned[method].arms(family)]
     arms = [choice[method, family] for method in stage.methods if (method, family) in choice]
     source = stage.like or stage.rate_of
@@ -123,7 +123,7 @@ def progress(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> list[St
                 StageProgress(
                     name=stage.name,
                     num_done=sum(job.key in done for job in of_stage),
-                    num_runs=_num_runs(protocol, stage) if cfg.worlds is cfg.only is None else len(of_stage),
+                    num_runs=protocol.num_runs(stage) if cfg.worlds is cfg.only is None else len(of_stage),
                 )
             )
     return found
@@ -134,17 +134,6 @@ def base_job(cfg: DictConfig, world: World) -> Job:
     folder = Path(cfg.bases) / world.name
     overrides = (*world.base, *cfg.base_overrides)
     return Job(world=world, stage="base", arm=None, seed=0, overrides=overrides, folder=folder, base=folder)
-
-
-def _num_runs(protocol: Protocol, stage: Stage) -> int:
-    per_seed = len(stage.methods) + len(stage.arms)
-    if stage.name == "tuning":
-        return sum(
-            len(protocol.tuned[method].arms(protocol.worlds[world].family)) * len(seeds)
-            for world, seeds in stage.seeds.items()
-            for method in stage.methods
-        )
-    return per_seed * sum(map(len, stage.seeds.values()))
 
 
 def _kept(settings: Sequence[str], own: Sequence[str]) -> list[str]:

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 
 from apo_lab.editions.protocol import AVERAGED, BLOCKS, Protocol, Stage
-from apo_lab.editions.tuning import TUNING
 from apo_lab.reporting.names import BASE, method_name
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
@@ -149,16 +148,6 @@ class Edition:
             for worlds, names in self.groups(stage).items()
         }
         return {worlds: arms for worlds, arms in found.items() if arms}
-
-    def num_planned(self, stage: Stage) -> int:
-        """Runs that the protocol asks for in a stage."""
-        return sum(
-            len(seeds) * len(self.protocol.tuned[method].arms(self.protocol.worlds[world].family))
-            if stage.name == TUNING
-            else len(seeds)
-            for world, seeds in stage.seeds.items()
-            for method in (*stage.methods, *stage.arms)
-        )
 
     def num_done(self, stage: Stage) -> int:
         """Finished runs of a stage; an average of weights is no run."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from apo_lab.editions.protocol import AVERAGED, Stage
-from apo_lab.editions.tuning import TUNING, chosen, configurations
+from apo_lab.editions.tuning import chosen, configurations
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
 from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition
 from apo_lab.reporting.names import BASE, method_name
@@ -30,7 +30,7 @@ AREA = (
 def progress_table(edition: Edition) -> Table:
     """Finished and planned runs of each stage."""
     stages = edition.protocol.stages
-    rows = [row_of(s.name, str(edition.num_done(s)), f"{edition.num_planned(s):,}") for s in stages]
+    rows = [row_of(s.name, str(edition.num_done(s)), f"{edition.protocol.num_runs(s):,}") for s in stages]
     refused = f"{edition.num_refused} rows of another registration were left out." if edition.num_refused else ""
     return Table(
         name="lab_runs",
@@ -146,7 +146,7 @@ def stage_title(stage: Stage) -> str:
 def compared_stages(edition: Edition) -> list[Stage]:
     """The stages but `tuning` and those without a run, in the order of the page."""
     order = [*TITLES, *(stage.name for stage in edition.protocol.stages)]
-    found = [stage for stage in edition.protocol.stages if stage.name != TUNING and edition.num_done(stage)]
+    found = [stage for stage in edition.protocol.stages if not stage.tries_all and edition.num_done(stage)]
     return sorted(found, key=lambda stage: order.index(stage.name))
 
 
