@@ -33,6 +33,7 @@ PACKAGES = {"framework": ROOT / "src" / "apo_lightning", "lab": ROOT / "src" / "
 REPOSITORY = {
     "benchmarks",
     "configs",
+    "examples",
     "gpu_benchmark",
     "metrics_page",
     "private_doors",
@@ -40,7 +41,7 @@ REPOSITORY = {
     "public_names",
     "readme",
 }
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
