@@ -1,4 +1,4 @@
-"""Each folder of `examples/` runs as its README says, in a copy, with few steps; pages show its files as they are."""
+"""Each folder of `examples/` runs as its README says, in a copy, with few steps."""
 
 import json
 import os
@@ -18,9 +18,7 @@ from processes import start_script
 
 EXAMPLES = ROOT / "examples"
 NOTEBOOK = EXAMPLES / "locks_pareto" / "locks_pareto.ipynb"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
-SHOWN = re.compile(r"\]\(([^)#]*examples/[^)#]+)\)[^\n]*\n\n```\w+\n(.*?)```", re.DOTALL)
 LOCKS = ("data.num_validation=8", "trainer.max_steps=2", "trainer.val_check_interval=2")
 FEW_STEPS = {
     "own_loss": LOCKS,
@@ -147,9 +145,3 @@ def test_the_committed_notebook_was_run_and_is_small():
     kinds = {output.output_type for cell in code for output in cell.outputs}
     assert kinds == {"execute_result", "display_data"}  # neither an error nor a warning
     assert NOTEBOOK.stat().st_size < 100_000
-
-
-def test_code_of_a_page_is_that_of_the_file_it_links_to():
-    shown = {(page, file): code for page in PAGES for file, code in SHOWN.findall(page.read_text())}
-    assert {Path(file).name for _, file in shown} >= {"softer.py", "softer.yaml", "rewards.py", "callbacks.py"}
-    assert [file for (page, file), code in shown.items() if (page.parent / file).read_text() != code] == []
