@@ -28,7 +28,7 @@ class Report:
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to the files; returns the latter's path."""
+    """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
     paths = [*write_tables(report.tables, folder / "tables")]
     for named in report.figures:
         paths += save(named, folder / "figures")
