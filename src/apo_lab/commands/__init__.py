@@ -20,8 +20,8 @@ LAB = Command(
     examples=(
         "apo lab",
         "apo lab worlds=[locks_a] only=[grpo,apo]",
-        "apo lab run edition=full tables=docs/lab bases=docs/lab/bases",
-        "apo lab page edition=full tables=docs/lab",
+        "apo lab run edition=full tables=docs/lab/full bases=docs/lab/bases",
+        "apo lab page edition=full tables=docs/lab/full",
     ),
 )
 PRETRAIN = Command(
