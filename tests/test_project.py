@@ -39,6 +39,7 @@ REPOSITORY = {
     "project",
     "public_names",
     "readme",
+    "security",
 }
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
