@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
@@ -327,6 +328,32 @@ def test_the_sdist_holds_src_and_no_tests(tmp_path):
     assert {f"src/{name}" for name in files_of_src()} <= names
     assert [name for name in names if name.startswith("tests")] == []
     assert {"LICENSE", "CHANGELOG.md", "CITATION.cff"} <= names
+
+
+def test_the_public_forges_ci_and_the_hooks_run_the_same_as_ours():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    ours = re.findall(r"^make (?:--keep-going )?(\w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert set(re.findall(r"run: make (\w+)", workflow)) == set(ours) == {"setup", "check", "test"}
+    makefile = (ROOT / "Makefile").read_text()
+    [parts] = re.findall(r"^check: (.+?)  ##", makefile, re.MULTILINE)
+    [repository] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert [hook["id"] for hook in repository["hooks"]] == parts.split()
+    for hook in repository["hooks"]:
+        assert hook["entry"] == f"make {hook['id']}" or f"{hook['id']}: setup\n\t{hook['entry']}\n" in makefile
+
+
+def test_the_citation_names_this_version_and_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {"cff-version", "message", "title", "authors"}
+    assert required <= citation.keys()
+    assert [citation[key] for key in ("title", "version", "license")] == [
+        project[key] for key in ("name", "version", "license")
+    ]
+    [paper] = citation["references"]
+    assert required - {"cff-version", "message"} | {"type"} <= paper.keys()
+    assert "2602.05717" in paper["url"]
 
 
 def test_the_two_engines_are_never_installed_together():

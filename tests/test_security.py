@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import tracemalloc
 import zipfile
@@ -30,6 +31,7 @@ from apo_lightning.run.choices import composed, options_of, targets_of
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.trained import targets_in, trained_run
 from apo_lightning.run.user_message import user_message
+from composing import ROOT
 from running import train_tiny
 
 TINY = {
@@ -42,6 +44,9 @@ TINY = {
     "head_dim": 16,
     "max_position_embeddings": 64,
 }
+
+
+NOT_ON_THE_PAGE = {"test_every_test_that_the_page_names_exists", "test_every_target_of_our_own_options_may_be_called"}
 
 
 class Payload:
@@ -70,6 +75,15 @@ def canary(tmp_path):
     path = tmp_path / "canary"
     yield path
     assert not path.exists(), "code of the input was run"
+
+
+def test_every_test_that_the_page_names_exists():
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named - set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE)) == set()
+    own = set(re.findall(r"^def (test_\w+)", Path(__file__).read_text(), re.MULTILINE))
+    assert own - named == NOT_ON_THE_PAGE
 
 
 # ------------------------------------------------------------------ models
