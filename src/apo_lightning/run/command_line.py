@@ -19,11 +19,11 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.run.choices import CONFIG_DIR, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
-from apo_lightning.run.launching import register_launch_time, use_expandable_segments
+from apo_lightning.run.launching import register_resolvers, use_expandable_segments
 from apo_lightning.run.user_message import user_message
 
 # On import: a process started by submitit reads its configuration without calling `main`.
-register_launch_time()
+register_resolvers()
 
 
 def main(words: Sequence[str] | None = None) -> None:
