@@ -115,7 +115,13 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
         module.validation.last_step = resumed.header.validated_step
-    with fail_fast, _closing(trainer.loggers), contextlib.closing(parts.reward), contextlib.closing(parts.engine):
+    with (
+        contextlib.closing(stop),
+        fail_fast,
+        _closing(trainer.loggers),
+        contextlib.closing(parts.reward),
+        contextlib.closing(parts.engine),
+    ):
         if (resumed is None and parts.data.validation_names) or module.validation.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
