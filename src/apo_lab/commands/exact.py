@@ -2,7 +2,6 @@
 
 import shutil
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from apo_lab.diagnostics.exact_coverage import SUPPORT, ExactCoverage, held_out_prompts
@@ -26,7 +25,7 @@ def measure_exactly(cfg: DictConfig) -> None:
     evaluated = find_evaluated_policy(cfg, typed_overrides())
     quiet_libraries(evaluated.output_dir / "exact.log")
     run = evaluated.run
-    source = instantiate(run.data) if run else None
+    source = run.instantiate(run.data, "data") if run else None
     if run is None or not isinstance(source, PuzzleSource):
         raise ConfigError(
             "apo exact measures a run on the puzzle that it was trained on: give run=, a run of data=locks, "

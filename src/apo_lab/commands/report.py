@@ -1,5 +1,6 @@
 """Configuration → a folder of tables and figures, and one page that shows them all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +27,31 @@ def report(cfg: DictConfig) -> Path:
     """
     if cfg.rollouts is not None:
         return _rollouts(Path(cfg.rollouts), cfg.rollout_limit)
-    folders = _folders(cfg)
+    contents = read_report(_folders(cfg), title=cfg.title, today=str(cfg.date))
+    path = write_report(contents, Path(cfg.output_dir))
+    found = contents.evaluations
+    say(f"{contents.num_runs} runs, {len(found.results)} evaluations, {len(found.coverage)} coverages read")
+    say(f"tables: {', '.join(table.name for table in contents.tables)}")
+    say(f"figures: {', '.join(figure.name for figure in contents.figures) or 'none'}")
+    say(f"open {path}")
+    return path
+
+
+def read_report(folders: Sequence[Path], *, title: str, today: str) -> Report:
+    """The content of the page about the runs and evaluations below the folders; raises `ConfigError`."""
     runs = read_runs(folders)
     evaluations = read_evaluations(folders, runs)
     defaults = training_defaults()
     measured = measurements(runs, evaluations, defaults)
     runs_with_snapshots = with_snapshots(runs, evaluations)
-    tables = report_tables(runs_with_snapshots, measured, evaluations.coverage, defaults)
-    figures = report_figures(runs_with_snapshots, measured, defaults)
-    contents = Report(
-        title=cfg.title,
-        date=str(cfg.date),
+    return Report(
+        title=title,
+        date=today,
         num_runs=len(runs),
-        tables=tables,
-        figures=figures,
+        tables=report_tables(runs_with_snapshots, measured, evaluations.coverage, defaults),
+        figures=report_figures(runs_with_snapshots, measured, defaults),
         evaluations=evaluations,
     )
-    path = write_report(contents, Path(cfg.output_dir))
-    say(f"{len(runs)} runs, {len(evaluations.results)} evaluations, {len(evaluations.coverage)} coverages read")
-    say(f"tables: {', '.join(table.name for table in tables)}")
-    say(f"figures: {', '.join(figure.name for figure in figures) or 'none'}")
-    say(f"open {path}")
-    return path
 
 
 def _rollouts(run: Path, limit: int) -> Path:

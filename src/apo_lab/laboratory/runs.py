@@ -24,6 +24,7 @@ from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
 
+LONGEST_SILENCE_S = 60.0
 FINISHED = "finished.json"
 """In the folder of a finished run: its rows, which the table gets next."""
 
@@ -55,7 +56,7 @@ def work_off(cfg: DictConfig) -> None:
                 view.begin(job)
             if not running:
                 break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            for future in _wait(running, view):
                 job, result = running.pop(future), future.result()
                 if result.is_done:
                     append(tables, result.runs, result.curves)
@@ -83,10 +84,19 @@ def _make_bases(jobs: Mapping[str, Job], submit: _Submit, view: LaboratoryView) 
     futures = {submit(job, (), {}): job for job in jobs.values()}
     for job in futures.values():
         view.begin(job)
-    for future, job in futures.items():
-        if not future.result().is_done:
-            raise ConfigError(f"the base model of {job.world.name} failed: {job.folder / 'error.txt'} says why")
-        view.end(job, is_failed=False)
+    while futures:
+        for future in _wait(futures, view):
+            job = futures.pop(future)
+            if not future.result().is_done:
+                raise ConfigError(f"the base model of {job.world.name} failed: {job.folder / 'error.txt'} says why")
+            view.end(job, is_failed=False)
+
+
+def _wait(running: Mapping["Future[_Result]", Job], view: LaboratoryView) -> "set[Future[_Result]]":
+    """Wait until a job ends; a minute without one prints what is running."""
+    while not (done := wait(running, timeout=LONGEST_SILENCE_S, return_when=FIRST_COMPLETED).done):
+        view.show_running()
+    return done
 
 
 @contextlib.contextmanager

@@ -43,6 +43,12 @@ class LaboratoryView:
         self.started[job] = time.monotonic()
         say(f"{_name(job)} begins")
 
+    def show_running(self) -> None:
+        """Print which runs are going on, and for how long."""
+        now = time.monotonic()
+        runs = [f"{' '.join(_name(job).split())} for {duration(now - begun)}" for job, begun in self.started.items()]
+        say(f"running: {'; '.join(runs)}")
+
     def end(self, job: Job, *, is_failed: bool) -> None:
         """Record that a run has finished or failed."""
         seconds = time.monotonic() - self.started.pop(job)

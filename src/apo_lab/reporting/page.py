@@ -9,7 +9,7 @@ from markupsafe import Markup
 from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
 from apo_lab.reporting.names import benchmark_name
 from apo_lab.reporting.records import MARK, Evaluated, Evaluations, Table
-from apo_lab.reporting.render import template, write_tables
+from apo_lab.reporting.render import DELIMITERS, markdown, template, write_tables
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.card import warnings
 
@@ -28,13 +28,14 @@ class Report:
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write `tables/`, `figures/` and `report.html`, which links to the files of both; returns the page's path."""
+    """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
     paths = [*write_tables(report.tables, folder / "tables")]
     for named in report.figures:
         paths += save(named, folder / "figures")
     files: dict[str, list[str]] = {}
     for path in paths:
         files.setdefault(path.stem, []).append(path.relative_to(folder).as_posix())
+    write_atomically(folder / "report.md", markdown_page(report).encode())
     write_atomically(folder / "report.html", page(report, files).encode())
     return folder / "report.html"
 
@@ -48,6 +49,14 @@ def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> st
         mark=MARK,
         figures=[(figure, Markup(inline_svg(figure))) for figure in report.figures],
         warnings=warnings_of(evaluations),
+    )
+
+
+def markdown_page(report: Report) -> str:
+    """The page as Markdown, with the SVG files of `figures/`."""
+    tables = [markdown(table) for table in report.tables]
+    return template("report.md.j2", **DELIMITERS).render(
+        report=report, tables=tables, warnings=warnings_of(report.evaluations.results)
     )
 
 

@@ -41,8 +41,8 @@ _LATEX = {
     "\N{NO-BREAK SPACE}": "~",
     "\n": " ",
 }
-# LaTeX has braces of its own.
-_DELIMITERS = {
+# For LaTeX, which has braces in its text.
+DELIMITERS = {
     "block_start_string": "<%",
     "block_end_string": "%>",
     "variable_start_string": "<<",
@@ -62,7 +62,7 @@ def write_tables(tables: Iterable[Table], folder: Path) -> tuple[Path, ...]:
 
 def markdown(table: Table) -> str:
     """A GitHub table for each section."""
-    return template("table.md.j2", **_DELIMITERS).render(table=table, mark=MARK)
+    return template("table.md.j2", **DELIMITERS).render(table=table, mark=MARK)
 
 
 def latex(table: Table) -> str:
@@ -71,7 +71,7 @@ def latex(table: Table) -> str:
     Default rows of sweeps are grey, which needs the package xcolor with `table`. One of more than eight columns, which
     would not fit a page otherwise, is scaled to its width with graphicx.
     """
-    return template("table.tex.j2", **_DELIMITERS).render(table=table, mark=MARK, widest=WIDEST_UNSCALED)
+    return template("table.tex.j2", **DELIMITERS).render(table=table, mark=MARK, widest=WIDEST_UNSCALED)
 
 
 def csv_text(table: Table) -> str:

@@ -14,6 +14,7 @@ from apo_lab.reporting.axes import Defaults, settings
 from apo_lab.reporting.axes import axes as swept_axes
 from apo_lab.reporting.names import MODELS, in_order, model_name, variant_name
 from apo_lab.reporting.records import RunCard
+from apo_lightning.common.files import read_yaml_text
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
@@ -132,8 +133,8 @@ def _read_summary(path: Path) -> Mapping[str, Any]:
 
 def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or kind()
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content: Any = yaml.safe_load(read_yaml_text(path)) or kind()
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(content, kind):
         raise ConfigError(f"{path}: holds {type(content).__name__}, not {kind.__name__}: not a file that Hydra wrote")

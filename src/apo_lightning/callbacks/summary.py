@@ -13,6 +13,7 @@ from rich.text import Text
 
 from apo_lightning.callbacks.curves import curves_png
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
+from apo_lightning.callbacks.run_loggers import RunLogger
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.common.formatting import duration, number
@@ -108,6 +109,9 @@ class RunSummary(StepCallback):
             folder = Path(trainer.default_root_dir)
             write_atomically(folder / "summary.json", to_json(summary, indent=2) + b"\n")
             write_atomically(folder / "curves.png", curves_png(history))
+            for logger in trainer.loggers:
+                if isinstance(logger, RunLogger):
+                    logger.log_summary(summary)
         return summary
 
     def _print(self, trainer: pl.Trainer, summary: dict[str, Any]) -> None:

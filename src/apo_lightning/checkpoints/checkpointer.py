@@ -185,10 +185,8 @@ class Checkpointer:
 
     def _preempted(self, run: Run) -> Preempted:
         name = self.stop.signal.name if self.stop.signal is not None else "another rank's signal"
-        newest = f"checkpoint {self._saved.name}" if self._saved is not None else "no checkpoint yet"
-        return Preempted(
-            f"stopped by {name} in step {run.trainer.global_step + 1}, {newest}: continue with resume=auto"
-        )
+        newest = f"checkpoint {self._saved.name}" if self._saved is not None else "nothing, no checkpoint was due"
+        return Preempted(f"stopped by {name} in step {run.trainer.global_step + 1}; kept: {newest}")
 
     def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None) -> None:
         def small_files(folder: Path, written: Written) -> None:

@@ -148,6 +148,8 @@ def read_header(folder: Path) -> Header:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise ConfigError(f"checkpoint {folder} has format {content['format']}, but this version reads {FORMAT}")
+        if not isinstance(content["step"], int):
+            raise TypeError(f"step is {content['step']!r:.60}")
         header = Header(
             position=Position(step=content["step"], is_sampled=content["is_sampled"]),
             **{key: content[key] for key in _HEADER_KEYS},
@@ -158,6 +160,8 @@ def read_header(folder: Path) -> Header:
         raise ConfigError(f"checkpoint {folder}: {MANIFEST} is damaged ({error})") from error
     for name, (size, _) in header.files.items():
         file = folder / name
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"checkpoint {folder}: {name!r:.200} leads out of it; use another checkpoint")
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             state = "is missing" if found is None else f"has {found} of {size} bytes"

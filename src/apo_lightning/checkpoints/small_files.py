@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from apo_lightning.errors import ConfigError
 from apo_lightning.types import Completion, Prompt, Rollouts, SamplingRounds, Verdict
 
 TENSORS = "tensors"
@@ -80,8 +82,11 @@ def save_plain(content: Any, path: Path, written: Written) -> None:
 
 
 def load_plain(path: Path) -> Any:
-    """Load from `save_plain`; runs no code from the file."""
-    return torch.load(path, weights_only=True, map_location="cpu")
+    """Load from `save_plain`; raises `ConfigError` for a file with more than plain data, and runs nothing of it."""
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        raise ConfigError(f"{path} holds more than plain data, so it is not read: resume another checkpoint") from error
 
 
 def rollouts_to_plain(rollouts: Rollouts) -> dict[str, Any]:

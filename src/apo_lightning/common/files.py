@@ -1,4 +1,4 @@
-"""Writing files and folders atomically, and JSON."""
+"""Writing files and folders atomically, JSON, and YAML of others."""
 
 import json
 import math
@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from apo_lightning.errors import ConfigError, in_brief
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `path` so that readers, and a crash, see either the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link to any file
     partial.write_bytes(content)
     partial.replace(path)
 
@@ -37,6 +42,22 @@ def publish_folder(partial: Path, final: Path) -> None:
         final.rename(superseded)
     partial.rename(final)
     shutil.rmtree(superseded, ignore_errors=True)
+
+
+def read_yaml_text(path: Path) -> str:
+    """The text of a YAML file that Hydra wrote, here or elsewhere.
+
+    Raises:
+        ConfigError: it cannot be read, or has an alias. Hydra writes none, and ten lines of them make a billion values.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        has_alias = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({in_brief(error)})") from error
+    if has_alias:
+        raise ConfigError(f"{path}: has YAML aliases, which Hydra does not write: not a file of a run")
+    return text
 
 
 def to_json(record: Any, *, indent: int | None = None) -> bytes:

@@ -10,10 +10,17 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from apo_lightning.common.formatting import GIB
 from apo_lightning.data.rows import RecordLayout, Row, layout_of_file, require_unique_ids, row_from_record
 from apo_lightning.errors import ConfigError, in_brief
 
 SUFFIXES = (".jsonl", ".parquet")
+MAX_RECORD_BYTES = 16 * 2**20
+"""A longer line is no problem with an answer, and reading it whole could take all memory."""
+MAX_FILE_BYTES = 8 * GIB
+"""Most bytes of a file, decompressed: its rows are held in memory."""
+ROWS_PER_BATCH = 256
+"""Of a parquet file. A compressed cell can become thousands of copies of itself, so few rows are decoded at once."""
 SPLITS = ("train", "test", "validation", "dev", "val")
 
 
@@ -145,13 +152,18 @@ def _records(path: Path) -> Iterator[tuple[int, object]]:
     """(line number from 1, decoded record); blank lines are not records."""
     if not path.is_file():
         raise ConfigError(f"data file {path} does not exist: check the path")
+    _check_size(path, path.stat().st_size)
     if path.suffix == ".parquet":
         yield from enumerate(_parquet_records(path), start=1)
         return
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"data file {path} has the suffix '{path.suffix}': only .jsonl and .parquet can be read")
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_RECORD_BYTES + 1), b""), start=1):
+            if len(line) > MAX_RECORD_BYTES:
+                raise ConfigError(
+                    f"{path}:{number} is longer than {MAX_RECORD_BYTES} bytes: remove or shorten the line"
+                )
             if not line.strip():
                 continue
             try:
@@ -161,11 +173,21 @@ def _records(path: Path) -> Iterator[tuple[int, object]]:
             yield number, record
 
 
+def _check_size(path: Path, num_bytes: int) -> None:
+    if num_bytes > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"data file {path} holds more than {MAX_FILE_BYTES // GIB} GiB: split it into several files of one folder"
+        )
+
+
 def _parquet_records(path: Path) -> Iterator[object]:
     """Records in batches: the raw DAPO file has 1.8 million rows, too many to hold twice."""
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            num_bytes = 0
+            for batch in file.iter_batches(ROWS_PER_BATCH):
+                num_bytes += batch.nbytes
+                _check_size(path, num_bytes)
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise ConfigError(f"{path} is not a parquet file that can be read ({error}): download it again") from error

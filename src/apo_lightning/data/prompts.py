@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import cast
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.data.rows import Row
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.types import Prompt
 
 PLACEHOLDER = "{problem}"
@@ -57,7 +58,7 @@ def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptT
     tokenizer puts before any text, as in pre-training.
 
     Raises:
-        ConfigError: neither the model's config nor the tokenizer has a template.
+        ConfigError: neither the model's config nor the tokenizer has a template, or the tokenizer's fails.
     """
     messages = None
     if template.base_template is not None:
@@ -70,9 +71,15 @@ def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptT
     else:
         messages = [] if template.system is None else [{"role": "system", "content": template.system}]
         messages.append({"role": "user", "content": template.user_turn(row.problem)})
-        turn = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
-        )
+        try:
+            turn = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
+            )
+        except (TemplateError, OverflowError) as error:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name_or_path!r} has a chat template that cannot be rendered "
+                f"({in_brief(error)}): give the model a prompt_template with {PLACEHOLDER} in it"
+            ) from error
         text = cast(str, turn) + row.prefill
     token_ids = tokenizer.encode(text, add_special_tokens=template.base_template is not None)
     return Prompt(

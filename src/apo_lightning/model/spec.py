@@ -2,12 +2,14 @@
 
 import contextlib
 import importlib.util
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -134,8 +136,19 @@ class PolicySpec:
         if gguf_file is not None:
             kwargs["gguf_file"] = gguf_file
         try:
-            return loader.from_pretrained(folder, **kwargs)
+            # Without the argument, transformers asks on a terminal whether to run the folder's code.
+            return loader.from_pretrained(folder, trust_remote_code=False, **kwargs)
+        except (pickle.UnpicklingError, SafetensorError) as error:
+            raise ConfigError(
+                f"model.path={self.path}: its weights are damaged, or hold more than tensors "
+                f"({in_brief(error).partition('. ')[0]}): give a folder with intact .safetensors files"
+            ) from error
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise ConfigError(
+                    f"model.path={self.path} brings Python code of its own, which is never run: give a model whose "
+                    "architecture is part of transformers"
+                ) from error
             raise ConfigError(
                 f"model.path={self.path}: not on this machine and not available from the hub ({in_brief(error)}); "
                 "give a local folder with model.path=/path/to/model"

@@ -24,8 +24,8 @@ class MathVerifyReward:
     to exploit.
 
     Numbers, words and parts of lists are compared here, other expressions in worker processes that start on first use.
-    A worker that takes too long, crashes or exceeds its memory is replaced, and the verdict is `timeout` or `error`; an
-    answer that cannot be parsed is `unparsed`.
+    A worker that takes too long, needs too much memory or crashes is replaced. The verdict is `timeout`, for a crash
+    `error`; an answer that cannot be parsed is `unparsed`.
 
     Departure: math-verify alone refuses right answers and accepts wrong ones; docs/decisions/
     0011-what-counts-as-the-same-answer.md lists what is decided otherwise here, and why.

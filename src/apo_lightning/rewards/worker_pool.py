@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from apo_lightning.errors import VerifierError
+from apo_lightning.rewards.math_equivalence import OUT_OF_MEMORY
 from apo_lightning.types import VerdictStatus
 
 _START_TIMEOUT_S = 120.0
@@ -123,10 +124,11 @@ class WorkerPool:
                     assert worker.task is not None
                     statuses[worker.task], worker.task = cast(VerdictStatus, reply.decode().strip()), None
                 else:
-                    timed_out = reply is None
                     self._discard(worker)
                     if worker.task is not None:
-                        statuses[worker.task] = "timeout" if timed_out else "error"
+                        # A policy can ask for all memory as easily as for all time, and an `error` could end its run.
+                        is_too_much = reply is None or worker.process.returncode == OUT_OF_MEMORY
+                        statuses[worker.task] = "timeout" if is_too_much else "error"
                         _logger.warning(
                             "verifier worker ended (%s, exit status %d) on the gold %.200r and the answer %.200r",
                             *(statuses[worker.task], worker.process.returncode, *pairs[worker.task]),

@@ -1,5 +1,6 @@
-"""The options of config groups: their names, and globs over them."""
+"""The options of config groups: their names, globs over them, and what they instantiate."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.resources import files
@@ -60,6 +61,17 @@ def options_of(group: str) -> list[str]:
     """Names of a group's options, including those of subgroups; empty if there is no such group."""
     found = ((folder / group, path) for folder in config_folders() for path in (folder / group).rglob("*.yaml"))
     return sorted({path.relative_to(of).with_suffix("").as_posix() for of, path in found if path.stem != BASE})
+
+
+def targets_of(group: str) -> set[str]:
+    """Every `_target_` that a group's options name, in the user's own folder and in installed packages.
+
+    Example:
+        >>> targets_of("policy")
+        {'apo_lightning.model.lora.LoRA'}
+    """
+    texts = [path.read_text() for folder in config_folders() for path in (folder / group).rglob("*.yaml")]
+    return {target for text in texts for target in re.findall(r"_target_: *([\w.]+)", text)}
 
 
 def expand_glob(argument: str) -> str:

@@ -5,11 +5,15 @@ The module that does the work is imported last: `--help` and wrong overrides mus
 
 import difflib
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -19,11 +23,11 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.run.choices import CONFIG_DIR, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
-from apo_lightning.run.launching import register_launch_time, use_expandable_segments
+from apo_lightning.run.launching import register_resolvers, use_expandable_segments
 from apo_lightning.run.user_message import user_message
 
 # On import: a process started by submitit reads its configuration without calling `main`.
-register_launch_time()
+register_resolvers()
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -44,6 +48,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if command.config is None:
             sys.exit(command.load()(arguments))
         _run(command, command.overrides(arguments))
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(128 + signal.SIGINT)
     except InstantiationException:
         raise
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
@@ -68,6 +75,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
                 command.load()(cfg)
         except Preempted as stopped:
             say(str(stopped))
+            say(continuation(command.name))
             from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
             # Another status than 0 on the other ranks would make the launcher report a failure.
@@ -87,6 +95,14 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
     finally:
         sys.argv = typed
+
+
+def continuation(command: str) -> str:
+    """The command that continues this run, or this job of a sweep."""
+    hydra: Any = HydraConfig.get()
+    own = [override for override in hydra.overrides.task if not override.startswith("resume=")]
+    words = ["apo", command, *own, f"hydra.run.dir={hydra.runtime.output_dir}", "resume=auto"]
+    return f"continue with: {shlex.join(words)}"
 
 
 def one_line(error: BaseException) -> str:

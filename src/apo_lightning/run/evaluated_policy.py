@@ -60,7 +60,7 @@ class EvaluatedPolicy:
         All weights stay float32, so that the SHA-256 of each stage is that of its snapshot.
         """
         assert self.run is not None
-        policy = self._load(self.spec, self.run.seed, instantiate(self.run.lora, _convert_="all")).to(device)
+        policy = self._load(self.spec, self.run.seed, self.run.instantiate(self.run.lora, "policy")).to(device)
         # Before freezing: `policy_tensors` selects parameters that require gradients.
         weights = policy_tensors(policy)
         return policy.requires_grad_(False), weights
@@ -68,7 +68,7 @@ class EvaluatedPolicy:
     def load_reference(self, device: torch.device) -> Policy:
         """Load the model that training began with, frozen, with matrices in the compute dtype."""
         assert self.run is not None
-        return self._frozen(self._load(instantiate(self.run.reference, _convert_="all"), self.run.seed), device)
+        return self._frozen(self._load(self.run.instantiate(self.run.reference, "model"), self.run.seed), device)
 
     def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
         """The identity of the policy at a stage, for its results."""
@@ -116,8 +116,11 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
         raise ConfigError(f"checkpoint is {checkpoint}, but there is no run=: name a training run, or leave it out")
     run = trained_run(Path(cfg.run), overrides) if cfg.run else None
     stages = stages_of(run.folder if run else None, checkpoint)
-    model = cfg.model if run is None else run.final_model if checkpoint == FINAL else run.reference
-    spec: PolicySpec = instantiate(model, _convert_="all")
+    spec: PolicySpec
+    if run is None:
+        spec = instantiate(cfg.model, _convert_="all")
+    else:
+        spec = run.instantiate(run.final_model if checkpoint == FINAL else run.reference, "model")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     check_launch(world_size)
     compute_dtype = spec.dtype(device)

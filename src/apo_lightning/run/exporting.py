@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig
 from transformers import AutoModelForCausalLM
 
@@ -79,10 +78,10 @@ def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:
 
 def untrained_policy(run: TrainedRun) -> Policy:
     """The run's policy as it was before training, with its adapters if it has any."""
-    spec = instantiate(run.reference, _convert_="all")
+    spec = run.instantiate(run.reference, "model")
     with progress_bars_hidden():
         model = spec.load_model(run.seed)
-    lora = instantiate(run.lora, _convert_="all")
+    lora = run.instantiate(run.lora, "policy")
     if lora is not None:
         lora.attach(model, run.seed)
     return Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)

@@ -8,6 +8,8 @@ import os
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 if TYPE_CHECKING:
@@ -56,6 +58,13 @@ def use_expandable_segments() -> None:
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
 
 
-def register_launch_time() -> None:
-    """`${launched:%H-%M-%S}` in configurations: `launch_time`, formatted, and cached for all jobs of a sweep."""
+def sweep_folder() -> str | None:
+    """The folder of the sweep that this job belongs to; None: a single run."""
+    hydra = HydraConfig.get()
+    return hydra.sweep.dir if hydra.mode is RunMode.MULTIRUN else None
+
+
+def register_resolvers() -> None:
+    """Values of configurations: `${launched:%H-%M-%S}`, cached for all jobs of a sweep, and `${sweep:}`."""
+    OmegaConf.register_new_resolver("sweep", sweep_folder, replace=True)
     OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True, use_cache=True)

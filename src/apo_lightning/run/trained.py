@@ -1,12 +1,21 @@
 """`run=…`: the part of a training run's configuration that an evaluation reads."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.files import read_yaml_text
+from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.run.choices import targets_of
+
+ONLY_READ = ("checkpoints", "rollouts")
+"""Folders of a run that no command writes to afterwards: a link in them may lead to another disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,25 @@ class TrainedRun:
     overrides: tuple[str, ...]
     """The run's Hydra overrides, as typed."""
     seed: int
+
+    def instantiate(self, node: DictConfig | None, group: str) -> Any:
+        """Make the object of a node of this run; None if the node is None.
+
+        The folder may come from anyone, and a `_target_` can name any function that is installed. So only those are
+        called that an option of the group names, in an installed package or in the user's own `configs/`.
+
+        Raises:
+            ConfigError: the node names another `_target_`.
+        """
+        known = targets_of(group)
+        # Resolved, since ${…} may stand for a node with a _target_ of its own.
+        for target in targets_in(None if node is None else OmegaConf.to_container(node, resolve=True)):
+            if target not in known:
+                raise ConfigError(
+                    f"run={self.folder} names _target_: {target}, which no option of {group}= here names, so it is not "
+                    f"called: if it is yours, put the option into configs/{group}/ of the working directory"
+                )
+        return instantiate(node, _convert_="all")
 
     @property
     def final_model(self) -> DictConfig:
@@ -47,14 +75,43 @@ def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
         raise ConfigError(f"run={folder} is no training run (it has no .hydra/config.yaml): give the folder of one")
     if any(override.lstrip("+~").startswith("model") for override in overrides):
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
-    composed = OmegaConf.load(config)
-    hydra = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra
+    _refuse_links_out_of(folder)
+    composed, hydra, typed = (_read(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra", "overrides"))
     return TrainedRun(
         folder=folder,
         reference=composed.model,
         data=composed.data,
         lora=composed.policy.lora,
-        algo=str(hydra.runtime.choices.algo),
-        overrides=tuple(OmegaConf.load(folder / ".hydra" / "overrides.yaml")),
+        algo=str(hydra.hydra.runtime.choices.algo),
+        overrides=tuple(typed),
         seed=int(composed.seed),
     )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return OmegaConf.create(read_yaml_text(path))
+    except YAMLError as error:  # a tag that names Python
+        raise ConfigError(f"{path}: cannot be read ({in_brief(error)})") from error
+
+
+def targets_in(node: object) -> Iterator[str]:
+    """Every `_target_` in a node, however deep."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        for child in node.values():
+            yield from targets_in(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from targets_in(child)
+
+
+def _refuse_links_out_of(folder: Path) -> None:
+    """Raise `ConfigError` for a link through which a command's output would leave the run's folder."""
+    for parent, folders, files in os.walk(folder):
+        if Path(parent) == folder:
+            folders[:] = [name for name in folders if name not in ONLY_READ]
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                raise ConfigError(f"run={folder}: the link {path.relative_to(folder)} leads out of it; remove the link")

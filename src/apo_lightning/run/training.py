@@ -1,6 +1,7 @@
 """Configuration → checked parts → one trained policy."""
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator, gae_of
+from apo_lightning.callbacks import RunLogger
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
 from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
@@ -37,7 +39,7 @@ from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.fail_fast import FailFast
-from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
+from apo_lightning.run.metrics_csv import MetricsCSV, read_rows, split_rows
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
 from apo_lightning.types import Needs
@@ -113,7 +115,13 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
         module.validation.last_step = resumed.header.validated_step
-    with fail_fast, contextlib.closing(parts.reward), contextlib.closing(parts.engine):
+    with (
+        contextlib.closing(stop),
+        fail_fast,
+        _closing(trainer.loggers),
+        contextlib.closing(parts.reward),
+        contextlib.closing(parts.engine),
+    ):
         if (resumed is None and parts.data.validation_names) or module.validation.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=parts.data, verbose=False)
         if steps_done < trainer.max_steps:
@@ -314,10 +322,28 @@ def _check_critic(
 
 def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
     """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
-    rows = []
+    kept, repeated, after_step = [], [], None
     if resumed is not None:
-        rows = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
-    others = [instantiate(node) for node in (cfg.logger or {}).values()]
+        folder, step = resumed.folder.parent.parent, resumed.header.position.step
+        kept, repeated = split_rows(read_rows(folder), step, resumed.header.validated_step)
+        after_step = step if folder.resolve() == output_dir.resolve() else None
+    logged = {(int(row["step"]), key) for row in repeated for key in row}
+    others: list[Any] = [instantiate(node) for node in (cfg.logger or {}).values()]
+    for logger in filter(lambda logger: isinstance(logger, RunLogger), others):
+        logger.begin(after_step, logged)
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
-    return [MetricsCSV(output_dir, rows), *others]
+    return [MetricsCSV(output_dir, kept), *others]
+
+
+@contextlib.contextmanager
+def _closing(loggers: Sequence[Logger]) -> Iterator[None]:
+    """Close the loggers at the end of the run, whether it succeeds or not."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        for logger in loggers:
+            if isinstance(logger, RunLogger):
+                logger.close(failed=failed)

@@ -9,7 +9,14 @@ from apo_lab.diagnostics import (
     RecoveryTracker,
     SqueezingMonitor,
 )
-from apo_lightning.callbacks import DistributionMonitor, ExportPolicy, ProgressDisplay, RolloutWriter, RunSummary
+from apo_lightning.callbacks import (
+    CompletionTable,
+    DistributionMonitor,
+    ExportPolicy,
+    ProgressDisplay,
+    RolloutWriter,
+    RunSummary,
+)
 from composing import composed
 
 
@@ -17,7 +24,7 @@ def test_the_default_callbacks_are_these_and_the_progress_display_comes_first():
     """First, because it has to leave the terminal before the closing table is printed."""
     nodes = composed("callbacks=default").callbacks
     assert [type(instantiate(node)) for node in nodes.values()] == [
-        *(ProgressDisplay, RolloutWriter, DistributionMonitor, ExportPolicy, RunSummary),
+        *(ProgressDisplay, RolloutWriter, CompletionTable, DistributionMonitor, ExportPolicy, RunSummary),
     ]
 
 
@@ -44,6 +51,8 @@ def test_what_samples_or_takes_gradients_is_joined_to_others_by_name():
     assert {name: type(instantiate(everything[name])) for name in kinds} == kinds
 
 
-@pytest.mark.parametrize(("option", "names"), [("none", []), ("quiet", ["rollout_writer", "export", "summary"])])
+@pytest.mark.parametrize(
+    ("option", "names"), [("none", []), ("quiet", ["rollout_writer", "completion_table", "export", "summary"])]
+)
 def test_smaller_sets(option, names):
     assert list(composed(f"callbacks={option}").callbacks) == names

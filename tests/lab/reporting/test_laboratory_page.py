@@ -114,6 +114,13 @@ def test_every_sentence_has_the_numbers_and_verdicts_of_the_rows_that_it_names(e
             assert {row["Verdict"] for row in rows if numbers & set(row.values())} == {outcome.lower()}
 
 
+def test_the_answer_about_cost_has_tokens_and_seconds_of_each_method(edition):
+    tables = made(edition)
+    (sentence,) = [row["Answer"] for row in texts(tables["lab_answers"]) if row["Rests on"].startswith("lab_cost")]
+    for row in texts(tables["lab_cost"]):
+        assert f"{row['Arm']} {row['Tokens sampled']} / {row['Tokens trained']} / {row['Seconds']}" in sentence
+
+
 def test_the_answer_of_the_best_is_its_row(edition):
     tables = made(edition)
     (row,) = texts(tables["lab_main_verdicts"], "best")

@@ -7,7 +7,7 @@ import pytest
 
 from apo_lab.reporting.figures.canvas import NamedFigure
 from apo_lab.reporting.figures.report import report_figures
-from apo_lab.reporting.page import Report, page, warnings_of, write_report
+from apo_lab.reporting.page import Report, markdown_page, page, warnings_of, write_report
 from apo_lab.reporting.records import Evaluations
 from report_records import make_covered, make_evaluated, make_measurement, make_run, make_table
 
@@ -107,6 +107,16 @@ def test_hostile_text_stays_text():
     html = page(report, {"main_results": (f'"><script>{hostile}.csv',)})
     assert "script" not in Reader(html).tags
     assert "&lt;script&gt;" in html
+
+
+def test_the_markdown_page_has_every_table_with_its_numbers_and_every_figure():
+    figures = report_figures([], [make_measurement("apo", **SMALL)])
+    text = markdown_page(contents(tables=(make_table(),), figures=figures))
+    for section, rows in make_table().sections:
+        assert section in text
+        assert all(cell.text in text for row in rows for cell in row.cells)
+    assert re.findall(r"!\[.*\]\(figures/(.*)\.svg\)", text) == [figure.name for figure in figures]
+    assert text.index(make_table().title) < text.index(figures[0].title)
 
 
 def test_a_page_of_nothing_says_so():

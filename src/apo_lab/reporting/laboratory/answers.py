@@ -153,7 +153,9 @@ def _of_long_runs(table: Table) -> Iterator[TableRow]:
 
 def _of_cost(table: Table) -> Iterator[TableRow]:
     for section, rows in table.sections:
-        text = f"Seconds of a run: {', '.join(f'{row.cells[0].text} {row.cells[3].text}' for row in rows)}."
+        each = [[cell.text for cell in row.cells] for row in rows]
+        costs = (f"{name} {sampled} / {trained} / {seconds}" for name, sampled, trained, seconds, *_ in each)
+        text = f"Tokens sampled / tokens trained / seconds of a run: {'; '.join(costs)}."
         yield row_of("What does it cost?", section, text, f"lab_cost: {section}")
 
 

@@ -4,3 +4,6 @@ Imports nothing else of this project, and no torch, which would cost each worker
 
     [gold, answer] ──worker.main──► judge ──► reading (LaTeX → expressions), values (expressions → numbers) ──► status
 """
+
+OUT_OF_MEMORY = 3
+"""Exit status of a worker whose answer needed more memory than it may have."""

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 
+from apo_lightning.rewards.math_equivalence import OUT_OF_MEMORY
 from apo_lightning.rewards.math_equivalence.judge import judge
 
 
@@ -41,7 +42,7 @@ def main(timeout_s: float, memory_limit_bytes: int) -> None:
         try:
             status = judge(gold, answer)
         except MemoryError:
-            raise  # after a failed allocation this process must not judge another answer
+            os._exit(OUT_OF_MEMORY)  # after a failed allocation this process must not judge another answer
         except Exception:
             status = "error"
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,31 @@
+"""Ctrl-C during a run: what is kept, and how the run continues."""
+
+from processes import start_script
+from running import RUN, training_rows
+
+
+def interrupted(folder, times):
+    """A run of four steps with a checkpoint after each: its exit status and what it printed."""
+    stop = f"+callbacks.stop={{_target_: interrupting.Interrupt, times: {times}}}"
+    command = (*RUN, stop, "trainer.max_steps=4", "checkpoint.save_every=1", f"hydra.run.dir={folder}")
+    script = start_script("train", *command)
+    return script.wait(), script.said
+
+
+def test_ctrl_c_saves_the_step_and_prints_the_command_that_continues(tmp_path):
+    status, said = interrupted(tmp_path / "a run", times=1)
+    assert status == [75]
+    assert "the run ends where it can be saved; Ctrl-C again ends it at once" in said
+    assert "stopped by SIGINT in step 3; kept: checkpoint step_000002" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("continue with: ")]
+    assert line.startswith("continue with: apo train model=tiny engine=transformers")
+    assert line.endswith(f"'hydra.run.dir={tmp_path / 'a run'}' resume=auto")
+    assert "Traceback" not in said
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
+    status, said = interrupted(tmp_path / "run", times=2)
+    assert status == [75]
+    assert "ended at once by a second Ctrl-C, with what was saved before" in said
+    assert len(training_rows(tmp_path / "run")) == 1  # step 2 was not logged
+    assert "Traceback" not in said

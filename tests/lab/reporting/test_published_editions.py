@@ -1,0 +1,43 @@
+"""The tables and pages of published editions: of one registration, made after it, and each the other's."""
+
+import re
+import subprocess
+
+import pandas as pd
+import pytest
+
+from apo_lab.editions.protocol import load_protocol
+from apo_lab.laboratory.registration import registration
+from apo_lab.reporting.laboratory import laboratory_page
+from composing import ROOT
+
+FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv"))
+NAMES = [folder.name for folder in FOLDERS]
+
+
+def git(*words):
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
+def test_every_row_was_made_from_a_commit_that_has_the_registered_protocol(folder):
+    protocol = f"src/apo_lab/editions/{folder.name}.yaml"
+    runs = pd.read_csv(folder / "runs.csv", keep_default_na=False)
+    assert set(runs.registration) == {registration(load_protocol(folder.name))}
+    for commit in set(runs.commit):
+        assert re.fullmatch("[0-9a-f]{12}", commit), "the row is of a changed checkout"
+        if git("rev-parse", "--is-shallow-repository").stdout.strip() == "false":
+            assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+            assert git("show", f"{commit}:{protocol}").stdout == (ROOT / protocol).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
+def test_the_published_page_is_that_of_its_tables(folder, tmp_path):
+    published = (folder / "report" / "report.md").read_text()
+    (date,) = re.findall(r"^(\d{4}-\d\d-\d\d)\. ", published, flags=re.MULTILINE)
+    protocol = load_protocol(folder.name)
+    laboratory_page(folder, protocol, tmp_path, date=date, registration=registration(protocol))
+    assert (tmp_path / "report.md").read_text() == published
+    for figure in re.findall(r"\((figures/\S+\.svg)\)", published):
+        assert (folder / "report" / figure).is_file()
