@@ -62,6 +62,13 @@ def commands_of(pages: list[Path]) -> list[tuple[str, str, tuple[str, ...]]]:
 COMMANDS = commands_of(PAGES)
 
 
+def test_the_readme_is_one_screen_with_a_picture():
+    text = (ROOT / "README.md").read_text()
+    assert len(text) <= 4500
+    assert len(text.splitlines()) <= 60
+    assert len(re.findall(r"!\[[^]]+\]\(docs/figures/", text)) == 1
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_code_of_an_example_on_a_page_is_the_file_byte_for_byte(page):
     assert [str(file) for file, code in shown_files(page) if file.read_bytes() != code.encode()] == []
