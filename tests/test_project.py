@@ -34,11 +34,13 @@ REPOSITORY = {
     "benchmarks",
     "configs",
     "gpu_benchmark",
+    "howto",
     "metrics_page",
     "private_doors",
     "project",
     "public_names",
     "readme",
+    "site",
 }
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
