@@ -26,11 +26,12 @@ PAGES = {
 """Page of `docs/` → the file of the repository whose text it has on the site."""
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 IGNORED = {"__pycache__", ".git"}
+END_OF_DOCTEST = re.compile(r"\n\n```$", re.MULTILINE)
 LONGEST_BYTES = 200_000
 
 
 def source_of(docname: str, text: str) -> str:
-    """The text of a page, with links to other files written relative to the page."""
+    """The text of a page for the site, with links to other files written relative to the page."""
     origin = ROOT / PAGES[docname] if docname in PAGES else DOCS / f"{docname}.md"
     pages = {ROOT / path: DOCS / f"{name}.md" for name, path in PAGES.items()}
 
@@ -40,7 +41,8 @@ def source_of(docname: str, text: str) -> str:
             return match[0]
         return "](" + os.path.relpath(pages.get(target, target), (DOCS / docname).parent)
 
-    return LINK.sub(rewritten, origin.read_text() if docname in PAGES else text)
+    shown = origin.read_text() if docname in PAGES else text
+    return LINK.sub(rewritten, END_OF_DOCTEST.sub("\n```", shown))
 
 
 def target_of(node: nodes.Element, docname: str) -> Path | None:
