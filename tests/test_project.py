@@ -39,12 +39,14 @@ REPOSITORY = {
     "benchmarks",
     "configs",
     "gpu_benchmark",
+    "howto",
     "metrics_page",
     "private_doors",
     "project",
     "public_names",
     "readme",
     "security",
+    "site",
 }
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
