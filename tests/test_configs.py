@@ -13,13 +13,13 @@ from apo_lightning.types import AdvantageInputs
 from composing import CONFIGS, PAPER, ROOT, composed, names
 from loss_cases import ALGORITHMS, algorithm
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "commands.md").read_text()
 AXES = {
     axis: re.findall("`(\\w+)`", options)
-    for axis, options in re.findall(r"^\| `(\w+)=` \| (.*?) \|", README, flags=re.MULTILINE)
+    for axis, options in re.findall(r"^\| `(\w+)=` \| (.*?) \|", PAGE, flags=re.MULTILINE)
     if axis != "experiment"
 }
-"""The axes of the README's table and their options."""
+"""The axes of the table in docs/commands.md and their options."""
 
 
 def can_run(choice):
@@ -46,7 +46,7 @@ def pairs_of(choice):
     return set(map(frozenset, itertools.combinations(choice.items(), 2)))
 
 
-def test_the_readme_names_every_option():
+def test_the_page_of_commands_names_every_option():
     groups = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
     assert set(AXES) == groups - {"experiment", "base", "benchmark", "coverage", "pretraining"}
     assert set(AXES["callbacks"]) < set(names("callbacks"))  # whose other files are single callbacks

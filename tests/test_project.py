@@ -38,6 +38,7 @@ PACKAGES = {"framework": ROOT / "src" / "apo_lightning", "lab": ROOT / "src" / "
 REPOSITORY = {
     "benchmarks",
     "configs",
+    "examples",
     "gpu_benchmark",
     "howto",
     "metrics_page",
@@ -48,7 +49,7 @@ REPOSITORY = {
     "security",
     "site",
 }
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 

@@ -1,4 +1,4 @@
-"""The README's code is run as it is printed; the commands of all pages are composed."""
+"""Code of examples/ on a page is the file's own, and does what the page says; commands of all pages are composed."""
 
 import re
 import shlex
@@ -18,16 +18,22 @@ from apo_lightning.types import LossInputs
 from composing import CONFIGS, ROOT
 from factories import make_step
 
-README = (ROOT / "README.md").read_text()
+EXTENDING = ROOT / "docs" / "extending.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = re.compile(r"\]\(([^)\s]*examples/[^)\s]+)\)[^\n]*\n\n```\w+\n(.*?)```", re.DOTALL)
 PROMPT = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 INLINE = re.compile(r"`((?:apo|python -m apo_lightning|python \w+\.py) \w[^`<]+)`")
 MODULE = re.compile(r"\bpython -m ([\w.]+)")
 SCRIPT = re.compile(r"\bpython (\w+\.py)")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def shown_files(page: Path) -> list[tuple[Path, str]]:
+    """(file of examples/, code) where a paragraph that links to the file is followed by code."""
+    return [((page.parent / link).resolve(), code) for link, code in SHOWN.findall(page.read_text())]
+
+
+def blocks(suffix: str) -> list[str]:
+    return [code for file, code in shown_files(EXTENDING) if file.suffix == suffix]
 
 
 def command_of(line: str) -> tuple[str, tuple[str, ...]] | None:
@@ -56,10 +62,20 @@ def commands_of(pages: list[Path]) -> list[tuple[str, str, tuple[str, ...]]]:
 COMMANDS = commands_of(PAGES)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_code_of_an_example_on_a_page_is_the_file_byte_for_byte(page):
+    assert [str(file) for file, code in shown_files(page) if file.read_bytes() != code.encode()] == []
+
+
+def test_the_page_on_extending_shows_a_loss_its_algorithm_a_reward_and_a_callback():
+    files = [file.name for file, _ in shown_files(EXTENDING)]
+    assert files == ["softer.py", "softer.yaml", "rewards.py", "callbacks.py"]
+
+
 @pytest.fixture(scope="module")
 def shown() -> dict:
     names: dict = {"__name__": "shown"}
-    for block in blocks("python"):
+    for block in blocks(".py"):
         exec(block, names)
     return names
 
@@ -81,8 +97,8 @@ def test_the_algorithm_scales_the_push_and_leaves_the_rest(shown):
 
 
 def test_the_yaml_names_the_class_and_its_fields():
-    (algo,) = (yaml.safe_load(block) for block in blocks("yaml"))
-    assert algo["loss"] == {"_target_": "my_package.softer.SofterPush", "scale": 0.5}
+    (algo,) = (yaml.safe_load(block) for block in blocks(".yaml"))
+    assert algo["loss"] == {"_target_": "softer.SofterPush", "scale": 0.5}
     assert set(algo) == {"advantage", "loss"}
     # As Hydra composes it: what an algorithm does not name is what train.yaml says.
     assert OmegaConf.merge(OmegaConf.load(CONFIGS / "train.yaml"), {"algo": algo}).aggregation == "token_mean"
@@ -104,8 +120,8 @@ def test_every_command_composes(page, name, arguments):
     command = find_command(name)
     if command.config is None:
         return
-    # Submitit is an extra and my_package the reader's own.
-    left_out = re.compile(r"hydra[/.]launcher|-|job$|.*(…|my_package|\{)")
+    # Submitit is an extra.
+    left_out = re.compile(r"hydra[/.]launcher|-|job$|.*(…|\{)")
     typed = [expand_glob(word) for word in command.overrides(arguments) if not left_out.match(word)]
     is_list = re.compile(r"=\[.*\]$", re.DOTALL)
     composed(command.config, [word if is_list.search(word) else word.split(",")[0] for word in typed])
@@ -113,7 +129,8 @@ def test_every_command_composes(page, name, arguments):
 
 def test_commands_are_found_on_the_pages_that_have_them():
     by_page = {page: {name for found, name, words in COMMANDS if found == page and words} for page, *_ in COMMANDS}
-    assert by_page["README.md"] >= {"train", "evaluate"}
+    assert by_page["README.md"] >= {"train"}
+    assert by_page["commands.md"] >= {"train", "evaluate", "preflight", "report"}
     assert by_page["evaluating.md"] >= {"train", "evaluate", "report", "coverage"}
     assert by_page["distributed.md"] == {"train"}
     assert by_page["preflight.md"] >= {"train", "preflight"}

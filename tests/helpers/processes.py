@@ -56,8 +56,8 @@ class Script:
         return self.said
 
 
-def start_script(name: str, *arguments: str, num_ranks: int = 1, **environment: str) -> Script:
-    """`python train.py ARGUMENTS` at the top of the project, or `apo NAME ARGUMENTS` of a NAME without an ending.
+def start_script(name: str, *arguments: str, num_ranks: int = 1, cwd: Path = ROOT, **environment: str) -> Script:
+    """`python train.py ARGUMENTS` in the folder `cwd`, or `apo NAME ARGUMENTS` of a NAME without an ending.
 
     Several ranks are told what torchrun tells them.
     """
@@ -68,7 +68,7 @@ def start_script(name: str, *arguments: str, num_ranks: int = 1, **environment: 
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
         variables = {**environment, **(ranks | address if num_ranks > 1 else {})}
-        process = CONTEXT.Process(target=_run_script, args=(name, arguments, variables, folder.name), daemon=True)
+        process = CONTEXT.Process(target=_run_script, args=(name, arguments, variables, cwd, folder.name), daemon=True)
         process.start()
         processes.append(process)
     return Script(processes, folder)
@@ -84,16 +84,18 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _run_script(name: str, arguments: tuple[str, ...], environment: dict[str, str], folder: str) -> None:
+def _run_script(name: str, arguments: tuple[str, ...], environment: dict[str, str], cwd: Path, folder: str) -> None:
     os.environ.update(environment)
-    os.chdir(ROOT)
+    os.chdir(cwd)
+    # Python itself reads the variable at its start alone.
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     torch.set_num_threads(1)
     is_file = name.endswith(".py")
     sys.argv = [name, *arguments] if is_file else ["apo", name, *arguments]
     with _output_to(_said(folder)):
         try:
             if is_file:
-                runpy.run_path(name, run_name="__main__")
+                runpy.run_path(str(cwd / name), run_name="__main__")
             else:
                 runpy.run_module("apo_lightning", run_name="__main__")
         finally:

@@ -1,9 +1,7 @@
-"""The example of a reward that runs code, as its README has it."""
+"""The example of a reward that runs code; `tests/test_examples.py` runs the commands of its page."""
 
 import json
 import os
-import re
-import shlex
 import socket
 import sys
 import time
@@ -11,7 +9,6 @@ import time
 import pytest
 
 from composing import ROOT
-from running import finish, start_cold, training_rows
 
 FOLDER = ROOT / "examples" / "code_reward"
 PROBLEMS = [json.loads(line) for line in (FOLDER / "problems.jsonl").read_text().splitlines()]
@@ -103,17 +100,3 @@ def test_the_reward_is_the_share_of_calls_that_are_right(example):
     rewards = code_reward.passed_calls(texts, **columns, log_extra=extra.__setitem__)
     assert rewards == pytest.approx([1.0, 1 / 3, 0.0, 0.0, 0.0])
     assert extra["ran"] == [True, True, True, False, False]
-
-
-@pytest.mark.slow
-def test_the_command_of_the_page_runs_with_a_random_model(tmp_path):
-    [command] = re.findall(r"apo train (.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    arguments = [word for word in shlex.split(command.replace("\\\n", " ")) if not word.startswith("model=")]
-    tiny = ("model=tiny", "engine=transformers", "callbacks=rollout_writer", "trainer.max_steps=1", "group_size=2")
-    paths = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
-    limits = ("data.max_completion_tokens=8", f"hydra.run.dir={tmp_path}")
-    finish(start_cold("train.py", *arguments, *tiny, *limits, PYTHONPATH=paths))
-    [row] = training_rows(tmp_path)
-    assert float(row["reward/num_error"]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
-    assert {line["extra"]["ran"] for line in lines} == {False}
