@@ -13,7 +13,7 @@ html_show_sphinx = False
 html_copy_source = False
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "repository", "options", "api"]
-exclude_patterns = ["_ext"]
+exclude_patterns = ["_ext", "lab/*/report/tables"]
 html_theme = "furo"
 html_static_path = ["_ext/site.css"]
 html_css_files = ["site.css"]
