@@ -7,11 +7,11 @@ PROCESSES ?= 3
 PYTHON ?= python3
 
 # Tests and checks load nothing from the hub: on a closed network each attempt would wait for its retries.
-test check: export HF_HUB_OFFLINE := 1
-test check: export TOKENIZERS_PARALLELISM := false
+test check docs: export HF_HUB_OFFLINE := 1
+test check docs: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train lab gpu test check format lint types layers extras examples clean
+.PHONY: help setup train lab gpu test check format lint types layers extras examples docs clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ test: export OMP_NUM_THREADS := 1
 test: setup  ## Run the tests, PROCESSES at once; ARGS go to pytest
 	@$(python) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
-check: format lint types layers extras examples  ## Formatting, lint, types, import layers, extras, the examples in docstrings and docs
+check: format lint types layers extras examples docs  ## Formatting, lint, types, import layers, extras, the examples in docstrings and docs, the site
 
 format: setup
 	.venv/bin/ruff format --check .
@@ -52,6 +52,9 @@ extras: setup
 
 examples: setup
 	$(python) -m pytest --quiet --doctest-modules --doctest-glob='*.md' -p no:cacheprovider src $(wildcard README.md) docs
+
+docs: setup  ## Build the documentation site: build/site/index.html
+	$(python) -m sphinx --quiet --fresh-env --nitpicky --fail-on-warning docs build/site
 
 clean:  ## Remove .venv, caches and build products; outputs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info

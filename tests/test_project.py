@@ -40,12 +40,14 @@ REPOSITORY = {
     "configs",
     "examples",
     "gpu_benchmark",
+    "howto",
     "metrics_page",
     "private_doors",
     "project",
     "public_names",
     "readme",
     "security",
+    "site",
 }
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}

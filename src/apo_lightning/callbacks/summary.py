@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.callbacks.curves import curves_png
+from apo_lightning.callbacks.model_card import write_card
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
 from apo_lightning.callbacks.run_loggers import RunLogger
 from apo_lightning.callbacks.step_callback import StepCallback
@@ -38,8 +39,8 @@ ROWS = (
 class RunSummary(StepCallback):
     """Compares the first steps with the last, and held-out accuracy before training with after.
 
-    Files are written when training ends, and again after the validation pass that follows; the table is printed once,
-    at the later of the two.
+    Files, the model card of `checkpoints/final` among them, are written when training ends, and again after the
+    validation pass that follows; the table is printed once, at the later of the two.
     """
 
     def __init__(self) -> None:
@@ -109,6 +110,8 @@ class RunSummary(StepCallback):
             folder = Path(trainer.default_root_dir)
             write_atomically(folder / "summary.json", to_json(summary, indent=2) + b"\n")
             write_atomically(folder / "curves.png", curves_png(history))
+            if (final := folder / "checkpoints" / "final").is_dir():
+                write_card(folder, final, trainer.global_step)
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
                     logger.log_summary(summary)

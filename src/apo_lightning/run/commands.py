@@ -131,7 +131,7 @@ EXPORT = Command(
     config="export",
     details="Gathers a training checkpoint, whatever number of processes wrote it, into one folder that transformers, "
     "vLLM and model.path= load. Adapters are merged into the weights.",
-    settings=("run", "checkpoint", "to", "dtype"),
+    settings=("run", "checkpoint", "to", "push_to_hub", "dtype"),
     examples=("apo export run=outputs/mine checkpoint=step_000120 dtype=bfloat16",),
 )
 AVERAGE = Command(

@@ -5,16 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from omegaconf import DictConfig, ListConfig
 from transformers import AutoModelForCausalLM
 
+from apo_lightning.callbacks.model_card import write_card
 from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.small_files import TENSORS
 from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.averaging import average, base_weights
 from apo_lightning.model.policy import Policy
 from apo_lightning.run.trained import TrainedRun, trained_run
@@ -23,11 +27,40 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(cfg: DictConfig) -> Path:
-    """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`."""
+    """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`.
+
+    With `push_to_hub` the folder is also uploaded.
+    """
+    if cfg.push_to_hub is not None:
+        check_hub(cfg.push_to_hub)
     run, checkpoint = find_trained(cfg)
     to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
     write_averages(cfg, run, checkpoint, {to: 0})
+    if cfg.push_to_hub is not None:
+        push(to, cfg.push_to_hub)
     return to
+
+
+def check_hub(repo: str) -> None:
+    """Raise `ConfigError` for a name that no repository can have, or without a token; before weights are loaded."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"push_to_hub={repo}: {in_brief(error)}") from error
+    if get_token() is None:
+        raise ConfigError(f"push_to_hub={repo}: there is no token for the hub: set HF_TOKEN, or run hf auth login")
+
+
+def push(folder: Path, repo: str) -> None:
+    """Upload an export to a repository of the Hugging Face hub, which is created, private, if it does not exist."""
+    try:
+        url = HfApi().create_repo(repo, private=True, exist_ok=True)
+        HfApi().upload_folder(repo_id=repo, folder_path=folder, commit_message="Export by apo-lightning")
+    except Exception as error:  # errors of the connection have no class of the client's own
+        raise ConfigError(
+            f"push_to_hub={repo}: {in_brief(error)}; the export is complete: hf upload {repo} {folder} tries again"
+        ) from error
+    say(f"uploaded to {url}")
 
 
 def average_with_base(cfg: DictConfig) -> list[Path]:
@@ -61,6 +94,7 @@ def write_averages(
         load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
         average(dict(policy.model.named_parameters()), base, weight)
         write(policy, folder, cfg.dtype)
+        write_card(run.folder, folder, checkpoint.header.position.step, weight)
         with_base = f", with weight {weight:g} of the base," if weight else ""
         say(f"{checkpoint.folder.name} of {cfg.run}{with_base} is in {folder}")
 

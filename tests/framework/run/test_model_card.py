@@ -1,0 +1,93 @@
+"""The model card of exports, and their upload to a stand-in of the hub."""
+
+import json
+
+import huggingface_hub.constants
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.run import export
+from composing import composed
+from processes import start_script
+from running import RUN
+from stand_in_hub import stand_in_hub
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps with held-out problems and a checkpoint after each step."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    command = (*RUN, "callbacks=quiet", "checkpoint.save_every=1", "seed=7", f"hydra.run.dir={folder}")
+    start_script("train", *command).finish()
+    return folder
+
+
+def export_of(run, *overrides):
+    return export(composed(f"run={run}", *overrides, config_name="export"))
+
+
+def test_the_final_model_has_a_card_with_settings_and_the_held_out_result(run):
+    card = ModelCard.load(run / "checkpoints" / "final" / "README.md")
+    summary = json.loads((run / "summary.json").read_text())["held_out"]["arithmetic"]
+    assert card.data.library_name == "transformers"
+    assert card.data.tags == ["reinforcement-learning", "rlvr", "apo"]
+    assert card.data.base_model is None  # random weights
+    assert "| base model | tiny, with random weights |" in card.text
+    assert "| `seed` | `7` |" in card.text
+    assert "| `algo.loss.pull_coef` | `0.1` |" in card.text
+    assert f"pass@1 {summary['pass@1_after']:.3f}" in card.text
+    assert "paired 95% interval [" in card.text
+    assert "## Known limits" in card.text
+
+
+def test_an_earlier_checkpoint_is_said_not_to_be_evaluated(run):
+    card = (export_of(run, "checkpoint=step_000001") / "README.md").read_text()
+    assert "\n1 of 2 steps" in card
+    assert "This model was not evaluated." in card
+
+
+def test_a_card_names_base_and_data_of_the_hub_and_no_local_folder(run, tmp_path):
+    from apo_lightning.callbacks.model_card import model_card
+
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "hydra.yaml").write_text((run / ".hydra" / "hydra.yaml").read_text())
+    config = yaml.safe_load((run / ".hydra" / "config.yaml").read_text())
+    config["model"]["path"], config["data"]["hub"] = "org/base", {"hub_id": "org/problems"}
+    (tmp_path / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
+    card = ModelCard(model_card(tmp_path, step=2))
+    assert (card.data.base_model, card.data.datasets) == ("org/base", ["org/problems"])
+    config["model"]["path"] = str(tmp_path / "secret")
+    (tmp_path / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "secret" not in model_card(tmp_path, step=2)
+
+
+def test_an_export_is_uploaded_to_a_private_repository(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_token")
+    with stand_in_hub() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        folder = export_of(run, f"to={tmp_path / 'export'}", "push_to_hub=lab/model")
+    assert hub.created[0]["name"] == "model"
+    assert hub.created[0].get("visibility") == "private" or hub.created[0].get("private")
+    assert hub.tokens == {"Bearer hf_token"}
+    assert hub.files == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_refused_upload_says_why_and_how_to_try_again(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_token")
+    with stand_in_hub() as hub:
+        hub.refuses = True
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        with pytest.raises(ConfigError, match=r"push_to_hub=lab/model: .*hf upload lab/model .*export tries again"):
+            export_of(run, f"to={tmp_path / 'export'}", "push_to_hub=lab/model")
+    assert (tmp_path / "export" / "README.md").is_file()
+
+
+def test_a_name_or_token_that_cannot_work_is_refused_before_weights_are_loaded(run, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="push_to_hub=a/b/c: "):
+        export_of(run, "push_to_hub=a/b/c")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="there is no token for the hub: set HF_TOKEN"):
+        export_of(run, "push_to_hub=lab/model")
