@@ -6,9 +6,11 @@ import re
 import pytest
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from apo_lightning.run.launching import register_resolvers
 from apo_lightning.types import AdvantageInputs
 from composing import CONFIGS, PAPER, ROOT, composed, names
 from loss_cases import ALGORITHMS, algorithm
@@ -59,8 +61,9 @@ CHOICES = list(pairwise(AXES))
 
 @pytest.mark.parametrize("algo", names("algo"))
 def test_any_two_options_of_two_axes_compose(algo, monkeypatch):
-    hydra = {"hydra": {"runtime": {"output_dir": "/run"}}}  # as a program's entry sets it
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create(hydra))
+    register_resolvers()  # this and the next line as a program's entry does
+    hydra = {"runtime": {"output_dir": "/run"}, "job": {"override_dirname": f"algo={algo}"}, "mode": RunMode.RUN}
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
     function = {"callable": ["reward.function._target_=rewarding.even_start"]}  # which has no default
     choices = [choice for choice in CHOICES if choice["algo"] == algo]
     assert {choice["model"] for choice in choices} == set(names("model"))
