@@ -67,6 +67,7 @@ def test_an_export_is_uploaded_to_a_private_repository(run, tmp_path, monkeypatc
     monkeypatch.setenv("HF_TOKEN", "hf_token")
     with stand_in_hub() as hub:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         folder = export_of(run, f"to={tmp_path / 'export'}", "push_to_hub=lab/model")
     assert hub.created[0]["name"] == "model"
     assert hub.created[0].get("visibility") == "private" or hub.created[0].get("private")
@@ -79,6 +80,7 @@ def test_a_refused_upload_says_why_and_how_to_try_again(run, tmp_path, monkeypat
     with stand_in_hub() as hub:
         hub.refuses = True
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         with pytest.raises(ConfigError, match=r"push_to_hub=lab/model: .*hf upload lab/model .*export tries again"):
             export_of(run, f"to={tmp_path / 'export'}", "push_to_hub=lab/model")
     assert (tmp_path / "export" / "README.md").is_file()
