@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,28 @@ def even_start(completions: Sequence[Any], **columns: object) -> list[float]:
 
 
 def even_start_until_killed(completions: Sequence[Any], **columns: object) -> list[float]:
-    """Where KILLED_AFTER is "FILE LINES", ends this process as soon as the file has so many lines."""
+    """Where KILLED_AFTER is "FILE LINES", ends this process when the file has so many lines, and never later.
+
+    A batch is judged while the one before it is being written; none is written before it has been judged.
+    """
     file, _, num_lines = os.environ.get("KILLED_AFTER", "").partition(" ")
-    if file and Path(file).exists() and Path(file).read_bytes().count(b"\n") >= int(num_lines):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if file:
+        if not _LINES_TO_COME:
+            _LINES_TO_COME.append(_num_lines(Path(file)))  # of an earlier process: the first batch waits for no other
+        if _LINES_TO_COME[-1] >= int(num_lines):
+            while _num_lines(Path(file)) < int(num_lines):
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGKILL)
+        _LINES_TO_COME.append(_LINES_TO_COME[-1] + len(completions))
     return even_start(completions)
+
+
+_LINES_TO_COME: list[int] = []
+"""Lines of the file when all batches judged so far are written, before each call of `even_start_until_killed`."""
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def never(completions: Sequence[Any], **columns: object) -> list[float]:

@@ -61,7 +61,13 @@ WATCHED = (
         # Without moments Adam's step is g/(|g| + ε): ε above rounding, or elements of g = 0 would move by its sign. These
         # elements are many where moments are reset, and where most sequences are masked.
         ("engine=transformers", "reference.reset_every=1", "optimizer.eps=1.0e-5", "trainer.max_steps=2"),
-        (SHIFTED, "importance=sequence_mask", "importance_bounds=1.0003", "optimizer.eps=1.0e-5", "trainer.max_steps=2"),
+        (
+            SHIFTED,
+            "importance=sequence_mask",
+            "importance_bounds=1.0003",
+            "optimizer.eps=1.0e-5",
+            "trainer.max_steps=2",
+        ),
     ],
     ids=["full", "lora", "averages", "resets", "importance"],
 )
