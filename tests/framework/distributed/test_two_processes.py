@@ -58,8 +58,8 @@ WATCHED = (
         ("policy=full", *ENGINE, *WATCHED, "trainer.max_steps=3"),
         ("policy=lora", "engine=transformers", *WATCHED, "trainer.max_steps=2"),
         ("engine=transformers", "reference.ema_tau=0.9", "averaging.weight=0.3", "trainer.max_steps=3"),
-        # Without moments Adam's step is g/(|g| + ε): ε above rounding, or elements of g = 0 would move by its sign. These
-        # elements are many where moments are reset, and where most sequences are masked.
+        # Without moments Adam's step is g/(|g| + ε): ε above rounding, or elements of g = 0 would move by its sign.
+        # They are many where moments are reset, and where most sequences are masked.
         ("engine=transformers", "reference.reset_every=1", "optimizer.eps=1.0e-5", "trainer.max_steps=2"),
         (
             SHIFTED,
