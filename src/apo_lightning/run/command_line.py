@@ -9,12 +9,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -66,12 +68,10 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
     prefix = typed[: len(typed) - len(arguments)]
 
     def job(cfg: DictConfig) -> None:
-        from apo_lightning.run.sweeping import each_job_a_run
-
         # Lightning starts ranks with this command line, which must contain the command.
         sys.argv = [*prefix, *sys.argv[1:]]
         try:
-            with each_job_a_run(len(prefix)):
+            with _job_of_a_sweep(len(prefix)):
                 command.load()(cfg)
         except Preempted as stopped:
             say(str(stopped))
@@ -95,6 +95,15 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
     finally:
         sys.argv = typed
+
+
+def _job_of_a_sweep(prefix_length: int) -> AbstractContextManager[None]:
+    """`each_job_a_run` in a sweep, else nothing: it imports Lightning, which no report needs."""
+    if HydraConfig.get().mode is not RunMode.MULTIRUN:
+        return nullcontext()
+    from apo_lightning.run.sweeping import each_job_a_run
+
+    return each_job_a_run(prefix_length)
 
 
 def continuation(command: str) -> str:

@@ -32,7 +32,7 @@ def each_job_a_run(prefix_length: int = 1) -> Iterator[None]:
     separate folders, and the second job would start no ranks, since the environment of the first says that they exist.
     `prefix_length` is the number of words before the overrides.
     """
-    if HydraConfig.get().mode is not RunMode.MULTIRUN or _ranks_are_there():
+    if _ranks_are_there():
         yield
         return
     hydra: Any = HydraConfig.get()
