@@ -24,7 +24,7 @@ class MathVerifyReward:
     to exploit.
 
     Numbers, words and parts of lists are compared here, other expressions in worker processes that start on first use.
-    A worker that takes too long, needs too much memory or crashes is replaced. The verdict is `timeout`, for a crash
+    One that takes too long, needs too much memory or crashes is replaced. The verdict is `timeout`, for a crash
     `error`; an answer that cannot be parsed is `unparsed`.
 
     Departure: math-verify alone refuses right answers and accepts wrong ones; docs/decisions/
@@ -35,7 +35,7 @@ class MathVerifyReward:
 
     Args:
         num_workers: processes, about 60 MiB each.
-        timeout_s: for one answer, counted from when a worker receives it [s].
+        timeout_s: for one answer, counted from when a worker receives it; a twentieth while many hang [s].
         memory_limit_gib: address space of a worker [GiB].
 
     Raises:

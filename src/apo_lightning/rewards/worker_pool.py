@@ -1,10 +1,11 @@
-"""Parent side of the verifier's workers: sends one answer at a time and kills a worker that does not reply in time."""
+"""Parent side of the verifier's workers: sends each worker one answer at a time, with its deadline."""
 
 import contextlib
 import json
 import logging
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -23,11 +24,17 @@ _START_TIMEOUT_S = 120.0
 _MAX_FAILED_STARTS = 3
 _START_WORKER = (
     "import sys; sys.path.insert(0, sys.argv[1]); import apo_lightning; del sys.path[0]; "
-    "from apo_lightning.rewards.math_equivalence.worker import main; main(float(sys.argv[2]), int(sys.argv[3]))"
+    "from apo_lightning.rewards.math_equivalence.worker import main; main(int(sys.argv[2]))"
 )
 """Imports the same package as the parent; its folder is first on sys.path for that import only."""
-_SELF_DESTRUCT_S = 2.0
-"""A worker ends itself this much after the parent's deadline [s]."""
+_GRACE_S = 2.0
+"""A worker keeps the deadline of its answers; one that has not replied so long after it is replaced [s]."""
+_ENDED = "ended"
+"""First word of a reply about an answer that ended its process; the exit status follows."""
+_RECENT = 100
+_MANY = 20
+_DIVISOR = 20.0
+"""While at least `_MANY` of the `_RECENT` latest answers have timed out, the deadline is divided by this."""
 
 _logger = logging.getLogger(__name__)
 
@@ -35,13 +42,12 @@ _logger = logging.getLogger(__name__)
 class _Worker:
     """One child process, which is starting, idle, or busy with one answer."""
 
-    def __init__(self, timeout_s: float, memory_limit_bytes: int):
+    def __init__(self, memory_limit_bytes: int):
         # Not forked: this process has the threads and CUDA contexts of torch and vLLM. Not multiprocessing's spawn: it
         # imports the parent's __main__. -P keeps the working directory off sys.path, where a user's sympy.py would
         # hide the library.
         package = Path(__file__).resolve().parents[1]
-        arguments = [str(package.parent), str(timeout_s + _SELF_DESTRUCT_S), str(memory_limit_bytes)]
-        command = [sys.executable, "-P", "-c", _START_WORKER, *arguments]
+        command = [sys.executable, "-P", "-c", _START_WORKER, str(package.parent), str(memory_limit_bytes)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -55,13 +61,15 @@ class _Worker:
         return self._replies.fileno()
 
     def send(self, task: int, gold: str, answer: str, timeout_s: float) -> None:
-        """Send an answer and start its deadline. Raises BrokenPipeError if the worker has died."""
-        line = json.dumps([gold, answer], ensure_ascii=False) + "\n"
+        """Send an answer with its deadline. Raises BrokenPipeError if the worker has died."""
+        if self.process.poll() is not None:
+            raise BrokenPipeError  # its child may hold the pipe open for another moment
+        line = json.dumps([gold, answer, timeout_s], ensure_ascii=False) + "\n"
         # An idle worker has emptied its pipe, and the line is shorter than the pipe: this cannot block.
         self._requests.write(line.encode("utf-8", "surrogatepass"))
         self._requests.flush()
         self.task = task
-        self.deadline = time.monotonic() + timeout_s
+        self.deadline = time.monotonic() + timeout_s + _GRACE_S
 
     def receive(self) -> bytes:
         """One reply; empty if the worker has died."""
@@ -79,8 +87,10 @@ class _Worker:
 class WorkerPool:
     """Judges pairs of gold and answer in child processes, which start on first use.
 
-    An answer that hangs costs its own deadline, counted from when a worker received it, and one worker's restart. It
-    delays the verdict of another answer by no more than that, and never changes it.
+    An answer that hangs costs its own deadline, counted from when a worker received it, and delays the verdict of
+    another answer by no more than that. It does not change it, unless many hang: while 20 of the latest 100 answers
+    have timed out, all have a twentieth of the deadline, so that a policy whose answers hang does not stop its training.
+    Usual answers take milliseconds.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):
@@ -91,6 +101,8 @@ class WorkerPool:
         """Number of workers started so far, replacements included."""
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        """Whether each of the latest answers timed out."""
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
         """The status of each (gold, answer), in order.
@@ -122,21 +134,37 @@ class WorkerPool:
                     worker.is_ready, num_failed_starts = True, 0
                 elif reply:
                     assert worker.task is not None
-                    statuses[worker.task], worker.task = cast(VerdictStatus, reply.decode().strip()), None
+                    statuses[worker.task], worker.task = self._status(reply.decode(), pairs[worker.task]), None
                 else:
                     self._discard(worker)
                     if worker.task is not None:
-                        # A policy can ask for all memory as easily as for all time, and an `error` could end its run.
-                        is_too_much = reply is None or worker.process.returncode == OUT_OF_MEMORY
-                        statuses[worker.task] = "timeout" if is_too_much else "error"
-                        _logger.warning(
-                            "verifier worker ended (%s, exit status %d) on the gold %.200r and the answer %.200r",
-                            *(statuses[worker.task], worker.process.returncode, *pairs[worker.task]),
-                        )
+                        code = -signal.SIGALRM if reply is None else worker.process.returncode
+                        statuses[worker.task] = self._status(f"{_ENDED} {code}", pairs[worker.task])
                     elif not worker.is_ready:
                         num_failed_starts += 1
                         self._check_starts(worker, num_failed_starts)
         return [statuses[index] for index in range(len(pairs))]
+
+    def _status(self, reply: str, pair: tuple[str, str]) -> VerdictStatus:
+        """The status that a reply says, or that follows from how the process of the answer ended."""
+        status, _, code = reply.strip().partition(" ")
+        if status == _ENDED:
+            # A policy can ask for all memory as easily as for all time, and an `error` could end its run.
+            status = "timeout" if int(code) in (-signal.SIGALRM, OUT_OF_MEMORY) else "error"
+            message = "verifier ended (%s, exit status %s) on the gold %.200r and the answer %.200r"
+            _logger.warning(message, status, code, *pair)
+        was_flooded = self._is_flooded
+        self._recent.append(status == "timeout")
+        if self._is_flooded and not was_flooded:
+            _logger.warning(
+                "%d of the latest %d answers took longer than %g s: until fewer do, an answer has %g s",
+                *(sum(self._recent), len(self._recent), self.timeout_s, self.timeout_s / _DIVISOR),
+            )
+        return cast(VerdictStatus, status)
+
+    @property
+    def _is_flooded(self) -> bool:
+        return sum(self._recent) >= _MANY
 
     def _hand_out(self, waiting: deque[int], pairs: Sequence[tuple[str, str]]) -> None:
         """Give every idle worker an answer, and start enough workers for the rest."""
@@ -144,13 +172,14 @@ class WorkerPool:
             if not waiting:
                 return
             try:
-                worker.send(waiting[0], *pairs[waiting[0]], self.timeout_s)
+                timeout_s = self.timeout_s / _DIVISOR if self._is_flooded else self.timeout_s
+                worker.send(waiting[0], *pairs[waiting[0]], timeout_s)
                 waiting.popleft()
             except BrokenPipeError:  # it died while idle, so this answer is not the cause
                 self._discard(worker)
         num_starting = sum(not worker.is_ready for worker in self._workers)
         for _ in range(min(len(waiting) - num_starting, self.num_workers - len(self._workers))):
-            self._workers.append(_Worker(self.timeout_s, self.memory_limit_bytes))
+            self._workers.append(_Worker(self.memory_limit_bytes))
             self.num_started += 1
 
     def _next_events(self) -> list[tuple[_Worker, bytes | None]]:

@@ -31,6 +31,13 @@ def pids_of(pool: WorkerPool) -> list[int]:
     return [worker.process.pid for worker in pool._workers]
 
 
+def child_of(pid: int, *, other_than: int = 0) -> int:
+    """The child of a worker, once it has one."""
+    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text()) or int(found) == other_than:
+        time.sleep(0.01)
+    return int(found)
+
+
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
@@ -54,18 +61,36 @@ def test_the_time_an_answer_waits_for_a_worker_is_not_held_against_it():
     pool = WorkerPool(num_workers=1, timeout_s=1.5, memory_limit_bytes=2**30)
     # The last answer waits for 3 s behind the others, twice its own deadline.
     assert pool.judge([HANGING, HANGING, HALF]) == ["timeout", "timeout", "correct"]
-    assert pool.num_started == 3
+    assert pool.num_started == 1
     pool.close()
 
 
-def test_a_worker_that_is_killed_costs_its_own_answer_only(pool: WorkerPool):
+def test_while_many_answers_hang_each_has_a_twentieth_of_the_deadline(caplog):
+    pool = WorkerPool(num_workers=1, timeout_s=1.0, memory_limit_bytes=2**30)
+    hanging = [(HANGING[0], HANGING[1] + f" + {n}") for n in range(220)]
+    pool.judge(hanging[:20])
+    began = time.monotonic()
+    assert pool.judge([*hanging[20:], HALF]) == ["timeout"] * 200 + ["correct"]
+    assert time.monotonic() - began < 100, "at a second each they take 200 s, at a twentieth 10 s"
+    assert caplog.text.count("an answer has 0.05 s") == 1
+    pool.judge([HALF] * 81)  # 19 of the latest 100 hung
+    assert not pool._is_flooded
+    pool.close()
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+def test_a_worker_or_child_that_is_killed_costs_its_own_answer_only(pool: WorkerPool, is_child: bool):
     pool.judge([HALF, WRONG])
     assert len(pids_of(pool)) == 2
 
     def kill_the_hanging_one() -> None:
         while not (hanging := [worker for worker in pool._workers if worker.task == 1]):
             time.sleep(0.01)
-        hanging[0].process.kill()
+        pid = hanging[0].process.pid
+        child = child_of(pid)
+        while int(Path(f"/proc/{child}/stat").read_text().rsplit(")")[-1].split()[11]) < 5:
+            time.sleep(0.01)  # until it computes: killed before it has read the answer, it costs none
+        os.kill(child if is_child else pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_the_hanging_one)
     killer.start()
@@ -81,11 +106,21 @@ def test_a_worker_that_dies_between_two_batches_is_replaced_unnoticed(pool: Work
     assert pool.judge([HALF, WRONG, HALF]) == ["correct", "incorrect", "correct"]
 
 
+def test_a_child_that_dies_between_two_batches_is_replaced_and_does_not_answer_for_the_next(pool: WorkerPool):
+    pool.judge([HALF, WRONG])
+    for pid in pids_of(pool):
+        child = child_of(pid)
+        os.kill(child, signal.SIGKILL)
+        child_of(pid, other_than=child)
+    assert pool.judge([HALF, WRONG, HALF]) == ["correct", "incorrect", "correct"]
+    assert pool.num_started == 2
+
+
 def test_an_answer_that_outgrows_the_memory_limit_takes_no_other_with_it():
     pool = WorkerPool(num_workers=1, timeout_s=600.0, memory_limit_bytes=2**28)
     large = r"\gcd(2^{30000000000}, 3)"  # 3.5 GiB
     assert pool.judge([HALF, ("x", large), HALF]) == ["correct", "timeout", "correct"]
-    assert pool.num_started == 2
+    assert pool.num_started == 1
     pool.close()
 
 
@@ -109,9 +144,11 @@ def test_workers_start_when_needed_and_no_more_than_needed(pool: WorkerPool):
 def test_nothing_is_left_after_close_and_closing_twice_is_fine(pool: WorkerPool):
     pool.judge([HALF, HALF])
     pids = pids_of(pool)
+    children = [child_of(pid) for pid in pids]
     pool.close()
     pool.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    wait_until_gone(children)
     assert pool.judge([HALF]) == ["correct"]
 
 
@@ -157,13 +194,16 @@ def test_workers_that_cannot_start_are_reported_and_not_tried_for_ever(pool: Wor
 
 
 PARENT = """
-import os, signal, threading
+import os, signal, threading, time
 from apo_lightning.rewards.worker_pool import WorkerPool
 
 pool = WorkerPool(num_workers=2, timeout_s=1.0, memory_limit_bytes=2**30)
 assert pool.judge([("1/2", "0.5"), ("1/2", "0.5")]) == ["correct", "correct"]
-print(*(worker.process.pid for worker in pool._workers), flush=True)
-pool.timeout_s = 600.0
+for pid in [worker.process.pid for worker in pool._workers]:
+    while not (child := open(f"/proc/{pid}/task/{pid}/children").read()):
+        time.sleep(0.01)
+    print(pid, child, flush=True)
+pool.timeout_s = 3.0
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
 pool.judge([("3", r"\\binom{30000000}{15000000}")])
 """
@@ -174,7 +214,7 @@ def test_workers_idle_or_hanging_do_not_outlive_a_parent_that_is_killed():
     parent = subprocess.run([sys.executable, "-"], input=PARENT, capture_output=True, text=True)
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     pids = [int(pid) for pid in parent.stdout.split()]
-    assert len(pids) == 2
+    assert len(pids) == 4
     wait_until_gone(pids)
 
 

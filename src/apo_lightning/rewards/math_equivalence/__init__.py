@@ -6,4 +6,4 @@ Imports nothing else of this project, and no torch, which would cost each worker
 """
 
 OUT_OF_MEMORY = 3
-"""Exit status of a worker whose answer needed more memory than it may have."""
+"""Exit status of a worker's child whose answer needed more memory than it may have."""
