@@ -89,8 +89,8 @@ class WorkerPool:
 
     An answer that hangs costs its own deadline, counted from when a worker received it, and delays the verdict of
     another answer by no more than that. It does not change it, unless many hang: while 20 of the latest 100 answers
-    have timed out, all have a twentieth of the deadline, so that a policy whose answers hang does not stop its training.
-    Usual answers take milliseconds.
+    have timed out, all have a twentieth of the deadline, so that a policy whose answers hang does not stop its
+    training. Usual answers take milliseconds.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):
