@@ -1,5 +1,6 @@
 """The one-line message for errors that the user can fix."""
 
+import errno
 import inspect
 import traceback
 
@@ -9,6 +10,7 @@ from omegaconf.errors import InterpolationKeyError
 
 from apo_lightning.errors import ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SHOWN = (ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError)
 
 
@@ -24,6 +26,9 @@ def user_message(error: BaseException) -> str | None:
             # One chosen option reads a key that no other has: `reward=puzzle` reads `data.puzzle`.
             what = str(cause).splitlines()[0]
             return f"{what}: a chosen option reads it, so choose another, or one that has this key"
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            where = f" {cause.filename}" if cause.filename else ""
+            return f"cannot write{where}: {cause.strerror}; make room, then continue the run with resume=auto"
         cause = cause.__cause__
     return None
 

@@ -1,0 +1,21 @@
+"""Errors that a user can fix are one line; others keep their traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from apo_lightning.run.user_message import user_message
+
+
+def test_a_full_disk_is_one_line_that_says_how_to_go_on():
+    with pytest.raises(OSError, match="No space left") as caught:
+        Path("/dev/full").write_text("x")
+    assert user_message(caught.value) == (
+        "cannot write: No space left on device; make room, then continue the run with resume=auto"
+    )
+
+
+def test_an_error_of_the_disk_that_no_room_mends_keeps_its_traceback(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        (tmp_path / "missing").read_text()
+    assert user_message(caught.value) is None
