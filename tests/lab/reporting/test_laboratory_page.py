@@ -275,6 +275,12 @@ def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tm
         assert set(pd.read_csv(page.parent / "tables/lab_main_verdicts.csv")["Verdict"]) == {verdict}
 
 
+def test_a_question_without_a_run_of_what_it_asks_about_has_no_figure(protocol, tmp_path):
+    half = read_edition(write_tables(tmp_path, protocol, LOSSES, OURS, stages=["tuning", "main"]), protocol, OURS)
+    assert [figure.name for figure in laboratory_figures(half)][:2] == ["lab_best", "lab_average"]
+    assert "lab_candidates" not in {figure.name for figure in laboratory_figures(half)}
+
+
 def spoiled(tables: Path, folder: Path, change) -> Path:
     shutil.copytree(tables, folder, dirs_exist_ok=True)
     change(pd.read_csv(tables / "runs.csv")).to_csv(folder / "runs.csv", index=False)

@@ -92,7 +92,7 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     stage = edition.protocol.stage(question.stage)
     names = dict.fromkeys(itertools.chain(*question.pairs))
     arms = {name: arm for name in names if len((arm := edition.arm(stage, question.worlds, name)).runs)}
-    if not arms:
+    if not any(after in arms for _, after in question.pairs):
         return None
     is_averaged = any(name.endswith(AVERAGED) for name in arms)
     dots = " Dotted: averages of the last policy with the base model." if is_averaged else ""
