@@ -164,10 +164,24 @@ def test_arms_are_means_over_seeds_then_worlds_of_the_chosen_settings(protocol, 
     rows = edition.runs[(edition.runs.stage == "main") & (edition.runs.method == "apo")]
     row = next(row for row in texts(made(edition)["lab_main_arms"]) if row["Arm"] == "APO")
     assert (row["Settings"], row["Runs"]) == ("lr=0.1 pull_coef=0.1", "4 of 6")
-    hall, cellar = (rows[rows.world == world]["pass@64"].to_list() for world in ("hall", "cellar"))
+    hall, cellar = (rows[rows.world == world]["pass@1"].to_list() for world in ("hall", "cellar"))
     assert (len(hall), len(cellar)) == (3, 1)
-    assert float(row["Last step pass@64"]) == pytest.approx(100 * (sum(hall) / 3 + cellar[0]) / 2, abs=0.0051)
+    assert float(row["Last step pass@1"]) == pytest.approx(100 * (sum(hall) / 3 + cellar[0]) / 2, abs=0.0051)
     assert row["Reached L*"] == f"{(rows.reached >= rows.level).sum()} of 4"
+
+
+def test_the_last_step_of_a_policy_has_its_interval_and_an_average_has_none(edition):
+    table = made(edition)["lab_main_arms"]
+    place = [column.title for column in table.columns].index("Last step pass@64")
+    cells = {row.cells[0].text: row.cells[place] for row in table.rows}
+    low, high = cells["APO"].interval
+    assert low < cells["APO"].value < high
+    runs = edition.runs[(edition.runs.stage == "main") & (edition.runs.method == "apo")]
+    assert 100 * runs["pass@64"].min() < cells["APO"].value < 100 * runs["pass@64"].max()
+    assert cells["APO, averaged"].text == "–"
+    rows = {row["Comparison"]: row["Last step [points]"] for row in texts(made(edition)["lab_main_verdicts"])}
+    assert float(rows["APO − GRPO"]) > 0
+    assert rows["APO, averaged − APO"] == "–"
 
 
 def test_the_chosen_configuration_is_marked_among_all(edition):

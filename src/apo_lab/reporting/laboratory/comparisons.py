@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from apo_lab.editions.protocol import Prediction, Question
+from apo_lab.editions.protocol import AVERAGED, Prediction, Question
 from apo_lab.reporting.laboratory.reading import Edition, arm_name
 from apo_lab.statistics.verdicts import ArmScores, Contrast, Outcome, Verdict, compare, decide
 
@@ -20,6 +20,8 @@ class Comparison:
     after: str
     contrast: Contrast | None
     """In the worlds where both have runs; None: in none."""
+    last: Contrast | None
+    """The same of pass@64 at the last step, a secondary endpoint without a verdict; None for averages too."""
     verdict: Verdict | None
     """None until all runs of both arms are finished: the number of seeds is fixed, so no verdict comes early."""
     num_done: int
@@ -92,11 +94,16 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
     stage = edition.protocol.stage(question.stage)
     arms = [edition.arm(stage, question.worlds, name) for name in (before, after)]
     common = [world for world in question.worlds if all((arm.runs["world"] == world).any() for arm in arms)]
-    scores = [arm.within(common).scores(question.endpoint) for arm in arms]
+    is_averaged = before.endswith(AVERAGED) or after.endswith(AVERAGED)
+
+    def contrast(endpoint: str) -> Contrast:
+        return compare(*(arm.within(common).scores(endpoint) for arm in arms))
+
     return Comparison(
         before=before,
         after=after,
-        contrast=compare(*scores) if common else None,
+        contrast=contrast(question.endpoint) if common else None,
+        last=contrast("last") if common and not is_averaged else None,
         verdict=None,
         num_done=sum(len(arm.runs) for arm in arms),
         num_planned=sum(arm.num_planned for arm in arms),

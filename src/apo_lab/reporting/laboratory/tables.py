@@ -23,7 +23,8 @@ TITLES = {
 """Stages with a title of their own, in the order of the page; others follow under their names."""
 AREA = (
     "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run does not "
-    "reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, worlds."
+    "reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, worlds. These values "
+    "are means on the logit scale. Policies at the last step differ in pass@1 too."
 )
 
 
@@ -75,11 +76,17 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
     return Table(
         name=f"lab_{stage.name}_verdicts",
         title=f"{stage_title(stage)}: verdicts",
-        columns=(*left("Comparison"), *right("Difference [points]", "p", "Adjusted p"), *left("Verdict")),
+        columns=(
+            *left("Comparison"),
+            *right("Difference [points]", "p", "Adjusted p"),
+            *left("Verdict"),
+            *right("Last step [points]"),
+        ),
         rows=tuple(rows),
         notes=(
             "Difference of the areas, with its 95 % interval over seeds, problems and worlds. Adjusted p: Holm's, over "
-            "the comparisons of the question. Equivalent: the 90 % interval is within the margin.",
+            "the comparisons of the question. Equivalent: the 90 % interval is within the margin. Last step: the "
+            "difference of pass@64 there, secondary, without a correction or a verdict; pass@1 differs too.",
         ),
     )
 
@@ -151,12 +158,13 @@ def compared_stages(edition: Edition) -> list[Stage]:
 
 
 def _arm_row(arm: ArmRuns, group: str) -> TableRow:
-    ends = [share_cell(bare(arm.mean(column))) for column in (*(f"pass@{k}" for k in KS), "alive")]
-    area = share_cell(estimate_of(mean_interval(arm.scores("area"))))
+    one, eight_at_end, alive = (share_cell(bare(arm.mean(column))) for column in ("pass@1", "pass@8", "alive"))
+    last, area = (share_cell(estimate_of(mean_interval(arm.scores(endpoint)))) for endpoint in ("last", "area"))
     eight = share_cell(bare(arm.mean("area_8")))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
     runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
     is_apo = arm.name in ("apo", "apo_itself")
+    ends = (EMPTY,) * 4 if arm.name.endswith(AVERAGED) else (one, eight_at_end, last, alive)
     return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group, highlight=is_apo)
 
 
@@ -172,4 +180,5 @@ def _verdict_row(comparison: Comparison, section: str) -> TableRow:
     if comparison.verdict:
         adjusted = _p_cell(comparison.verdict.adjusted_p_value)
     outcome = Cell(comparison.outcome, bold=bool(comparison.verdict) and comparison.outcome != "undecided")
-    return row_of(comparison.label, difference, p_value, adjusted, outcome, section=section)
+    last = points_cell(estimate_of(comparison.last.difference)) if comparison.last else EMPTY
+    return row_of(comparison.label, difference, p_value, adjusted, outcome, last, section=section)
