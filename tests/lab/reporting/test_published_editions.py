@@ -31,6 +31,18 @@ def test_every_row_was_made_from_a_commit_that_has_the_registered_protocol(folde
             assert git("show", f"{commit}:{protocol}").stdout == (ROOT / protocol).read_text()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/lab.md"])
+def test_numbers_with_an_interval_that_are_told_of_the_edition_stand_in_its_page(page):
+    def told(text):
+        found = re.findall(r"([+-]?\d+\.\d\d)(?: %| points)?\s+(\[[-+.\d]+, [-+.\d]+\])", text)
+        return {f"{value} {interval}" for value, interval in found}
+
+    text = (ROOT / page).read_text()
+    own = text.partition("## What the runs say so far\n")[2].partition("\n## ")[0] if page != "README.md" else text
+    assert len(told(own)) >= 3
+    assert told(own) <= told((ROOT / "docs/lab/full/report/report.md").read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_the_published_page_is_that_of_its_tables(folder, tmp_path):
