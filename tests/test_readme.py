@@ -66,7 +66,7 @@ def test_the_readme_is_one_screen_with_a_picture():
     text = (ROOT / "README.md").read_text()
     assert len(text) <= 4500
     assert len(text.splitlines()) <= 60
-    assert len(re.findall(r"!\[[^]]+\]\(docs/figures/", text)) == 1
+    assert len(re.findall(r"!\[[^]]+\]\(docs/\S+\.svg\)", text)) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
