@@ -32,7 +32,7 @@ _GRACE_S = 2.0
 _ENDED = "ended"
 """First word of a reply about an answer that ended its process; the exit status follows."""
 _RECENT = 100
-_MANY = 20
+_MANY = 5
 _DIVISOR = 20.0
 """While at least `_MANY` of the `_RECENT` latest answers have timed out, the deadline is divided by this."""
 
@@ -88,7 +88,7 @@ class WorkerPool:
     """Judges pairs of gold and answer in child processes, which start on first use.
 
     An answer that hangs costs its own deadline, counted from when a worker received it, and delays the verdict of
-    another answer by no more than that. It does not change it, unless many hang: while 20 of the latest 100 answers
+    another answer by no more than that. It does not change it, unless many hang: while 5 of the latest 100 answers
     have timed out, all have a twentieth of the deadline, so that a policy whose answers hang does not stop its
     training. Usual answers take milliseconds.
     """
