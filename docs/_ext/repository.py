@@ -93,7 +93,7 @@ def entries_of(path: Path) -> list[Path]:
 
 def is_shown(path: Path) -> bool:
     """True for a folder and for a text of a readable length; a page of a model's weights would help nobody."""
-    return path.is_dir() or (path.suffix != ".safetensors" and path.stat().st_size < LONGEST_BYTES)
+    return path.is_dir() or (path.stat().st_size < LONGEST_BYTES and b"\0" not in path.read_bytes())
 
 
 def file_page(path: Path) -> str:
