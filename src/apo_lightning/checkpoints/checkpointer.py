@@ -46,12 +46,12 @@ from apo_lightning.checkpoints.small_files import (
 )
 from apo_lightning.checkpoints.snapshots import SNAPSHOTS
 from apo_lightning.checkpoints.stop import StopRequest
-from apo_lightning.checkpoints.tensors import load_tensors, save_tensors, tensor_shapes
+from apo_lightning.checkpoints.tensors import are_finite, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.common.console import say
 from apo_lightning.common.files import to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.errors import ConfigError, Preempted, in_brief
+from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.process_guard import random_states, restore_random_states
 from apo_lightning.types import Rollouts
@@ -61,7 +61,8 @@ class Checkpointer:
     """Saves a run between two steps and, after a stop signal, also after sampling; never within an update.
 
     All methods are collective. If a save fails (for example, disk full), older checkpoints remain, and the run logs it
-    and continues. If the folder is missing, the run ends, since later saves would fail too.
+    and continues. If the folder is missing, the run ends, since later saves would fail too. Weights with NaN or inf are
+    never saved: they would replace the last good ones, so the run ends.
 
     Args:
         settings: when to save and what to keep.
@@ -224,7 +225,17 @@ class Checkpointer:
         score: float | None,
         *parts: Callable[[Path, Written], None],
     ) -> bool:
-        """Write a checkpoint or snapshot part by part and publish it; returns whether that succeeded."""
+        """Write a checkpoint or snapshot part by part and publish it; returns whether that succeeded.
+
+        Raises:
+            NonfiniteError: a weight is not finite on any rank.
+        """
+        if run.ranks.max(not are_finite(policy_tensors(run.policy).values())):
+            newest = "none" if self._saved is None else self._saved.name
+            raise NonfiniteError(
+                f"step {position.step}: a weight of the policy is NaN or inf, so it is not saved; newest checkpoint: "
+                f"{newest}, from which resume=auto continues"
+            )
         partial, is_first = partial_folder(root, position), run.ranks.rank == 0
         written = Written(partial)
 

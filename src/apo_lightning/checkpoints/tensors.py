@@ -6,7 +6,7 @@ that is unpickled, which can run code; safetensors contains only numbers.
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.tensor import DTensor
 
 from apo_lightning.checkpoints.small_files import SequentialFile, Written
 from apo_lightning.common.process_group import num_processes
@@ -44,6 +45,12 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """
     with _no_single_process_warning():
         dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether this rank's parts of the tensors have neither NaN nor inf."""
+    parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -47,6 +47,21 @@ class BreakPolicy(pl.Callback):
             parameter.data.fill_(math.nan)
 
 
+class BreakOneWeight(pl.Callback):
+    """One weight turns into NaN after an update, and no loss of the step shows it."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            next(pl_module.parameters()).data.view(-1)[0] = math.nan
+
+
+def test_weights_that_are_no_numbers_do_not_replace_the_last_good_checkpoint(tmp_path):
+    own = ("trainer.max_steps=3", "checkpoint.save_every=1", f"+callbacks.broken._target_={__name__}.BreakOneWeight")
+    with pytest.raises(NonfiniteError, match="step 2: a weight of the policy is NaN or inf.* checkpoint: step_000001,"):
+        train_tiny(tmp_path, *SETTINGS, *own)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000001"]
+
+
 def broken(folder, *overrides):
     train_tiny(folder, *SETTINGS, f"+callbacks.broken._target_={__name__}.BreakPolicy", *overrides)
 
