@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,18 @@ A language model for research. apo-lightning trained it by reinforcement learnin
 """
 
 
-def write_card(run: Path, export: Path, step: int, base_weight: float | int = 0) -> None:
+def write_card(run: Path, export: Path, step: int, base_weight: float | int = 0, measured: Sequence[str] = ()) -> None:
     """Write `README.md` into an export of the run at a step; `base_weight` is that of the base in an average.
 
-    A run that was started without Hydra has no `.hydra/` and gets no card.
+    `measured` are results of `apo evaluate` on these weights, one a line. A run that was started without Hydra has no
+    `.hydra/` and gets no card.
     """
     if (run / ".hydra" / "config.yaml").is_file():
-        write_atomically(export / "README.md", model_card(run, step, base_weight).encode())
+        write_atomically(export / "README.md", model_card(run, step, base_weight, measured).encode())
 
 
-def model_card(run: Path, step: int, base_weight: float | int = 0) -> str:
-    """The card, from `.hydra/` and, if the run has ended with this step, `summary.json`."""
+def model_card(run: Path, step: int, base_weight: float | int = 0, measured: Sequence[str] = ()) -> str:
+    """The card, from `.hydra/`, the results measured and, if the run has ended with this step, `summary.json`."""
     config = yaml.safe_load((run / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
     hydra = yaml.safe_load((run / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]
     choices, flat = hydra["runtime"]["choices"], flatten(config)
@@ -76,6 +77,7 @@ def model_card(run: Path, step: int, base_weight: float | int = 0) -> str:
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", "rlvr", str(choices["algo"])],
     )
+    evaluation = [f"- {line}" for line in (*_held_out(run / "summary.json", step, base_weight), *measured)]
     return CARD.format(
         front_matter=front_matter.to_yaml(),
         model=config["model"]["name"],
@@ -90,7 +92,7 @@ def model_card(run: Path, step: int, base_weight: float | int = 0) -> str:
         if base_weight
         else "",
         settings="\n".join(f"| `{key}` | `{_resolved(flat, key)}` |" for key in keys),
-        evaluation="\n".join(_evaluation(run / "summary.json", step, base_weight)) or "This model was not evaluated.",
+        evaluation="\n".join(evaluation) or "This model was not evaluated.",
     )
 
 
@@ -116,14 +118,14 @@ def _resolved(flat: Mapping[str, str], key: str) -> str:
     return flat.get(value[2:-1], value) if value.startswith("${") else value
 
 
-def _evaluation(summary: Path, step: int, base_weight: float | int) -> Iterator[str]:
+def _held_out(summary: Path, step: int, base_weight: float | int) -> Iterator[str]:
     """A line for each held-out set, if these weights are those that the run measured last."""
     measured = json.loads(summary.read_bytes()) if summary.is_file() and not base_weight else {"held_out": {}}
     for name, change in measured["held_out"].items():
         if change["step_after"] == step:
             interval = change["change"]
             yield (
-                f"- {name}, {change['num_problems']} held-out problems × {change['samples_per_problem']}: "
+                f"{name}, {change['num_problems']} held-out problems × {change['samples_per_problem']}: "
                 f"pass@1 {number(change['pass@1_after'])}, before training {number(change['pass@1_before'])}; change "
                 f"{interval['mean']:+.3f}, paired {interval['confidence']:.0%} interval "
                 f"[{interval['low']:+.3f}, {interval['high']:+.3f}]"

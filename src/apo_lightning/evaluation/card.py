@@ -49,6 +49,17 @@ def card(result: EvaluationResult) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def in_one_line(result: EvaluationResult) -> str:
+    """Shares of solved problems with their intervals, for the model card of an export."""
+    n = result.settings.num_samples
+    estimates = {name: result.metrics[name] for name in dict.fromkeys(("pass@1", f"pass@{n}", f"maj@{n}"))}
+    values = ", ".join(f"{name} {shown(name, e.value)} {interval(name, e)}" for name, e in estimates.items())
+    return (
+        f"{result.benchmark}, {result.data.num_problems} problems × {n} samples at temperature "
+        f"{result.settings.temperature:g}: {values} (95 % intervals over problems)"
+    )
+
+
 def _training(model: ModelCard) -> str:
     if model.algo is None:
         return "not trained here" if model.step is None else f"nothing yet: what {model.run} began as"

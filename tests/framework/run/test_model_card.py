@@ -1,6 +1,7 @@
 """The model card of exports, and their upload to a stand-in of the hub."""
 
 import json
+import shutil
 
 import huggingface_hub.constants
 import pytest
@@ -8,7 +9,8 @@ import yaml
 from huggingface_hub import ModelCard
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run import export
+from apo_lightning.run import evaluate, export
+from apo_lightning.run.exporting import evaluations_of
 from composing import composed
 from processes import start_script
 from running import RUN
@@ -46,6 +48,25 @@ def test_an_earlier_checkpoint_is_said_not_to_be_evaluated(run):
     card = (export_of(run, "checkpoint=step_000001") / "README.md").read_text()
     assert "\n1 of 2 steps" in card
     assert "This model was not evaluated." in card
+
+
+def test_a_card_has_the_evaluations_of_its_own_weights(run, tmp_path, capsys):
+    evaluated = tmp_path / "run"
+    shutil.copytree(run, evaluated)
+    measure = (f"run={evaluated}", "engine=transformers", "num_samples=2", "limit=3")
+    [result] = evaluate(composed(*measure, config_name="evaluate"))
+    broken = evaluated / "evaluation" / "broken" / "results.json"
+    broken.parent.mkdir()
+    broken.write_text("{")
+    card = (export_of(evaluated, f"to={tmp_path / 'export'}") / "README.md").read_text()
+    value = result.metrics["pass@1"]
+    line = "- arithmetic, 3 problems × 2 samples at temperature 1: pass@1 "
+    numbers = f"{100 * value.value:.2f} % [{100 * value.low:.2f}, {100 * value.high:.2f}], pass@2 "
+    assert line + numbers in card
+    assert list(evaluations_of("0" * 64, evaluated / "evaluation", "float32")) == []
+    assert f"not in the model card: {broken}: not JSON" in capsys.readouterr().out
+    rounded = export_of(evaluated, "dtype=bfloat16", f"to={tmp_path / 'rounded'}")
+    assert "measured before the weights were rounded to bfloat16" in (rounded / "README.md").read_text()
 
 
 def test_a_card_names_base_and_data_of_the_hub_and_no_local_folder(run, tmp_path):
