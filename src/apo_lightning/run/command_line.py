@@ -25,7 +25,7 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.run.choices import CONFIG_DIR, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
-from apo_lightning.run.launching import register_resolvers, use_expandable_segments
+from apo_lightning.run.launching import register_resolvers, use_expandable_segments, use_short_spins
 from apo_lightning.run.user_message import user_message
 
 # On import: a process started by submitit reads its configuration without calling `main`.
@@ -64,6 +64,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
     # Without it Hydra shortens tracebacks and hides where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     use_expandable_segments()
+    use_short_spins()
     typed = sys.argv
     prefix = typed[: len(typed) - len(arguments)]
 

@@ -99,6 +99,20 @@ def test_a_rank_knows_its_allocators_settings_before_it_imports_torch_and_the_us
     assert done.stderr.splitlines()[-1] == ""  # nothing large, torch among it
 
 
+@pytest.mark.parametrize(("own", "expected"), [({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
+def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(own, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"OMP_DISPLAY_ENV": "verbose", **own}.items():
+        monkeypatch.setenv(name, value)
+    done = imported(
+        "sys.argv[1:] = ['bad=override']\n"
+        "try:\n    runpy.run_path('train.py', run_name='__main__')\nfinally:\n    import torch"
+    )
+    # As torch's OpenMP, libgomp, reports its settings when it is loaded.
+    assert set(re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)) == {expected}, done.stderr
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["train", "--help"], ["evaluate", "seed=2", "-h"]])
 def test_pages_are_printed_without_anything_large(words):
     done = apo(*words)
