@@ -189,7 +189,8 @@ class WorkerPool:
             for worker in active:
                 selector.register(worker, selectors.EVENT_READ, worker)
             next_deadline = min(worker.deadline for worker in active)
-            ready = selector.select(max(0.0, next_deadline - time.monotonic()))
+            # A wait that a signal interrupts, such as the one after Ctrl-Z, ends without a look if the time is up.
+            ready = selector.select(max(0.0, next_deadline - time.monotonic())) or selector.select(0)
         events: list[tuple[_Worker, bytes | None]] = [(key.data, key.data.receive()) for key, _ in ready]
         heard = {id(worker) for worker, _ in events}
         now = time.monotonic()

@@ -65,6 +65,28 @@ def test_the_time_an_answer_waits_for_a_worker_is_not_held_against_it():
     pool.close()
 
 
+def test_a_reply_that_came_while_the_parent_was_stopped_counts(monkeypatch):
+    """As after Ctrl-Z and fg: the wait is interrupted, and when it goes on the time is up and the reply is there."""
+    pool = WorkerPool(num_workers=1, timeout_s=20.0, memory_limit_bytes=2**30)
+    assert pool.judge([HALF]) == ["correct"]
+    [worker] = pids_of(pool)
+    judge = child_of(worker)
+    monkeypatch.setattr(worker_pool_module, "_GRACE_S", 0.5 - pool.timeout_s)
+
+    def stop(*_: object) -> None:
+        os.kill(judge, signal.SIGCONT)
+        time.sleep(2.0)
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        os.kill(judge, signal.SIGSTOP)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        assert pool.judge([WRONG]) == ["incorrect"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        pool.close()
+
+
 def test_while_many_answers_hang_each_has_a_twentieth_of_the_deadline(monkeypatch, caplog):
     pool = WorkerPool(num_workers=1, timeout_s=2.0, memory_limit_bytes=2**30)
     deadlines, send = [], worker_pool_module._Worker.send
