@@ -100,6 +100,7 @@ class RunSummary(StepCallback):
             "max_steps": trainer.max_steps,
             "seed": getattr(pl_module, "seed", None),
             "wall_seconds": round(self._seconds, 1),
+            "num_untrained_steps": sum(share == 1 for share in history.series("train/skipped_fraction")[1]),
             "train": first_and_last(history),
             "held_out": {name: held_out_change(passes) for name, passes in history.validations.items()},
             "verdicts": total_verdicts(history),
@@ -129,6 +130,10 @@ def closing_table(summary: Mapping[str, Any]) -> RenderableType:
     """First and last training steps, held-out sets before and after, and the counts of verdicts."""
     parts: list[RenderableType] = [_training(summary)] if summary["steps"] else []
     parts += [_held_out(name, change) for name, change in summary["held_out"].items()]
+    if 0 < summary["steps"] == summary["num_untrained_steps"]:
+        parts.append(
+            Text("nothing was trained: no completion had a gradient, since the rewards of each group were equal")
+        )
     judged = ", ".join(f"{count} {status}" for status, count in summary["verdicts"].items() if count)
     steps = f"{summary['steps']} steps in {duration(summary['wall_seconds'])}"
     parts.append(Text(f"{steps}; completions: {judged or 'none'}"))

@@ -30,6 +30,11 @@ from apo_lightning.update.settings import StepSettings
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
     """Sizes of a step, those of prompts and completions from the data; raises `ConfigError` if they cannot work."""
+    for part in ("loss", "advantage"):
+        if cfg.algo.get(part) is None:
+            raise ConfigError(
+                f"the algorithm has no `{part}`: name one, or begin its YAML with defaults: [grpo, _self_]"
+            )
     for name in ("top_p", "top_k", "min_p"):
         # With truncated sampling, π_old/π_rollout and the loss's ratio would mix two distributions.
         if name in cfg:

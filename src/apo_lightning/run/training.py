@@ -26,6 +26,7 @@ from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses.trial import try_loss
 from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
@@ -176,6 +177,7 @@ def prepare(cfg: DictConfig) -> Parts:
     loss.check(
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
+    try_loss(loss)
     dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
     term: AuxiliaryTerm | None = instantiate(cfg.algo.get("auxiliary"))
     if term is not None and critic is not None:

@@ -1,6 +1,7 @@
 import json
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,7 +11,18 @@ from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held
 from apo_lightning.model.fingerprint import weights_sha256
 from factories import make_step, make_validation
 
-KEYS = ["steps", "max_steps", "seed", "wall_seconds", "train", "held_out", "verdicts", "versions", "weights_sha256"]
+KEYS = [
+    "steps",
+    "max_steps",
+    "seed",
+    "wall_seconds",
+    "num_untrained_steps",
+    "train",
+    "held_out",
+    "verdicts",
+    "versions",
+    "weights_sha256",
+]
 
 
 def rewarding(step, max_steps):
@@ -35,6 +47,15 @@ def test_a_run_leaves_its_summary(scripted_run):
     assert summary["versions"]["torch"] == torch.__version__
     assert summary["weights_sha256"] == weights_sha256(run.module.policy)
     assert (run.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("shares", "is_said"), [((1.0, 1.0), True), ((1.0, 0.75), False)])
+def test_a_run_that_has_trained_nothing_says_so(shares, is_said, scripted_run, capsys):
+    def skipping(step, max_steps):
+        return make_step(step=step, max_steps=max_steps, metrics={"train/skipped_fraction": shares[step - 1]})
+
+    scripted_run([RunSummary()], max_steps=2, step_output=skipping)
+    assert ("nothing was trained: no completion had a gradient" in capsys.readouterr().out) == is_said
 
 
 def test_held_out_problems_are_compared_one_by_one(scripted_run):
