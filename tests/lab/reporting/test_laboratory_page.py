@@ -207,7 +207,7 @@ def test_a_long_run_is_measured_after_first_passage_and_its_slope_at_its_end():
     (run,) = long_runs(arm)
     assert (run.has_passed, run.lowest_pass, run.last_pass) == (True, 0.6, 0.65)
     assert (run.lowest_entropy, run.last_entropy) == (0.8, 0.95)
-    assert run.slope == pytest.approx(0.1)
+    assert (run.last_pass_1, run.slope) == (0.42, pytest.approx(0.1))
     (whole,) = long_runs(ArmRuns(name="grpo", runs=arm.runs.assign(level=0.5), all_curves=curves, num_planned=1))
     assert (whole.has_passed, whole.lowest_pass) == (False, 0.5)
 

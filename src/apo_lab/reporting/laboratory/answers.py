@@ -144,8 +144,8 @@ def _counts(each: Answered, name: str) -> str:
 
 def _of_long_runs(table: Table) -> Iterator[TableRow]:
     for row in (row for row in table.rows if row.cells[0].text == MEAN):
-        _, lowest, last, _, _, slope = (cell.text for cell in row.cells)
-        text = f"pass@64 {lowest} at its lowest, {last} at the end; pass@1 {slope} points per 100 steps."
+        _, lowest, last, _, _, pass_1, slope = (cell.text for cell in row.cells)
+        text = f"pass@64 {lowest} at its lowest, {last} at the end; pass@1 {pass_1}, {slope} points per 100 steps."
         yield row_of(
             "Does collapse reverse, and is it converged?", row.section, text, f"lab_long: {row.section}: {MEAN}"
         )

@@ -22,6 +22,8 @@ STEP = {"step": "training step"}
 METRICS = {"pass@1": "pass@1", "pass@64": "pass@64", "strategy_entropy": "strategy entropy [nats]"}
 FRONTIER_K = 64
 DOTTED = (1.0, 1.3)
+NEWEST, OTHERS = {"linewidth": 1.8, "zorder": 18}, {"linewidth": 0.8, "alpha": 0.6}
+"""Looks of the arm that a panel is about, and of those that it is compared with."""
 Frontier = Sequence[tuple[float, float]]
 Styles = Mapping[str, Style]
 
@@ -53,8 +55,8 @@ def paths_figure(
         for level in levels:
             axes.axvline(level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         for name in names:
-            width = 1.4 if len(shown) == 1 or name == names[-1] else 0.9
-            _draw_path(axes, name, paths[name], styles[arms[name].label], width)
+            look = {} if len(shown) == 1 else NEWEST if name == names[-1] else OTHERS
+            _draw_path(axes, name, paths[name], styles[arms[name].label], look)
         start = paths[names[0]].iloc[0]
         axes.plot(start["pass@1"], start["pass@64"], "X", color=styles[BASE].color, zorder=40)
         if len(shown) > 1:
@@ -122,12 +124,14 @@ def _of_curves(edition: Edition, styles: Styles) -> Iterator[NamedFigure]:
                 yield NamedFigure(f"lab_{slug(title)}_{group}", f"{title} ({group})", caption, figure)
 
 
-def _draw_path(axes: Axes, name: str, path: Frame, style: Style, width: float) -> None:
-    axes.plot(path["pass@1"], path["pass@64"], **style.line, linewidth=width, zorder=2 + style.rank)
+def _draw_path(axes: Axes, name: str, path: Frame, style: Style, look: Mapping[str, float]) -> None:
+    axes.plot(path["pass@1"], path["pass@64"], **style.line, **{"linewidth": 1.4, "zorder": 2 + style.rank, **look})
     # An average's path ends at the last policy, which has its marker.
     if not name.endswith(AVERAGED):
         end = path.iloc[-1]
-        axes.plot(end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=20 + style.rank)
+        axes.plot(
+            end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=20 + look.get("zorder", style.rank)
+        )
 
 
 def _styles(edition: Edition) -> Styles:

@@ -10,6 +10,7 @@ import numpy as np
 from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition, Frame
 from apo_lab.reporting.records import Cell, Table, TableRow, bare, left, right, row_of
 from apo_lab.reporting.tables.cells import number_cell, share_cell
+from apo_lightning.evaluation.records import Estimate
 
 STAGE = "long"
 TAIL = 0.4
@@ -32,6 +33,8 @@ class LongRun:
     lowest_entropy: float
     last_entropy: float
     """Entropy of the choice of a strategy [nats]."""
+    last_pass_1: float
+    """pass@1 at the last step."""
     slope: float
     """Of pass@1 over the last two fifths of the steps [per 100 steps]."""
 
@@ -56,7 +59,7 @@ def long_table(edition: Edition) -> Table:
             *left("Run"),
             *right("lowest", "last", group="pass@64"),
             *right("lowest", "last", group="Entropy [nats]"),
-            *right(f"pass@1 slope [points per {STEPS} steps]"),
+            *right("last", f"slope [points per {STEPS} steps]", group="pass@1"),
         ),
         rows=tuple(rows),
         notes=(
@@ -79,15 +82,24 @@ def _long_run(name: str, points: Frame) -> LongRun:
         last_pass=points["pass@64"].iloc[-1],
         lowest_entropy=after["strategy_entropy"].min(),
         last_entropy=points["strategy_entropy"].iloc[-1],
+        last_pass_1=points["pass@1"].iloc[-1],
         slope=float(slope) * STEPS,
     )
 
 
 def _row(name: Cell, runs: Sequence[LongRun], section: str) -> TableRow:
     """The means of these runs, with the slope's standard error if they are several."""
-    columns = [[run.lowest_pass, run.last_pass, run.lowest_entropy, run.last_entropy, run.slope] for run in runs]
-    *means, slope = (fmean(column) for column in zip(*columns, strict=True))
-    cells = (*(share_cell(bare(mean)) for mean in means[:2]), *(number_cell(bare(mean)) for mean in means[2:]))
+
+    def mean(name: str) -> Estimate:
+        return bare(fmean(getattr(run, name) for run in runs))
+
     slopes = [100 * run.slope for run in runs]
-    error = f" ± {stdev(slopes) / math.sqrt(len(slopes)):.2f}" if len(slopes) > 1 else ""
-    return row_of(name, *cells, Cell(f"{100 * slope:+.2f}{error}", 100 * slope), section=section)
+    slope, error = fmean(slopes), f" ± {stdev(slopes) / math.sqrt(len(slopes)):.2f}" if len(slopes) > 1 else ""
+    return row_of(
+        name,
+        *(share_cell(mean(key)) for key in ("lowest_pass", "last_pass")),
+        *(number_cell(mean(key)) for key in ("lowest_entropy", "last_entropy")),
+        share_cell(mean("last_pass_1")),
+        Cell(f"{slope:+.2f}{error}", slope),
+        section=section,
+    )
