@@ -85,6 +85,16 @@ def test_seeds_are_averaged_and_a_run_without_an_evaluation_is_listed_without_nu
     ]
 
 
+@pytest.mark.parametrize(("tokens", "steps"), [(100.9, "3"), (120.0, "2 to 3")])
+def test_a_point_may_exceed_the_budget_by_one_per_cent_and_steps_are_not_averaged(tokens, steps):
+    seeds = [
+        run("apo", tokens=each, seed=seed, **validated([0.0] * 4, [1.0] * 4))
+        for seed, each in ((1, 100.0), (2, tokens))
+    ]
+    (apo, *_) = texts(equal_budget_table([*seeds, run("grpo", tokens=200.0)]))[1:]
+    assert apo[:6] == ["tiny, 2,400 sampled tokens", "APO", "2", "sums, validation", "8", steps]
+
+
 def test_evaluated_snapshots_count_too():
     columns = {"snapshot/math500/pass@1": [0.1, 0.2, 0.3, 0.4], "snapshot/math500/pass@16": [0.5] * 4}
     rows = texts(equal_budget_table([run("apo", **columns), run("grpo", tokens=50.0)]))

@@ -17,6 +17,8 @@ from apo_lab.reporting.tables.cells import EMPTY, share_cell
 from apo_lab.reporting.tables.costs import FORMATS, run_costs
 
 BUDGETS = ("sampled tokens", "GPU-hours")
+TOLERANCE = 0.01
+"""Share of the budget by which a point may exceed it: runs of equal length differ by less in sampled tokens."""
 EVALUATED = re.compile(r"((?:val|snapshot)/([^/]+)/pass@)(\d+)")
 
 
@@ -32,8 +34,8 @@ def equal_budget_table(runs: Sequence[RunCard], defaults: Defaults | None = None
     """Pass@1 and Pass@K of the methods of a model where each has spent the same, in sampled tokens and in GPU-hours.
 
     The budget is the whole cost of the cheapest run of the model. A method counts with the last evaluation point whose
-    cost is within it: a validation pass of the run (`val/…`), or an evaluated snapshot (`snapshot/…`). A run with no
-    evaluation point after its first step is listed without numbers.
+    cost is within it, or at most 1 % above: a validation pass of the run (`val/…`), or an evaluated snapshot
+    (`snapshot/…`). A run with no evaluation point after its first step is listed without numbers.
 
     Args:
         runs: as of `evaluations.with_snapshots`.
@@ -52,8 +54,8 @@ def equal_budget_table(runs: Sequence[RunCard], defaults: Defaults | None = None
         rows=tuple(rows),
         notes=(
             "Per cent, mean over seeds, at the last evaluation point within the budget, which is the whole cost of the "
-            "model's cheapest run. Evaluation points: validation passes and evaluated snapshots (apo evaluate "
-            "checkpoint=all). A dash: the run has none after its first step.",
+            f"model's cheapest run, exceeded by at most {TOLERANCE:.0%}. Evaluation points: validation passes and "
+            "evaluated snapshots (apo evaluate checkpoint=all). A dash: the run has none after its first step.",
         ),
     )
 
@@ -66,19 +68,22 @@ def _rows_at_budget(model: str, methods: RunsByMethod, budget: str) -> Iterator[
     if len(methods) < 2 or not costs:
         return
     limit = min(max(cost.values()) for cost in costs.values())
+    most = (1 + TOLERANCE) * limit
     section = f"{model}, {limit:{FORMATS[budget]}} {budget}"
     for method in in_order(methods, METHODS.values()):
         runs = methods[method]
         points: Mapping[tuple[str, int], list[_Point]] = defaultdict(list)
         for run in runs:
-            for key, point in _points(run, costs.get(run.folder, {}), limit):
+            for key, point in _points(run, costs.get(run.folder, {}), most):
                 points[key].append(point)
         if not points:
             yield row_of(method, f"{len(runs)}", "–", *[EMPTY] * 4, section=section)
         for (problems, k), of_runs in points.items():
-            step, *shares = np.mean(of_runs, axis=0)
+            _, *shares = np.mean(of_runs, axis=0)
+            ends = sorted({end(point.step for point in of_runs) for end in (min, max)})
+            steps = " to ".join(f"{step:g}" for step in ends)
             cells = [share_cell(bare(float(share))) for share in shares]
-            yield row_of(method, f"{len(of_runs)}", problems, f"{k}", f"{step:g}", *cells, section=section)
+            yield row_of(method, f"{len(of_runs)}", problems, f"{k}", steps, *cells, section=section)
 
 
 def _points(run: RunCard, cost: Mapping[int, float], limit: float) -> Iterator[tuple[tuple[str, int], _Point]]:
