@@ -5,24 +5,26 @@ The module that does the work is imported last: `--help` and wrong overrides mus
 
 import difflib
 import os
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from apo_lightning.common.console import say
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.run.choices import CONFIG_DIR, expand_glob, options_of, refuse_null
+from apo_lightning.run.choices import CONFIG_DIR, composed, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_resolvers, use_expandable_segments, use_short_spins
@@ -49,7 +51,13 @@ def main(words: Sequence[str] | None = None) -> None:
             return
         if command.config is None:
             sys.exit(command.load()(arguments))
-        _run(command, command.overrides(arguments))
+        overrides = command.overrides(arguments)
+        try:
+            _run(command, overrides)
+        except HydraException as error:
+            if (line := misspelt(error, command.config, overrides)) is None:
+                raise
+            sys.exit(f"error: {line}")
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(128 + signal.SIGINT)
@@ -100,8 +108,10 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
 
 def _job_of_a_sweep(prefix_length: int) -> AbstractContextManager[None]:
     """`each_job_a_run` in a sweep, else nothing: it imports Lightning, which no report needs."""
-    if HydraConfig.get().mode is not RunMode.MULTIRUN:
+    hydra: Any = HydraConfig.get()
+    if hydra.mode is not RunMode.MULTIRUN:
         return nullcontext()
+    say(f"job {hydra.job.num} of the sweep: {shlex.join(hydra.overrides.task)}")
     from apo_lightning.run.sweeping import each_job_a_run
 
     return each_job_a_run(prefix_length)
@@ -113,6 +123,20 @@ def continuation(command: str) -> str:
     own = [override for override in hydra.overrides.task if not override.startswith("resume=")]
     words = ["apo", command, *own, f"hydra.run.dir={hydra.runtime.output_dir}", "resume=auto"]
     return f"continue with: {shlex.join(words)}"
+
+
+def misspelt(error: HydraException, config: str, overrides: Sequence[str]) -> str | None:
+    """One line with the nearest key, for a key that does not exist; None: it is another error, or no key is near."""
+    if (found := re.match("Could not override '([^']+)'", str(error))) is None:
+        return None
+    others = [word for word in overrides if "=" in word and word.partition("=")[0] != found[1]]
+    try:
+        known = composed(config, [word.split(",")[0] for word in others])
+    except (HydraException, OmegaConfBaseException):
+        return None
+    keys = flatten(cast("dict[str, Any]", OmegaConf.to_container(known)))
+    near = difflib.get_close_matches(found[1], keys, 1)
+    return f"there is no setting {found[1]}: the nearest is {near[0]}" if near else None
 
 
 def one_line(error: BaseException) -> str:

@@ -49,6 +49,18 @@ def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
+        (
+            ["train", "trainer.max_step=3"],
+            "error: there is no setting trainer.max_step: the nearest is trainer.max_steps",
+        ),
+        (
+            ["train", "-m", "algo=apo,grpo", "optimiser.lr=1"],
+            "error: there is no setting optimiser.lr: the nearest is opti",
+        ),
+        (
+            ["train", "algo=apo", "algo.loss.pul_coef=1"],
+            "error: there is no setting algo.loss.pul_coef: the nearest is al",
+        ),
         (["trian", "seed=1"], "error: there is no command 'trian'; the nearest is train"),
         (["xyz"], "error: there is no command 'xyz'; there are train, evaluate, "),
         (["paper", "paln"], "error: apo paper paln: choose one of plan, status, run, report"),
