@@ -145,7 +145,8 @@ def one_line(error: BaseException) -> str:
         group, _, option = name.partition("/")
         if options := options_of(group):
             near = difflib.get_close_matches(option, options) or options
-            return f"there is no configs/{name}.yaml: choose {group}={f' or {group}='.join(near)}"
+            searched = f"here ({Path.cwd()}) or in the framework"
+            return f"there is no configs/{name}.yaml {searched}: choose {group}={f' or {group}='.join(near)}"
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])
