@@ -26,12 +26,12 @@ class NanReward(CallableReward):
 
 
 class HiddenNanLoss(GRPO):
-    """A NaN that has no gradient, the first time that a rank is asked."""
+    """A NaN that has no gradient, the first time that an update asks a rank; before a run the loss is tried once."""
 
     def __call__(self, inputs):
         output = super().__call__(inputs)
         calls.append(1)
-        if len(calls) > 1 or os.environ.get("LOCAL_RANK", "0") != os.environ.get("RANK_OF_NAN", "0"):
+        if len(calls) != 2 or os.environ.get("LOCAL_RANK", "0") != os.environ.get("RANK_OF_NAN", "0"):
             return output
         return replace(output, per_token=output.per_token + inputs.logprobs.detach() * math.nan)
 
