@@ -4,6 +4,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric import Fabric
 
+from apo_lightning.common.console import say
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.engine import EngineContext, RolloutEngine
 
@@ -23,6 +24,7 @@ def start_engine(
     `process` gives the ranks, None means a single process; the others are fields of `EngineContext`. Raises
     `ConfigError` as `Policy.architecture_folder` and `RolloutEngine.check` do.
     """
+    say(f"starting the engine: {engine.name}")  # vLLM takes seconds on an idle machine, a minute on a busy one
     engine.setup(
         EngineContext(
             model_dir=policy.architecture_folder(),

@@ -40,7 +40,7 @@ def test_costs_add_up_over_the_steps():
     assert costs["completions"].tolist() == [8, 16, 24]
     assert costs["sampled tokens"].tolist() == [800, 1600, 2400]
     assert costs["trained tokens"].tolist() == [600, 1000, 1200]
-    assert costs["GPU-hours"].tolist() == pytest.approx([1, 2, 3])
+    assert costs["device-hours"].tolist() == pytest.approx([1, 2, 3])
 
 
 def test_all_rounds_of_dynamic_sampling_are_paid_for():
@@ -71,8 +71,8 @@ def test_methods_are_compared_where_each_has_spent_the_cheapest_runs_total():
     assert texts(equal_budget_table([long, short])) == [
         ["tiny, 1,200 sampled tokens", "GRPO", "1", "sums, validation", "8", "2", "50.00", "70.00"],
         ["tiny, 1,200 sampled tokens", "APO", "1", "sums, validation", "8", "1", "20.00", "40.00"],
-        ["tiny, 3 GPU-hours", "GRPO", "1", "sums, validation", "8", "2", "50.00", "70.00"],
-        ["tiny, 3 GPU-hours", "APO", "1", "sums, validation", "8", "3", "90.00", "90.00"],
+        ["tiny, 3 device-hours", "GRPO", "1", "sums, validation", "8", "2", "50.00", "70.00"],
+        ["tiny, 3 device-hours", "APO", "1", "sums, validation", "8", "3", "90.00", "90.00"],
     ]
 
 
@@ -93,6 +93,13 @@ def test_a_point_may_exceed_the_budget_by_one_per_cent_and_steps_are_not_average
     ]
     (apo, *_) = texts(equal_budget_table([*seeds, run("grpo", tokens=200.0)]))[1:]
     assert apo[:6] == ["tiny, 2,400 sampled tokens", "APO", "2", "sums, validation", "8", steps]
+
+
+def test_exact_measures_are_a_row_of_their_own():
+    exact = {f"val/locks/exact/pass@{k}": [0.1 * k] * 4 for k in (1, 8)}
+    rows = texts(equal_budget_table([run("apo", **exact, **validated([0.3] * 4, [0.4] * 4)), run("grpo")]))
+    apo = [row[3:5] + row[6:] for row in rows if row[1] == "APO" and "tokens" in row[0]]
+    assert apo == [["locks, exact", "8", "10.00", "80.00"], ["sums, validation", "8", "30.00", "40.00"]]
 
 
 def test_evaluated_snapshots_count_too():

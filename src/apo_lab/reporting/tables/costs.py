@@ -13,16 +13,16 @@ from apo_lab.reporting.runs import runs_by_method
 STEP_SECONDS = ("time/step", "time/between_steps")
 """Of the first rank; the others wait for it. Validation is in neither."""
 SECONDS_PER_HOUR = 3600.0
-FORMATS = {"completions": ",.0f", "sampled tokens": ",.0f", "trained tokens": ",.0f", "GPU-hours": ",.3g"}
+FORMATS = {"completions": ",.0f", "sampled tokens": ",.0f", "trained tokens": ",.0f", "device-hours": ",.3g"}
 """How each cost is printed."""
 
 
 def run_costs(run: RunCard) -> pd.DataFrame:
-    """Cumulative cost of a run by step: completions, sampled tokens, trained tokens and GPU-hours.
+    """Cumulative cost of a run by step: completions, sampled tokens, trained tokens and device-hours.
 
     Completions per step are `prompts_per_step` · `group_size`, or those of all rounds of dynamic sampling; sampled
-    tokens their mean length times their number; trained tokens those that the update ran. GPU-hours are the seconds of
-    the steps times the devices, on a CPU the hours of its processes. Empty where the run logged no lengths or times.
+    tokens their mean length times their number; trained tokens those that the update ran. Device-hours are the seconds
+    of the steps times the GPUs, or on a CPU times the processes. Empty where the run logged no lengths or times.
     """
     metrics, config = run.metrics, run.config
     needed = ("train/completion_tokens", "train/skipped_fraction", *STEP_SECONDS)
@@ -40,13 +40,13 @@ def run_costs(run: RunCard) -> pd.DataFrame:
         "completions": completions,
         "sampled tokens": sampled,
         "trained tokens": trained * (1 - steps["train/skipped_fraction"]),
-        "GPU-hours": hours,
+        "device-hours": hours,
     }
     return pd.DataFrame(costs).cumsum()
 
 
 def cost_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Table:
-    """What the training runs of each method took: mean over seeds of completions, tokens and GPU-hours of a run."""
+    """What the training runs of each method took: mean over seeds of completions, tokens and device-hours of a run."""
     rows: list[TableRow] = []
     for model, methods in runs_by_method(runs, defaults).items():
         for method in in_order(methods, METHODS.values()):
@@ -61,11 +61,11 @@ def cost_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Tab
         title="Cost of training",
         columns=(
             *left("Method"),
-            *right("Seeds", "Steps", "Completions", "Sampled tokens", "Trained tokens", "GPU-hours"),
+            *right("Seeds", "Steps", "Completions", "Sampled tokens", "Trained tokens", "Device-hours"),
         ),
         rows=tuple(rows),
         notes=(
-            "Mean of a run. Trained tokens: tokens that the update ran. GPU-hours: seconds of the steps times devices, "
-            "on a CPU process-hours; without validation, start-up and evaluations.",
+            "Mean of a run. Trained tokens: tokens that the update ran. Device-hours: seconds of the steps times GPUs, "
+            "on a CPU times processes; without validation, start-up and evaluations.",
         ),
     )

@@ -16,10 +16,10 @@ from apo_lab.reporting.runs import RunsByMethod, runs_by_method
 from apo_lab.reporting.tables.cells import EMPTY, share_cell
 from apo_lab.reporting.tables.costs import FORMATS, run_costs
 
-BUDGETS = ("sampled tokens", "GPU-hours")
+BUDGETS = ("sampled tokens", "device-hours")
 TOLERANCE = 0.01
 """Share of the budget by which a point may exceed it: runs of equal length differ by less in sampled tokens."""
-EVALUATED = re.compile(r"((?:val|snapshot)/([^/]+)/pass@)(\d+)")
+EVALUATED = re.compile(r"((?:val|snapshot)/([^/]+)/(exact/)?pass@)(\d+)")
 
 
 class _Point(NamedTuple):
@@ -31,11 +31,11 @@ class _Point(NamedTuple):
 
 
 def equal_budget_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Table:
-    """Pass@1 and Pass@K of the methods of a model where each has spent the same, in sampled tokens and in GPU-hours.
+    """Pass@1 and Pass@K of the methods of a model where each has spent the same, in sampled tokens and in device-hours.
 
     The budget is the whole cost of the cheapest run of the model. A method counts with the last evaluation point whose
-    cost is within it, or at most 1 % above: a validation pass of the run (`val/…`), or an evaluated snapshot
-    (`snapshot/…`). A run with no evaluation point after its first step is listed without numbers.
+    cost is within it, or at most 1 % above: a validation pass of the run (`val/…`), sampled or exact, or an evaluated
+    snapshot (`snapshot/…`). A run with no evaluation point after its first step is listed without numbers.
 
     Args:
         runs: as of `evaluations.with_snapshots`.
@@ -89,11 +89,11 @@ def _rows_at_budget(model: str, methods: RunsByMethod, budget: str) -> Iterator[
 def _points(run: RunCard, cost: Mapping[int, float], limit: float) -> Iterator[tuple[tuple[str, int], _Point]]:
     """The run's last evaluation point within the limit, for each set of problems and its largest k."""
     found = [match for name in run.metrics if (match := EVALUATED.fullmatch(name))]
-    for begin, name in dict.fromkeys(match.groups()[:2] for match in found):
-        k = max(int(match[3]) for match in found if match[1] == begin)
+    for begin, name, exact in dict.fromkeys(match.groups()[:3] for match in found):
+        k = max(int(match[4]) for match in found if match[1] == begin)
         measured = run.metrics[[f"{begin}1", f"{begin}{k}"]].dropna()
         if steps := [step for step in measured.index if cost.get(step, math.inf) <= limit]:
             ones, many = measured.loc[max(steps)]
             # Validation draws other samples than an evaluation: the two are not one row.
-            problems = benchmark_name(name) + (", validation" if begin.startswith("val/") else "")
-            yield (problems, k), _Point(max(steps), ones, many)
+            kind = ", exact" if exact else ", validation" if begin.startswith("val/") else ""
+            yield (benchmark_name(name) + kind, k), _Point(max(steps), ones, many)
