@@ -1,29 +1,23 @@
 """How often do two samples of one method get the verdict `higher` or `lower`? Prints a Markdown table; two CPU minutes.
 
     python -m benchmarks.accuracy.verdicts
-    python -m benchmarks.accuracy.verdicts --runs FOLDER    # also of the recorded runs in FOLDER/runs.csv
 
 Simulated: each of 200 families has a reference arm and 7 others of the same method, with seeds of their own. A run is
 a path of success probabilities with a cliff: at some progress, a part of the problems drops to nearly 0, so pass@64
 falls steeply while pass@1 hardly changes. When that happens depends on the seed; which problems drop depends on the
 problem and on seed × problem. Each run goes through `leave_one_block_out`, `pseudo_values`, `compare` and `decide`. For
 power, the last of the 7 has a later cliff. In "with interaction", the cliff also depends on the arm and world together.
-
-Recorded: a family is 7 random splits of the seeds of one arm into two disjoint sets of the same size.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.stats import binomtest
 
-from apo_lab.statistics.paths import NUM_BLOCKS, leave_one_block_out
-from apo_lab.statistics.verdicts import LEVEL, MIN_SEEDS, ArmScores, Contrast, Outcome, compare, decide, pseudo_values
+from apo_lab.statistics.paths import leave_one_block_out
+from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, decide, pseudo_values
 from benchmarks.accuracy.intervals import show
 
 NUM_FAMILIES = 200
@@ -165,28 +159,6 @@ def simulated_rows(designs: Sequence[Design] = DESIGNS, num_families: int = NUM_
         yield [f"simulated, {design.name}", *cells, *[""] * (len(truths) - len(different))]
 
 
-def recorded_rows(folder: Path, num_families: int = NUM_FAMILIES) -> Iterator[list[str]]:
-    """Of every arm with enough seeds for two sets."""
-    runs = pd.read_csv(folder / "runs.csv", keep_default_na=False)
-    blocks = [f"area_without_{block}" for block in range(NUM_BLOCKS)]
-    names = ["world", "method", "variant", "stage"]
-    for _, arm in runs.groupby(names):
-        if len(arm) < 2 * MIN_SEEDS:
-            continue
-        values, without = (torch.tensor(arm[columns].to_numpy(dtype=float)) for columns in ("area", blocks))
-        scores, rng, half = pseudo_values(values, without), np.random.default_rng(0), len(arm) // 2
-        families = [[split(scores, half, rng) for _ in range(FAMILY)] for _ in range(num_families)]
-        title = " ".join(part for part in map(str, arm[names].iloc[0]) if part)
-        yield [f"recorded, {title}, {half} seeds of {len(arm)}", *null_cells(families), "", ""]
-
-
-def split(scores: torch.Tensor, half: int, rng: np.random.Generator) -> Contrast:
-    order = rng.permutation(len(scores))
-    chosen = order[:half], order[half : 2 * half]
-    before, after = (ArmScores(name="half", tables={"world": scores[rows]}) for rows in chosen)
-    return compare(before, after)
-
-
 HEADER = [
     "family of 7",
     "families",
@@ -199,9 +171,4 @@ HEADER = [
 ]
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="holds runs.csv of the laboratory")
-    arguments = parser.parse_args()
     show(HEADER, simulated_rows())
-    if arguments.runs:
-        show(HEADER[:-2], (row[:-2] for row in recorded_rows(arguments.runs)))

@@ -92,10 +92,10 @@ class RLVRModule(pl.LightningModule):
         self.timer.enter()
         with phase("generate"):
             rollouts = self._sample_step(batch)
-        reads = reads_of(self.advantage)
-        advantages = advantages_of(self.advantage, AdvantageInputs.of(rollouts, reads, self.history.of))
-        self.history.add(rollouts)
         with phase("prepare"):
+            reads = reads_of(self.advantage)
+            advantages = advantages_of(self.advantage, AdvantageInputs.of(rollouts, reads, self.history.of))
+            self.history.add(rollouts)
             table = step_table(self, rollouts, advantages)
         with phase("values"):
             self.memory.retry(score_values, self, table)

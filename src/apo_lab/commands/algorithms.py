@@ -8,6 +8,7 @@ policy.
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -75,7 +76,8 @@ def _section(name: str, described: dict[str, str]) -> str:
     ]
     parts += _described(node.advantage, name, described)
     parts += _described(node.auxiliary, name, described) if node.get("auxiliary") else []
-    parts += [_costs(loss, reads_of(advantage), has_auxiliary=bool(node.get("auxiliary"))), ""]
+    extra_parts = [part for part in ("auxiliary", "critic") if node.get(part)]
+    parts += [_costs(loss, reads_of(advantage), extra_parts), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
 
@@ -85,8 +87,10 @@ def _why_no_figure(node: DictConfig) -> str | None:
     needs = instantiate(node.loss).needs
     if needs.candidate_size:
         return "It reads ranks within a completion, and on the bandit a completion is one token."
-    if needs.marks or needs.sequence_values:
-        return "On the first mini-batch of a rollout, and so on the bandit, its gradient is that of GRPO."
+    if needs.marks:
+        return "It marks tokens of a whole mini-batch, and the bandit has one."
+    if needs.sequence_values:
+        return "On the first mini-batch of a rollout, and so on the bandit, its gradient is GRPO's in this aggregation."
     if "history" in reads_of(instantiate(node.advantage)):
         return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
@@ -109,13 +113,14 @@ def _described(node: DictConfig, name: str, described: dict[str, str]) -> list[s
     lines = [f"`{kind.__name__}`: {paragraphs[0]}{elsewhere}", ""]
     for formula in [] if elsewhere else formulas:
         lines += ["```text", inspect.cleandoc("\n" + formula), "```", ""]
+    lines += [line for source in ([] if elsewhere else sources) for line in (source, "")]
     for nested in node.values():
         if isinstance(nested, DictConfig) and "_target_" in nested:
             lines += _described(nested, name, described)
-    return lines + [line for source in ([] if elsewhere else sources) for line in (source, "")]
+    return lines
 
 
-def _costs(loss: PolicyLoss, reads: object, *, has_auxiliary: bool) -> str:
+def _costs(loss: PolicyLoss, reads: object, extra_parts: Sequence[str]) -> str:
     """What it runs and reads, by its own declaration."""
     advantages = torch.tensor([1.0, -1.0, 0.0])
     masks = masks_of(loss, advantages, advantages > 0)
@@ -126,9 +131,11 @@ def _costs(loss: PolicyLoss, reads: object, *, has_auxiliary: bool) -> str:
         extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))
     extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.sequence_values
     extras += ["statistics over the mini-batch"] * needs.marks
-    extras += ["stored completions, with a gradient"] * has_auxiliary
+    extras += ["stored completions, with a gradient"] * ("auxiliary" in extra_parts)
+    extras += ["the values of a critic"] * ("critic" in extra_parts)
     extras += [f"of the rollouts: {', '.join(sorted(reads))}"] * bool(reads)  # pyright: ignore[reportArgumentType]
     runs = ran.get(tuple(masks.gradient.tolist()), "completions with a gradient")
+    runs = "every completion" if "critic" in extra_parts else runs  # its own loss is of every token
     return f"*The update runs* {runs}. *It reads* {'; '.join(extras) or 'nothing else'}."
 
 

@@ -31,13 +31,13 @@ def _plan(cfg: DictConfig, cells: Sequence[Cell]) -> None:
     hours = hours_of_cells(cells)
     table = _table("GPU-hours", "reads")
     for cell in cells:
-        value = hours[cell.name].value
+        found = hours[cell.name]
         needs = cell.needs.name if cell.needs else ""
-        table.add_row(cell.name, "unknown" if value is None else _hours(value), needs)
+        table.add_row(cell.name, "unknown" if isinstance(found, str) else _hours(found), needs)
     show(table)
-    known = [found.value for found in hours.values() if found.value is not None]
+    known = [found for found in hours.values() if not isinstance(found, str)]
     say(f"{len(cells)} cells, {_hours(sum(known))} GPU-hours; {len(cells) - len(known)} unknown")
-    for reason, count in Counter(found.reason for found in hours.values() if found.reason).items():
+    for reason, count in Counter(found for found in hours.values() if isinstance(found, str)).items():
         say(f"unknown of {count}: {reason}")
 
 

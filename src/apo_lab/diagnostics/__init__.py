@@ -6,7 +6,6 @@ from apo_lab.diagnostics.gradient_geometry import GradientGeometry
 from apo_lab.diagnostics.prompt_history import PromptHistory
 from apo_lab.diagnostics.reachability import Reachability
 from apo_lab.diagnostics.recovery_tracker import RecoveryTracker
-from apo_lab.diagnostics.sampled_coverage import SampledCoverage
 from apo_lab.diagnostics.squeezing_monitor import SqueezingMonitor
 from apo_lab.diagnostics.token_writer import TokenWriter
 
@@ -17,7 +16,6 @@ __all__ = [
     "PromptHistory",
     "Reachability",
     "RecoveryTracker",
-    "SampledCoverage",
     "SqueezingMonitor",
     "TokenWriter",
 ]

@@ -1,7 +1,7 @@
 """Exact pass@k of a puzzle's held-out problems at every validation pass."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from apo_lab.diagnostics.evaluation_points import record_point
 from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
@@ -142,7 +141,7 @@ class ExactCoverage(StepCallback):
                 json.dumps({"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows})
             )
         np.savez_compressed(folder / f"step_{step:06d}.npz", logprobs=logprobs.float().numpy())
-        record_point(folder / "metrics.jsonl", step, metrics)
+        _record(folder / "metrics.jsonl", step, metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +158,13 @@ class _Listed:
     owner: Int[Tensor, "tokens"]
     """The index of each token's answer."""
     microbatches: list[Microbatch]
+
+
+def _record(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Add the line of a step; lines from this step on, which a resumed run repeats, are replaced."""
+    earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    lines = [row for row in earlier if row["step"] < step] + [{"step": step, **metrics}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
 def _list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int) -> _Listed:

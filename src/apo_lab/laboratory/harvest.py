@@ -16,16 +16,8 @@ from torch import Tensor
 
 from apo_lab.editions.protocol import AVERAGED
 from apo_lab.laboratory.jobs import Job
-from apo_lab.laboratory.published import COST, POINT
+from apo_lab.laboratory.published import COST, POINT, Rows
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Rows for `runs.csv` and `curves.csv`."""
-
-    runs: list[dict[str, Any]]
-    curves: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,8 +132,7 @@ def progress(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> list[St
 def base_job(cfg: DictConfig, world: World) -> Job:
     """The job that makes the base model of a world, unless it exists."""
     folder = Path(cfg.bases) / world.name
-    overrides = (*world.base, *cfg.base_overrides)
-    return Job(world=world, stage="base", arm=None, seed=0, overrides=overrides, folder=folder, base=folder)
+    return Job(world=world, stage="base", arm=None, seed=0, overrides=world.base, folder=folder, base=folder)
 
 
 def _kept(settings: Sequence[str], own: Sequence[str]) -> list[str]:

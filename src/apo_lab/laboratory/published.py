@@ -1,6 +1,7 @@
 """The published tables of a laboratory, `runs.csv` and `curves.csv`: rows that are there are not run again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +49,35 @@ TEXT = (
 DIGITS = 6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows for `runs.csv` and `curves.csv`."""
+
+    runs: list[dict[str, Any]]
+    curves: list[dict[str, Any]]
+
+
 def read_runs(folder: Path, registration: str) -> pd.DataFrame:
     """The rows of `runs.csv` of one registration; none where there is no such file."""
     rows = _read(folder / "runs.csv", RUN_COLUMNS)
     return rows.query("registration == @registration")
 
 
-def append(folder: Path, runs: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
-    """Add the rows of finished runs to both tables; the curves first, so that a row of `runs.csv` has its curve."""
-    for name, rows, columns, key in (
-        ("curves", curves, CURVE_COLUMNS, [*KEY]),
-        ("runs", runs, RUN_COLUMNS, [*KEY, "registration"]),
+def append(folder: Path, rows: Rows) -> None:
+    """Add the rows of a finished run to both tables; the curves first, so that a row of `runs.csv` has its curve.
+
+    A curve belongs to its key alone, so a folder keeps the curves of the latest registration of a run.
+    """
+    for name, own, columns, key in (
+        ("curves", rows.curves, CURVE_COLUMNS, [*KEY]),
+        ("runs", rows.runs, RUN_COLUMNS, [*KEY, "registration"]),
     ):
         path = folder / f"{name}.csv"
-        new = pd.DataFrame([*rows], columns=pd.Index(columns))
+        new = pd.DataFrame(own, columns=pd.Index(columns))
         found = _read(path, columns)
         # A laboratory that was killed between the two tables writes the curve again.
-        is_new = found.set_index(key).index.isin(new.set_index(key).index)
-        table = pd.concat([found[~is_new], new]) if len(found) else new
+        is_replaced = found.set_index(key).index.isin(new.set_index(key).index)
+        table = pd.concat([found[~is_replaced], new]) if len(found) else new
         write_atomically(path, table.to_csv(index=False, float_format=f"%.{DIGITS}g").encode())
 
 

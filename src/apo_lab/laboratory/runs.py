@@ -10,23 +10,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.jobs import Job, base_job, missing_jobs
-from apo_lab.laboratory.published import append, read_runs
+from apo_lab.laboratory.published import Rows, append, read_runs
 from apo_lab.laboratory.registration import commit, registration
 from apo_lab.laboratory.view import LaboratoryView
-from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
 
 LONGEST_SILENCE_S = 60.0
-FINISHED = "finished.json"
-"""In the folder of a finished run: its rows, which the table gets next."""
 
 
 def work_off(cfg: DictConfig) -> None:
@@ -46,22 +42,23 @@ def work_off(cfg: DictConfig) -> None:
     failed: list[Job] = []
     with _workers(cfg.processes) as submit:
         _make_bases({job.world.name: base_job(cfg, job.world) for job in missing if job.world.base}, submit, view)
-        running: dict[Future[_Result], Job] = {}
+        running: dict[Future[Rows | None], Job] = {}
         while True:
             busy = {job.key for job in (*running.values(), *failed)}
-            rows = read_runs(tables, identity["registration"])
-            ready = [job for job in missing_jobs(cfg, protocol, rows) if job.key not in busy]
+            found = read_runs(tables, identity["registration"])
+            ready = [job for job in missing_jobs(cfg, protocol, found) if job.key not in busy]
             for job in ready[: cfg.processes - len(running)]:
                 running[submit(job, protocol.base_weights, identity)] = job
                 view.begin(job)
             if not running:
                 break
             for future in _wait(running, view):
-                job, result = running.pop(future), future.result()
-                if result.is_done:
-                    append(tables, result.runs, result.curves)
-                failed += [] if result.is_done else [job]
-                view.end(job, is_failed=not result.is_done)
+                job, rows = running.pop(future), future.result()
+                if rows is None:
+                    failed.append(job)
+                else:
+                    append(tables, rows)
+                view.end(job, is_failed=rows is None)
     if failed:
         raise ConfigError(
             f"{len(failed)} runs failed: {failed[0].folder / 'error.txt'} says why of the first; "
@@ -69,14 +66,8 @@ def work_off(cfg: DictConfig) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    is_done: bool
-    runs: list[dict[str, object]]
-    curves: list[dict[str, object]]
-
-
-_Submit = Callable[[Job, tuple[float, ...], Mapping[str, str]], "Future[_Result]"]
+_Submit = Callable[[Job, tuple[float, ...], Mapping[str, str]], "Future[Rows | None]"]
+"""The rows of the finished job; None: it failed."""
 
 
 def _make_bases(jobs: Mapping[str, Job], submit: _Submit, view: LaboratoryView) -> None:
@@ -87,12 +78,12 @@ def _make_bases(jobs: Mapping[str, Job], submit: _Submit, view: LaboratoryView) 
     while futures:
         for future in _wait(futures, view):
             job = futures.pop(future)
-            if not future.result().is_done:
+            if future.result() is None:
                 raise ConfigError(f"the base model of {job.world.name} failed: {job.folder / 'error.txt'} says why")
             view.end(job, is_failed=False)
 
 
-def _wait(running: Mapping["Future[_Result]", Job], view: LaboratoryView) -> "set[Future[_Result]]":
+def _wait(running: Mapping["Future[Rows | None]", Job], view: LaboratoryView) -> "set[Future[Rows | None]]":
     """Wait until a job ends; a minute without one prints what is running."""
     while not (done := wait(running, timeout=LONGEST_SILENCE_S, return_when=FIRST_COMPLETED).done):
         view.show_running()
@@ -126,27 +117,27 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _do(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> _Result:
-    """Execute one job in a worker; `error.txt` has the traceback of an error."""
+def _do(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Rows | None:
+    """Execute one job in a worker; None after an error, whose traceback is in `error.txt`."""
     job.folder.mkdir(parents=True, exist_ok=True)
     try:
         with (job.folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
-            result = _base(job) if job.arm is None else _run(job, base_weights, identity)
+            rows = _base(job) if job.arm is None else _run(job, base_weights, identity)
     except Exception:
         (job.folder / "error.txt").write_text(traceback.format_exc())
-        return _Result(is_done=False, runs=[], curves=[])
+        return None
     (job.folder / "error.txt").unlink(missing_ok=True)
-    return result
+    return rows
 
 
-def _base(job: Job) -> _Result:
+def _base(job: Job) -> Rows:
     from apo_lab.pretraining.base_models import pretrain
 
     pretrain(composed("pretrain", [*job.overrides, f"output_dir={job.folder}"]))
-    return _Result(is_done=True, runs=[], curves=[])
+    return Rows(runs=[], curves=[])
 
 
-def _run(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> _Result:
+def _run(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Rows:
     from apo_lab.laboratory.averages import measure_averages
     from apo_lab.laboratory.harvest import harvest
     from apo_lightning.run import train
@@ -167,14 +158,14 @@ def _run(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str])
     if averages is not None:
         measure_averages(cfg, job.folder / "checkpoints" / "final", base_weights, averages)
     rows = harvest(job, cfg, averages, identity)
-    write_atomically(job.folder / FINISHED, to_json({"runs": rows.runs, "curves": rows.curves}))
     _drop_scores(job.folder)
-    return _Result(is_done=True, runs=rows.runs, curves=rows.curves)
+    return rows
 
 
 def _drop_scores(folder: Path) -> None:
     """Delete log-probs of every evaluation point and resumable checkpoints: megabytes a run, with all rows made."""
-    for path in [*folder.glob("exact/*.npz"), *folder.glob("averages/*.npz")]:
-        path.unlink()
+    # The checkpoints first: a run that could resume from its last step would score nothing, and miss the rest.
     for path in folder.glob("checkpoints/step_*"):
         shutil.rmtree(path)
+    for path in [*folder.glob("exact/*.npz"), *folder.glob("averages/*.npz")]:
+        path.unlink()

@@ -15,7 +15,7 @@ from apo_lightning.types import LossInputs, Needs
 class SAGE(GRPOKL):
     """GRPO plus a KL penalty towards q·π_ref, with the branch-level guide q.
 
-        q = clamp(1 + guide_ratio·max(0, H − guide_threshold), lowest_guide, highest_guide)
+        q = min(1 + guide_ratio·max(0, H − guide_threshold), highest_guide)
         loss = GRPO + kl_coef·k3(log π_ref + log q − log π),   k3(Δ) = e^Δ − Δ − 1
 
     H is the entropy of the current policy [nats], held constant. q ≥ 1 at branching tokens raises the sampled token's
@@ -23,15 +23,15 @@ class SAGE(GRPOKL):
 
     Source: Lee et al. 2026 (arXiv 2605.18864), from the released code, `guide: branch` and its values.
 
-    Departure: the other guides of the code (random, surprisal) draw from a generator and are left out.
+    Departure: the other guides of the code (random, surprisal) draw from a generator and are left out; its lower bound
+    of 0.6 never acts, since q ≥ 1.
 
     Metrics: those of `GRPOKL`.
 
     Attributes:
         guide_ratio: ≥ 0, per nat above the threshold.
         guide_threshold: of the entropy [nats].
-        lowest_guide: > 0.
-        highest_guide: at least `lowest_guide`.
+        highest_guide: ≥ 1.
 
     Raises:
         ConfigError: a value outside its range, or `kl_estimator=full`, which does not read the guide.
@@ -41,7 +41,6 @@ class SAGE(GRPOKL):
     kl_clamp: Number | None = None
     guide_ratio: Number = 0.3
     guide_threshold: Number = 1.2
-    lowest_guide: Number = 0.6
     highest_guide: Number = 1.4
 
     def __post_init__(self) -> None:
@@ -52,10 +51,8 @@ class SAGE(GRPOKL):
             )
         if not 0 <= self.guide_ratio < float("inf"):
             raise ConfigError(f"guide_ratio is {self.guide_ratio}: give a finite number of at least 0, such as 0.3")
-        if not 0 < self.lowest_guide <= self.highest_guide:
-            raise ConfigError(
-                f"lowest_guide is {self.lowest_guide}, highest_guide {self.highest_guide}: give 0 < lowest <= highest"
-            )
+        if not self.highest_guide >= 1:
+            raise ConfigError(f"highest_guide is {self.highest_guide}: give a number of at least 1, such as 1.4")
 
     @property
     def needs(self) -> Needs:
@@ -77,4 +74,4 @@ class SAGE(GRPOKL):
             tensor([1.0000, 1.3000, 1.4000])
         """
         raised = 1 + self.guide_ratio * (entropy - self.guide_threshold).clamp(min=0)
-        return raised.clamp(self.lowest_guide, self.highest_guide)
+        return raised.clamp(max=self.highest_guide)

@@ -1,8 +1,8 @@
 """GPU-hours of a cell, as `apo preflight` counts them."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -16,28 +16,17 @@ SAMPLING = ("generate", "old_logprobs")
 """Phases of a training step that an evaluation has too: sampling, and a forward over the samples."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
+class _StepCost(NamedTuple):
     """The plan of one training step."""
 
-    device_seconds: Mapping[str, float]
+    device_seconds: dict[str, float]
     """By phase, of all devices together."""
     num_completions: int
     max_steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hours:
-    """GPU-hours of a cell; hours of a CPU process where there is no GPU."""
-
-    value: float | None
-    """None: preflight cannot say."""
-    reason: str = ""
-    """Why it cannot."""
-
-
-def hours_of_cells(cells: Sequence[Cell]) -> dict[str, Hours]:
-    """GPU-hours of each cell, by its name.
+def hours_of_cells(cells: Sequence[Cell]) -> dict[str, float | str]:
+    """GPU-hours of each cell by its name, on a CPU the hours of its processes; a text says why preflight cannot say.
 
     A training run: the seconds of a step times the number of steps and of devices. An evaluation: its completions at
     the seconds per completion of sampling and scoring in a training run of the same model, with the lengths that
@@ -47,7 +36,7 @@ def hours_of_cells(cells: Sequence[Cell]) -> dict[str, Hours]:
     return {cell.name: _hours(cell, runs) for cell in cells}
 
 
-def _hours(cell: Cell, runs: Sequence[Cell]) -> Hours:
+def _hours(cell: Cell, runs: Sequence[Cell]) -> float | str:
     try:
         if cell.command == "coverage":
             raise ConfigError("preflight has no plan for coverage")
@@ -58,8 +47,8 @@ def _hours(cell: Cell, runs: Sequence[Cell]) -> Hours:
             sampled = sum(step.device_seconds.get(phase, 0.0) for phase in SAMPLING)
             seconds = sampled / step.num_completions * _num_samples(config_of(cell))
     except ConfigError as error:
-        return Hours(value=None, reason=str(error))
-    return Hours(value=seconds / SECONDS_PER_HOUR)
+        return str(error)
+    return seconds / SECONDS_PER_HOUR
 
 
 def _run_of(cell: Cell, runs: Sequence[Cell]) -> Cell:
@@ -74,11 +63,11 @@ def _run_of(cell: Cell, runs: Sequence[Cell]) -> Cell:
 
 
 @functools.cache
-def _step_cost(overrides: tuple[str, ...]) -> StepCost:
+def _step_cost(overrides: tuple[str, ...]) -> _StepCost:
     cfg = composed("train", overrides)
     plan = plan_run(cfg)
     cost = plan_time(cfg, plan)
-    return StepCost(
+    return _StepCost(
         device_seconds={phase: seconds * plan.ranks.world_size for phase, seconds in cost.phases().items()},
         num_completions=cfg.prompts_per_step * cfg.group_size,
         max_steps=cfg.trainer.max_steps,

@@ -3,7 +3,6 @@
 .hydra/config.yaml, metrics.csv, summary.json, rollouts/step_*.jsonl → LiveRun → `watch.html.j2`
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ import numpy as np
 import yaml
 
 from apo_lab.reporting.render import template
-from apo_lab.reporting.runs import read_metrics
+from apo_lab.reporting.rollouts import read_completions
+from apo_lab.reporting.runs import read_metrics, read_summary
 from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
 
@@ -175,13 +175,15 @@ def _max_steps(config: Path) -> int:
 def _state(
     folder: Path, metrics: Mapping[str, Series], max_steps: int, age: float
 ) -> Literal["waiting", "running", "silent", "ended"]:
-    summary = folder / "summary.json"
     # A resumed run with more steps still has the summary of its first part.
-    if summary.is_file() and json.loads(summary.read_bytes())["steps"] >= max_steps:
+    if read_summary(folder / "summary.json").get("steps", 0) >= max_steps:
         return "ended"
     if "train/reward" not in metrics:
         return "waiting"
-    return "silent" if age > max(60.0, 10 * _recent(metrics, "time/step")) else "running"
+    if age <= max(60.0, 10 * _recent(metrics, "time/step")):
+        return "running"
+    # A run whose callbacks write no summary has ended too.
+    return "ended" if metrics["train/reward"][0][-1] >= max_steps else "silent"
 
 
 def _headline(state: str, metrics: Mapping[str, Series], max_steps: int, age: float) -> str:
@@ -216,8 +218,4 @@ def _completions(folder: Path) -> list[Mapping[str, Any]]:
     written = sorted(folder.glob("step_*.jsonl"))
     if not written:
         return []
-    try:
-        lines = [json.loads(line) for line in written[-1].read_bytes().splitlines()]
-    except ValueError as error:
-        raise ConfigError(f"{written[-1]}: not JSON ({error}): remove the file, or train again") from error
-    return [line for line in lines if line["sample"] == 0][:NUM_COMPLETIONS]
+    return [line for line in read_completions(written[-1]) if line["sample"] == 0][:NUM_COMPLETIONS]

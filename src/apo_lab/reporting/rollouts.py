@@ -59,8 +59,9 @@ def read_rollouts(run: Path, limit: int) -> RolloutSample:
     shown = [path for path in written if (folder / TOKENS / path.name).is_file()] or written
     lines, tokens, texts, num_completions = [], [], {}, 0
     for path in shown:
-        step = _read(path)
-        head, *own = _read(folder / TOKENS / path.name) if (folder / TOKENS / path.name).is_file() else [{"texts": {}}]
+        step = read_completions(path)
+        recorded = folder / TOKENS / path.name
+        head, *own = read_completions(recorded) if recorded.is_file() else [{"texts": {}}]
         by_completion = {(line["prompt_id"], line["sample"]): line for line in own}
         taken = _first_groups(step, max(1, limit // len(shown)))
         lines += taken
@@ -115,7 +116,8 @@ def _first_groups(lines: Sequence[Mapping[str, Any]], share: int) -> list[Mappin
     return taken
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read_completions(path: Path) -> list[dict[str, Any]]:
+    """The lines of a rollout file; raises `ConfigError`."""
     try:
         return [json.loads(line) for line in path.read_bytes().splitlines()]
     except ValueError as error:

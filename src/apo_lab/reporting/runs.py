@@ -113,7 +113,7 @@ def _read_run(folder: Path) -> RunCard:
         overrides=overrides,
         config=config,
         metrics=read_metrics(folder / "metrics.csv"),
-        summary=_read_summary(folder / "summary.json"),
+        summary=read_summary(folder / "summary.json"),
     )
 
 
@@ -124,7 +124,8 @@ def _algo(folder: Path, config: Mapping[str, str], overrides: Mapping[str, str])
     return choices.get("algo") or overrides.get("algo", config.get("algo.loss._target_", "?").rpartition(".")[2])
 
 
-def _read_summary(path: Path) -> Mapping[str, Any]:
+def read_summary(path: Path) -> Mapping[str, Any]:
+    """`summary.json`, empty where there is none; raises `ConfigError`."""
     try:
         return json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:

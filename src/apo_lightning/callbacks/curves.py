@@ -4,12 +4,12 @@ import io
 import itertools
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from apo_lightning.callbacks.run_history import RunHistory
-from apo_lightning.common.formatting import moving_mean
 
 BLACK, GREY, PALE = "#222222", "#777777", "#cccccc"
 STEPS_PER_WINDOW = 20
@@ -50,7 +50,8 @@ def _curve(axes: Axes, history: RunHistory, key: str, color: str, dash: str) -> 
     steps, values = history.series(key)
     if not np.isfinite(values).any():
         return
-    smooth = moving_mean(values, max(1, len(values) // STEPS_PER_WINDOW))
+    finite = pd.Series(values).where(np.isfinite(values))
+    smooth = finite.rolling(max(1, len(values) // STEPS_PER_WINDOW), min_periods=1).mean()
     axes.plot(steps, values, color=PALE, linewidth=0.8)
     # A line through one step would be invisible.
     marker = "." if len(steps) == 1 else None

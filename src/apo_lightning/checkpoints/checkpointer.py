@@ -231,10 +231,9 @@ class Checkpointer:
             NonfiniteError: a weight is not finite on any rank.
         """
         if run.ranks.max(not are_finite(policy_tensors(run.policy).values())):
-            newest = "none" if self._saved is None else self._saved.name
+            newest = "no earlier one" if self._saved is None else f"resume=auto continues from {self._saved.name}"
             raise NonfiniteError(
-                f"step {position.step}: a weight of the policy is NaN or inf, so it is not saved; newest checkpoint: "
-                f"{newest}, from which resume=auto continues"
+                f"step {position.step}: a weight of the policy is NaN or inf, so no checkpoint is saved; {newest}"
             )
         partial, is_first = partial_folder(root, position), run.ranks.rank == 0
         written = Written(partial)

@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 GIB = 2**30
 
 
@@ -43,20 +41,6 @@ def mean_of_finite(values: Sequence[float]) -> float:
     """
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
-
-
-def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """At each position, the mean of the last `window` values; non-finite ones are left out.
-
-    Example:
-        >>> moving_mean([1.0, 3.0, 5.0], window=2)
-        [1.0, 2.0, 4.0]
-    """
-    known = np.isfinite(values)
-    sums = np.cumsum(np.where(known, values, 0.0))
-    counts = np.cumsum(known)
-    sums[window:], counts[window:] = sums[window:] - sums[:-window], counts[window:] - counts[:-window]
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -17,7 +17,6 @@ from apo_lightning.losses.functional import (
     importance_ratio,
     log_mass,
     log_ratio,
-    rectified_ratio,
 )
 from apo_lightning.losses.policy_loss import PolicyLoss, applicable, required
 from apo_lightning.types import Anchor, LossInputs, LossOutput, Needs
@@ -151,8 +150,9 @@ class APO(PolicyLoss):
         log_r_anchor = anchor_log_ratio(anchor.logprobs, anchor.ref_logprobs, members)
         r_anchor = self.anchor_ratio(log_r_anchor, anchor, members)
         is_error = triggered & (inputs.advantages < 0)
-        rho = rectified_ratio(ratio, r_anchor, is_error, push_coef=self.push_coef, pull_coef=self.pull_coef)
-        rho = torch.where(triggered & ~is_error, ratio + self.pull_coef * r_anchor, rho)
+        pull_of_anchors = self.pull_coef * r_anchor
+        rho = torch.where(triggered, ratio + pull_of_anchors, ratio)
+        rho = torch.where(is_error, self.push_coef * ratio - pull_of_anchors, rho)
 
         mass = log_mass(anchor.logprobs.detach(), members).exp()
         slope = self.pull_slope(r_anchor.detach()) * members.any(1)

@@ -240,37 +240,3 @@ def anchor_log_ratio(
     log_z_ref = log_mass(ref_logprobs.detach(), members)
     # Without this an empty S would be log 0 − log 0 = 0, a ratio of 1.
     return log_mass(logprobs, members) - torch.where(members.any(1), log_z_ref, 0.0)
-
-
-def rectified_ratio(
-    ratio: Float[Tensor, "tokens"],
-    anchor_ratio: Float[Tensor, "tokens"],
-    triggered: Bool[Tensor, "tokens"],
-    *,
-    push_coef: Number,
-    pull_coef: Number,
-) -> Float[Tensor, "tokens"]:
-    """The ratio that pushes an error down and pulls the reference's alternatives up.
-
-        ρ = λ·r − β·r_anchor   where triggered,   ρ = r   elsewhere
-
-    Source: Wang et al. 2026, Eq. 9.
-
-    Args:
-        ratio: r.
-        anchor_ratio: r_anchor.
-        triggered: where the token belongs to an error.
-        push_coef: λ.
-        pull_coef: β.
-
-    Returns:
-        ρ, which may be negative.
-
-    Example:
-        At the reference itself ρ = λ − β.
-
-        >>> one = torch.ones(1)
-        >>> rectified_ratio(one, one, torch.tensor([True]), push_coef=1.05, pull_coef=0.1)
-        tensor([0.9500])
-    """
-    return torch.where(triggered, push_coef * ratio - pull_coef * anchor_ratio, ratio)

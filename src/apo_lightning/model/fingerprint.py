@@ -14,7 +14,8 @@ from apo_lightning.model.lora import merged_parameters, whole
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over name, dtype, shape and bytes of each parameter in order, with adapters merged as in an export.
 
-    All ranks must call it, since shards are gathered, and get the same hash.
+    A critic's head on the policy is left out, as in an export. All ranks must call it, since shards are gathered, and
+    get the same hash.
 
     Example:
         >>> layer = nn.Linear(1, 1)
@@ -25,6 +26,8 @@ def weights_sha256(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in merged_parameters(model):
+        if name.startswith("value_head."):
+            continue
         tensor = whole(parameter)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -68,7 +68,7 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     is_kept = not run.is_cuda
     trained = shard_bytes(model.trained_parameters, run) * run.num_trained_models
     gradients = trained * (2 if run.strategy == "ddp" else 1)  # DDP keeps them a second time, in its buckets
-    engine_weights = run.compute_bytes * model.num_parameters  # unsharded in every process
+    engine_weights = engine_weight_bytes(model, run)
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
         _allocation("weights", weight_bytes(model, run), stays=True),
@@ -179,18 +179,23 @@ def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
         left = kv_cache.left_for_kv_cache(
             free=run.gpu_bytes - present,
             total=run.gpu_bytes,
-            engine=run.compute_bytes * model.num_parameters + engine_workspace_bytes(model, run),
+            engine=engine_weight_bytes(model, run) + engine_workspace_bytes(model, run),
             trainer=trainer_bytes(model, run),
         )
         return max(left, run.max_model_len * kv_token_bytes(model, run))
     return engine.kv_cache_bytes or engine.num_sequences * run.max_model_len * kv_token_bytes(model, run)
 
 
+def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
+    """The engine's weights on one rank, whole or a slice: it has no shards."""
+    return run.compute_bytes * model.num_parameters // run.engine.num_slices
+
+
 def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of one token, in the compute dtype."""
+    """Keys and values of one token on one rank, in the compute dtype."""
     return kv_cache.kv_token_bytes(
         num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
+        num_kv_heads=-(-model.num_kv_heads // run.engine.num_slices),
         head_dim=model.head_dim,
         dtype_bytes=run.compute_bytes,
     )

@@ -99,6 +99,8 @@ class EngineSize:
     """Completions of a group share whole blocks of this many prompt tokens; 0: they share the whole prompt."""
     has_graphs: bool = False
     """Whether decoding forwards are replayed as CUDA graphs instead of launched kernel by kernel."""
+    num_slices: int = 1
+    """Ranks that share one engine, each with a slice of its weights, keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,12 +74,14 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += environment.device_findings(plan.run.gpu_bytes, memory.peak)
     # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
-    # before an old one is removed. At the end all weights are exported.
-    model, run = plan.model, plan.run
+    # before an old one is removed, and the best one is kept apart. Snapshots hold trained weights, the export all.
+    model, run, kept = plan.model, plan.run, cfg.checkpoint
     checkpoint = FLOAT32 * 3 * run.num_trained_models * model.trained_parameters
     if run.changes_reference:
         checkpoint += run.num_shards * reference_bytes(model, run)
-    needed = (cfg.checkpoint.keep + 1) * checkpoint + FLOAT32 * model.num_parameters
+    snapshots = cfg.trainer.max_steps // kept.snapshot_every if kept.snapshot_every else 0
+    weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
+    needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
     return findings + environment.disk_findings(output_dir, needed)
 
 

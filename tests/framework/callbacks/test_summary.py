@@ -149,6 +149,15 @@ def test_the_hash_tells_weights_names_and_dtypes_apart():
     assert weights_sha256(layer) != original
 
 
+def test_a_critics_head_is_no_weight_of_the_policy():
+    """An export and an evaluation have none, and their hash is compared with the run's."""
+    policy = nn.Module()
+    policy.model = nn.Linear(2, 1)
+    without = weights_sha256(policy)
+    policy.value_head = nn.Linear(2, 1)
+    assert weights_sha256(policy) == without
+
+
 def test_curves_can_be_drawn_of_any_run():
     empty, one = RunHistory(), RunHistory()
     one.add_step(make_step(metrics={"train/reward": math.nan, "train/entropy": 1.0}))

@@ -19,7 +19,9 @@ from apo_lightning.rollout.weight_sync import (
 from apo_lightning.types import Completion
 from engine_bench import tiny_llama
 
-names = st.sampled_from(["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"])
+names = st.sampled_from(
+    ["model.embed_tokens.weight", "model.layers.0.q_proj.weight", "submodule.weight", "lm_head.weight"]
+)
 wrappers = st.lists(st.sampled_from(["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"]))
 
 

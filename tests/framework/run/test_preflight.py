@@ -1,10 +1,12 @@
 """`preflight=true` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
 
+import itertools
 import json
 
 import pytest
 import torch
 
+from apo_lightning.preflight import environment
 from apo_lightning.run.preflight import preflight
 from apo_lightning.run.sizes import bytes_beside_engine, plan_run
 from benchmarks.shared.models import LLAMA3B, QWEN7B
@@ -89,6 +91,18 @@ def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_said(tmp_p
     printed = capsys.readouterr().out
     assert row(printed, "rollouts") == ["20"]
     assert len([line for line in printed.splitlines() if line.startswith("error: model.path=/no/such/model")]) == 1
+
+
+def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monkeypatch):
+    needed = []
+    monkeypatch.setattr(environment, "disk_findings", lambda _, size: needed.append(size) or [])
+    kept = ("checkpoint.snapshot_every=5", "checkpoint.best=val/arithmetic/pass@1")
+    for own in ((), kept[:1], kept):
+        cfg = composed("model=tiny", "engine=transformers", "trainer.max_steps=20", *own)
+        preflight(cfg, tmp_path)
+    weights = 4 * plan_run(cfg).model.num_parameters
+    # Four snapshots; a checkpoint has weights and two moments.
+    assert [after - before for before, after in itertools.pairwise(needed)] == [4 * weights, 3 * weights]
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def divergence(settings, token, logp, p, dlogp_y):
     raw = ref[token.y] - logp[token.y]
     if "guide_ratio" in settings:
         q = 1 + settings["guide_ratio"] * max(0.0, entropy_of(p, logp) - settings["guide_threshold"])
-        raw += math.log(min(max(q, settings["lowest_guide"]), settings["highest_guide"]))
+        raw += math.log(min(q, settings["highest_guide"]))
     delta = min(max(raw, -LIMIT), LIMIT)
     k3 = math.exp(delta) - delta - 1
     cap = INF if settings["kl_clamp"] is None else settings["kl_clamp"]

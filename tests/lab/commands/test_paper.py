@@ -126,13 +126,12 @@ def test_several_tasks_on_the_same_gpus_are_refused(tmp_path, monkeypatch):
 def test_the_hours_of_an_evaluation_are_those_of_its_samples_in_training_and_what_is_unknown_says_why(tmp_path):
     words = miniature(tmp_path, "rates=h100")
     hours = hours_of_cells(list(cells_of(words).values()))
-    train = hours[RUN].value
-    evaluated, distribution = (
-        hours[f"{kind}/paper/qwen_math7b_apo/seed_1"].value for kind in ("evaluate", "distribution")
+    train, evaluated, distribution = (
+        hours[name]
+        for name in (RUN, "evaluate/paper/qwen_math7b_apo/seed_1", "distribution/paper/qwen_math7b_apo/seed_1")
     )
     # 16 problems with 16 and with 32 samples, next to 4 steps of 16 · 8 completions.
     assert distribution == pytest.approx(2 * evaluated)
     assert 0 < evaluated < train * 16 * 16 / (4 * 16 * 8)
-    assert hours["evaluate/base_tiny"].value == evaluated
-    assert hours["coverage/tiny"].value is None
-    assert "no plan for coverage" in hours["coverage/tiny"].reason
+    assert hours["evaluate/base_tiny"] == evaluated
+    assert hours["coverage/tiny"] == "preflight has no plan for coverage"

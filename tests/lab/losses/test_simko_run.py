@@ -17,10 +17,3 @@ def test_a_diagnostic_that_reads_the_references_anchors_changes_nothing(tmp_path
     grpo = weights(train_tiny(tmp_path / "grpo", *SIGNAL, *SETTINGS[1:3], "algo=grpo"))
     assert all(torch.equal(plain[name], watched[name]) for name in plain)
     assert not all(torch.equal(plain[name], grpo[name]) for name in plain)
-
-
-def test_without_its_terms_the_run_is_grpos(tmp_path):
-    neutral = ("algo.loss.alpha=0", "algo.loss.top_penalty=1")
-    reduced = weights(train_tiny(tmp_path / "simko", *SIGNAL, *SETTINGS, *neutral))
-    grpo = weights(train_tiny(tmp_path / "grpo", *SIGNAL, *SETTINGS[1:3], "algo=grpo"))
-    assert all(torch.equal(reduced[name], grpo[name]) for name in grpo)

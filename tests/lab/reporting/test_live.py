@@ -73,6 +73,12 @@ def test_a_run_with_a_summary_of_all_steps_has_ended_and_its_page_stops_refreshi
     assert 'data-state="ended"' in live_page(run)
 
 
+def test_a_run_without_a_summary_has_ended_when_its_last_step_is_no_longer_recent(folder):
+    log(folder, (3, 0.5, 0.5, "", 4.0, 3.0, 1.0))
+    assert read_live(folder, now=STARTED + 61).state == "running"
+    assert read_live(folder, now=STARTED + 9000).state == "ended"
+
+
 def test_a_run_that_is_resumed_for_more_steps_has_not_ended(folder):
     log(folder, (2, 0.5, 0.5, "", 4.0, 3.0, 1.0))
     (folder / "summary.json").write_text(json.dumps({"steps": 2}))

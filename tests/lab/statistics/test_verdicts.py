@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -247,17 +246,3 @@ def test_two_samples_of_one_method_seldom_differ():
     assert sum(false) < 7
     holds = [BENCHMARK["holds"](found, 0.0) for family in families for found in family]
     assert 0.90 <= np.mean(holds) <= 0.99
-
-
-def test_recorded_runs_are_split_where_there_are_enough(tmp_path):
-    logits = table(10, 5, shift=1.0)
-    runs = pd.DataFrame({"world": "locks_a", "method": "grpo", "variant": "", "stage": "main", "seed": range(10)})
-    runs.loc[8:, "method"] = "apo"
-    runs["area"] = torch.sigmoid(logits.mean(1)).numpy()
-    for block in range(16):
-        kept = [other for other in range(16) if other != block]
-        runs[f"area_without_{block}"] = torch.sigmoid(logits[:, kept].mean(1)).numpy()
-    runs.to_csv(tmp_path / "runs.csv", index=False)
-    (row,) = BENCHMARK["recorded_rows"](tmp_path, 20)
-    assert row[0] == "recorded, locks_a grpo main, 4 seeds of 8"
-    assert row[1] == "20"

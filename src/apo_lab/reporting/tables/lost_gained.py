@@ -1,13 +1,15 @@
 """Problems that one method solves and another does not, in both directions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from apo_lab.reporting.averages import score_table
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Cell, Measurement, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import points_cell, seeds_cell
 from apo_lab.reporting.tables.series import Series, evaluated, series, without_variants
-from apo_lab.statistics.comparison import Comparison, compare_methods
+from apo_lab.statistics.seeds import seed_difference_intervals
 from apo_lightning.evaluation.results import estimate_of
+from apo_lightning.metrics.intervals import paired_interval
 
 COMPARED_FROM = (BASE, METHODS["grpo"])
 """The methods that others are compared with: Base shows the cost of training, GRPO the effect of a remedy."""
@@ -51,16 +53,25 @@ def _compared(a: Series, b: Series) -> bool:
 
 def _row(a: Series, b: Series, name: str) -> TableRow:
     first, second = a.by_benchmark[name], b.by_benchmark[name]
-    before, after = ([policy.problems for policy in measured.policies] for measured in (first, second))
-    result = compare_methods(before, after, first.num_samples)
+    k, policies = first.num_samples, [*first.policies, *second.policies]
+    scores = score_table(policies, f"pass@{k}")
+    assert scores is not None  # measurements of one block and benchmark have the same problems
+    before, after = scores.tensor_split([len(first.policies)])
+    if len(policies) == 2:
+        change = paired_interval(before[0], after[0])
+    else:
+        (change,) = seed_difference_intervals(before[:, :, None], after[:, :, None])
+    # Expected of one seed of each: Σ p_a·(1 − p_b) over problems, with p the mean over seeds.
+    mean_a, mean_b = before.mean(0), after.mean(0)
+    lost, gained = (mean_a * (1 - mean_b)).sum().item(), (mean_b * (1 - mean_a)).sum().item()
     return row_of(
         a.head.name,
         b.head.name,
         benchmark_name(name),
         f"{seeds_cell(a, [name]).text}, {seeds_cell(b, [name]).text}",
-        *(_count(count) for count in (result.num_problems, result.num_lost, result.num_gained, result.k)),
-        points_cell(estimate_of(result.difference)),
-        _scope(a, b, result),
+        *map(_count, (scores.shape[1], lost, gained, k)),
+        points_cell(estimate_of(change)),
+        _scope({a.head.method: len(before), b.head.method: len(after)}),
         section=a.head.block,
     )
 
@@ -70,10 +81,9 @@ def _count(count: int | float) -> Cell:
     return Cell(f"{count:,.0f}" if abs(count - round(count)) < 1e-9 else f"{count:,.1f}", float(count))
 
 
-def _scope(a: Series, b: Series, result: Comparison) -> str:
+def _scope(num_seeds: Mapping[str, int]) -> str:
     """The scope of the interval: a method where it has several seeds, else one checkpoint of it."""
-    if result.num_seeds_a == result.num_seeds_b == 1:
+    if set(num_seeds.values()) == {1}:
         return "these two checkpoints"
-    counts = {a.head.method: result.num_seeds_a, b.head.method: result.num_seeds_b}
-    alone = [method for method, count in counts.items() if count == 1 and method != BASE]
+    alone = [method for method, count in num_seeds.items() if count == 1 and method != BASE]
     return f"one checkpoint of {alone[0]}" if alone else "the methods"
