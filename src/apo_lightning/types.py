@@ -55,7 +55,7 @@ class GenerationRequest:
 
     prompt_token_ids: tuple[int, ...]
     seed: int
-    """In [0, 2⁶³): a hash of (run seed, step, prompt id, sample index), never a counter."""
+    """In [0, 2⁶³): a hash of (run seed, stream, step, prompt id, sample index), never a counter."""
     max_new_tokens: int
     temperature: float = 1.0
     """Above 0, or 0 for greedy decoding."""
@@ -498,7 +498,7 @@ class StepOutput:
     metrics: Mapping[str, float]
     """What was logged: `train/…`, `sync/…`, `time/…`, `perf/…`, `apo/…`."""
     timings: Mapping[str, float]
-    """Seconds of each phase: generate, reward, reference, update, sync; and `step`, the whole."""
+    """Seconds of each phase of `module.PHASES`, and of `step`, the whole."""
     probes: Mapping[str, ProbeStatistics] = field(default_factory=dict)
     """The result of each callback's probe, by the callback's `state_key`."""
 

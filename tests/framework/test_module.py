@@ -84,19 +84,6 @@ def test_the_size_of_a_microbatch_is_a_matter_of_memory_alone(tmp_path):
         torch.testing.assert_close(whole[name], split[name], atol=1e-6, rtol=1e-4)
 
 
-def test_a_diagnostic_that_reads_the_reference_steers_nothing(tmp_path):
-    monitor = (
-        "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor",
-        "+callbacks.monitor.anchor_size=12",
-        "+callbacks.monitor.every_n_steps=1",
-    )
-    for algo in ("grpo", "apo"):
-        alone, _ = run(tmp_path / f"{algo}-alone", f"algo={algo}")
-        watched, rows = run(tmp_path / f"{algo}-watched", f"algo={algo}", *monitor)
-        assert same(alone, watched), algo
-        assert any(name.startswith("support/") for name in rows[0])
-
-
 def test_no_diagnostic_steers(tmp_path):
     """With two mini-batches, so that what is probed before the update is not what its second one starts from."""
     sizes = ("algo=apo", "prompts_per_minibatch=2", "trainer.val_check_interval=1")

@@ -32,6 +32,7 @@ NO_SIGNAL = ("reward=numeric",)
 MONITOR = (
     "+callbacks.monitor._target_=apo_lightning.callbacks.DistributionMonitor",
     "+callbacks.monitor.every_n_steps=2",
+    "+callbacks.monitor.anchor_size=12",
 )
 
 
