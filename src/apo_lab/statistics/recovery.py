@@ -50,10 +50,9 @@ def ratio_interval(
     denominators: Float[Tensor, "prompts"],
     *,
     bounds: tuple[float, float] | None = None,
-    confidence: float = 0.95,
     resamples_at_once: int = NUM_RESAMPLES,
 ) -> Interval:
-    """Σ n_i / Σ d_i with an interval over *prompts*, since the alternatives of one prompt are correlated.
+    """Σ n_i / Σ d_i with a 95 % interval over *prompts*, since the alternatives of one prompt are correlated.
 
     As `intervals.mean_intervals`, with half an unseen prompt of average size at either end: at the bounds, or, without
     bounds, as far from the ratio as the farthest prompt.
@@ -64,7 +63,6 @@ def ratio_interval(
         numerators: n_i of the prompts with d_i > 0.
         denominators: d_i > 0.
         bounds: the smallest and largest possible n_i/d_i; None: unbounded.
-        confidence: in (0, 1).
         resamples_at_once: bounds the memory, 8 bytes a resample and prompt.
 
     Returns:
@@ -93,11 +91,10 @@ def ratio_interval(
         total = weights @ bottom + unseen
         lows.append((weights @ top + unseen * lowest) / total)
         highs.append((weights @ top + unseen * highest) / total)
-    tail = (1 - confidence) / 2
     return Interval(
         mean=ratio,
-        low=min(ratio, float(torch.cat(lows).quantile(tail))),
-        high=max(ratio, float(torch.cat(highs).quantile(1 - tail))),
+        low=min(ratio, float(torch.cat(lows).quantile(0.025))),
+        high=max(ratio, float(torch.cat(highs).quantile(0.975))),
     )
 
 
