@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apo_lab.laboratory.published import CURVE_COLUMNS, RUN_COLUMNS, append, read_runs
+from apo_lab.laboratory.published import CURVE_COLUMNS, RUN_COLUMNS, Rows, append, read_runs
 from miniature_edition import MINIATURE
 from processes import start_script
 from running import finish, start_cold
@@ -79,11 +79,11 @@ def test_rows_are_added_once_and_read_back(tmp_path):
         "registration": "r",
     }
     curve = {**dict.fromkeys(CURVE_COLUMNS, 0.25), "world": "w", "method": "m", "variant": "", "seed": 1}
-    append(tmp_path, [run], [curve, {**curve, "step": 2}])
-    append(tmp_path, [{**run, "seed": 2}], [{**curve, "seed": 2}])
+    append(tmp_path, Rows(runs=[run], curves=[curve, {**curve, "step": 2}]))
+    append(tmp_path, Rows(runs=[{**run, "seed": 2}], curves=[{**curve, "seed": 2}]))
     # As after a kill between the tables: the curve is there, the run is not.
-    append(tmp_path, [{**run, "seed": 3}], [{**curve, "seed": 2}])
-    append(tmp_path, [{**run, "registration": "other"}], [])
+    append(tmp_path, Rows(runs=[{**run, "seed": 3}], curves=[{**curve, "seed": 2}]))
+    append(tmp_path, Rows(runs=[{**run, "registration": "other"}], curves=[]))
     assert read_runs(tmp_path, "r").seed.tolist() == [1, 2, 3]
     assert read_runs(tmp_path, "other").seed.tolist() == [1]
     assert pd.read_csv(tmp_path / "curves.csv")[["seed", "step"]].to_numpy().tolist() == [[1, 0.25], [1, 2], [2, 0.25]]
