@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "lab.md").read_text()
 FULL = load_protocol("full")
 
 
-@pytest.mark.parametrize("name", ["full", "language"])
+@pytest.mark.parametrize("name", ["full", "countdown_rates", "language"])
 def test_the_page_has_the_registrations(name):
     """A change of protocol, decision code or tasks needs a new registration: no row made before it is used then."""
     assert f"| `{name}` | `{registration(load_protocol(name))}` |" in PAGE
