@@ -213,7 +213,7 @@ def _phases(metrics: Mapping[str, Series]) -> list[tuple[str, float]]:
     return sorted(((name, mean) for name, mean in means.items() if mean > 0), key=lambda phase: -phase[1])
 
 
-def _completions(folder: Path) -> list[Mapping[str, Any]]:
+def _completions(folder: Path) -> Sequence[Mapping[str, Any]]:
     """One completion of each of the first prompts of the newest step."""
     written = sorted(folder.glob("step_*.jsonl"))
     if not written:
