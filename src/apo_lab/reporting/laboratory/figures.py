@@ -7,7 +7,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from apo_lab.editions.protocol import AVERAGED, Question
 from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled
@@ -62,7 +62,7 @@ def paths_figure(
         if len(shown) > 1:
             axes.set_title(arm_name(names[-1].removesuffix(AVERAGED)))
         axes.set_xlabel("pass@1")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         _per_cent(axes.xaxis, axes.yaxis)
     grid[0].set_ylabel("pass@64")
     labels = [BASE, *(arm.label for name, arm in arms.items() if not name.endswith(AVERAGED))]
@@ -145,4 +145,4 @@ def _styles(edition: Edition) -> Styles:
 
 def _per_cent(*axes: Axis) -> None:
     for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
