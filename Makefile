@@ -2,8 +2,8 @@
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
-# Four on two cores: a test spends a third of its time waiting for processes and disks.
-PROCESSES ?= 4
+# Three on two cores: a test spends a third of its time waiting for processes and disks.
+PROCESSES ?= 3
 PYTHON ?= python3
 
 # Tests and checks load nothing from the hub: on a closed network each attempt would wait for its retries.
