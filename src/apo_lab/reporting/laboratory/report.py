@@ -22,12 +22,16 @@ from apo_lab.reporting.page import Report, write_report
 
 
 def laboratory_page(tables: Path, protocol: Protocol, output: Path, *, date: str, registration: str) -> Path:
-    """Write `report.html` with its tables and figures into `output`, as far as there are runs; returns its path.
+    """Write `laboratory_report` with its tables and figures into `output`; returns the path of `report.html`."""
+    return write_report(laboratory_report(tables, protocol, date=date, registration=registration), output)
+
+
+def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registration: str) -> Report:
+    """The content of the page, as far as there are runs.
 
     Args:
         tables: folder with `runs.csv` and `curves.csv`.
         protocol: of the edition.
-        output: folder of the page.
         date: as it is printed.
         registration: of the edition; rows of another are left out, and counted on the page.
 
@@ -55,11 +59,10 @@ def laboratory_page(tables: Path, protocol: Protocol, output: Path, *, date: str
         prediction_table(edition, questions),
         recommendations_table(edition, questions),
     ]
-    report = Report(
+    return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",
         date=date,
         num_runs=sum(edition.num_done(stage) for stage in protocol.stages),
         tables=[table for table in made if table.rows],
         figures=laboratory_figures(edition),
     )
-    return write_report(report, output)
