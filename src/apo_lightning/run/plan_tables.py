@@ -69,7 +69,8 @@ def cost_table(cost: CostPlan, plan: Plan, max_steps: int) -> RenderableType:
 def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> RenderableType:
     """The numbers of rollouts, optimizer steps, completions and tokens of the run."""
     steps, every = cfg.trainer.max_steps, cfg.trainer.val_check_interval
-    has_held_out = bool(cfg.data.get("num_validation") or cfg.data.get("validation"))
+    source = instantiate(cfg.data)
+    has_held_out = bool(getattr(source, "num_validation", 0) or getattr(source, "validation", None))
     dynamic_sampling, prompts = instantiate(cfg.algo.get("dynamic_sampling")), settings.prompts_per_step
     most = prompts if dynamic_sampling is None else dynamic_sampling.most_prompts(prompts)
     samples = steps * most * settings.group_size

@@ -1,3 +1,4 @@
+import json
 from random import Random
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from apo_lab.puzzles import Divisors, Puzzle
 from apo_lab.puzzles.divisors import _sides
 from apo_lightning.errors import ConfigError
+from apo_lightning.run import train
 from composing import composed
 
 DIVISORS = Divisors()
@@ -79,6 +81,17 @@ def test_the_examples_of_the_prompt_are_right_and_no_problems():
     for number, divisor in (map(int, example.split(":")) for example in examples):
         assert number % divisor == 0
         assert not DIVISORS.is_problem(str(number))
+
+
+def test_the_experiment_trains_and_is_measured_exactly(tmp_path):
+    own = ("model=tiny", "model.prompt_template='{problem}:'", "prompts_per_step=4", "prompts_per_minibatch=2")
+    few = ("data.num_train=64", "data.num_validation=16", "validation_samples=4", "~callbacks.export")
+    train(
+        composed("experiment=lab/divisors", *own, *few, "trainer.max_steps=1", "trainer.val_check_interval=1"), tmp_path
+    )
+    lines = (tmp_path / "exact" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1]
+    assert all(0 <= json.loads(line)["pass@1"] <= json.loads(line)["pass@64"] <= 1 for line in lines)
 
 
 @pytest.mark.parametrize("text", ["1911:", "911", "1912", "1915", "2021", "19110", "x911", ""])

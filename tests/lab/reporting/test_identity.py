@@ -230,6 +230,16 @@ def test_a_comparison_says_whether_it_is_of_methods_or_of_checkpoints(tmp_path: 
     assert [cells[1:] for cells in lines(table, "Lost", "Gained")][2] == ("0.3", "1")
 
 
+def test_what_seeds_differ_by_is_in_the_interval(tmp_path: Path) -> None:
+    """One seed of APO solves all ten problems and the other none, as Base: the problems have no spread of their own."""
+    base = evaluation(*[0] * 10)
+    apo = [evaluation(*[c] * 10, algo="apo", seed=s, weights=f"a{s}") for s, c in ((1, 0), (2, 4))]
+    (row,) = lost_gained_table(found(tmp_path, base, *apo)).rows
+    # V = var(0, 1)/2 = 0.25 with one degree of freedom: 0.5 ± 12.7·0.5 is all of [−1, 1].
+    assert (row.cells[5].text, row.cells[6].text, row.cells[8].text) == ("0", "5", "+50.00")
+    assert row.cells[8].interval == (-100.0, 100.0)
+
+
 def test_a_difference_without_any_spread_has_no_interval(tmp_path: Path) -> None:
     runs = [evaluation(4, 4, algo=a, seed=s, weights=f"{a}{s}") for a in ("grpo", "apo") for s in (1, 2)]
     table = lost_gained_table(found(tmp_path, *runs))
