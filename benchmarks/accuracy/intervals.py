@@ -20,7 +20,7 @@ import torch
 
 from apo_lab.statistics.seeds import seed_difference_intervals, seed_mean_intervals
 from apo_lightning.metrics.functional import pass_at_k
-from apo_lightning.metrics.intervals import Interval, mean_intervals, paired_interval
+from apo_lightning.metrics.intervals import Interval, mean_intervals, paired_intervals
 
 NUM_PROBLEMS = (30, 40, 272, 500)
 SAMPLES_AND_K = ((1, 1), (16, 1), (256, 16))
@@ -139,7 +139,7 @@ def differences(
     before, after = both((1000, 1000))
     truth = float(((1 - before) ** k - (1 - after) ** k).mean())
     first, second = (scores(rates, num_samples, k, rng) for rates in both((num_problems, num_sets)))
-    percentile, ours = percentile_intervals(second - first), ends(list(map(paired_interval, first.T, second.T)))
+    percentile, ours = percentile_intervals(second - first), ends(paired_intervals(first, second))
     return measure(*percentile, truth), measure(*ours, truth)
 
 
@@ -211,7 +211,7 @@ def seed_differences(
     difficulty = DIFFICULTY_SD * rng.standard_normal((num_problems, num_sets))
     before, after = (policies.scores(difficulty, num_seeds, k, rng) for policies in (first, second))
     truth = second.mean_pass_at_k(k) - first.mean_pass_at_k(k)
-    over_problems = list(map(paired_interval, before.mean(0).T, after.mean(0).T))
+    over_problems = paired_intervals(before.mean(0), after.mean(0))
     ours = seed_difference_intervals(before, after)
     return measure(*ends(over_problems), truth), measure(*ends(ours), truth)
 

@@ -17,8 +17,8 @@ VOCAB = 12
 
 @functools.cache
 def algorithm(name):
-    """The composed node `algo` of one algorithm file."""
-    return composed(f"algo={name}").algo
+    """The node `algo` of one algorithm file, without what other files give it."""
+    return composed(config_name=f"algo/{name}").algo
 
 
 def configured_loss(name, **changes):

@@ -5,6 +5,7 @@ the docstrings of its loss, advantage estimator and auxiliary term, of what they
 policy.
 """
 
+import functools
 import inspect
 import re
 import sys
@@ -43,8 +44,13 @@ def page() -> str:
     return "\n".join([HEAD, listed, "", *(_section(name, described) for name in names)])
 
 
+@functools.cache
+def _node(name: str) -> DictConfig:
+    return composed("train", [f"algo={name}"]).algo
+
+
 def _loss_of(name: str) -> type:
-    return get_class(composed("train", [f"algo={name}"]).algo.loss["_target_"])
+    return get_class(_node(name).loss["_target_"])
 
 
 def _own_section(kind: type) -> str:
@@ -55,13 +61,13 @@ def draw(folder: Path) -> None:
     """Write the figures as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in options_of("algo"):
-        if not _why_no_figure(node := composed("train", [f"algo={name}"]).algo):
+        if not _why_no_figure(node := _node(name)):
             figure = algorithm_figure(instantiate(node.loss), instantiate(node.advantage))
             write_atomically(folder / f"{name}.svg", encode(figure, "svg"))
 
 
 def _section(name: str, described: dict[str, str]) -> str:
-    node = composed("train", [f"algo={name}"]).algo
+    node = _node(name)
     path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
     comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
     loss, advantage = instantiate(node.loss), instantiate(node.advantage)

@@ -76,7 +76,19 @@ def mean_intervals(
 
 
 def paired_interval(before: Float[Tensor, "problems"], after: Float[Tensor, "problems_after"]) -> Interval:
-    """Confidence interval of mean(after − before) on the same problems; pairing cancels their difficulty.
+    """The interval of `paired_intervals` for one score a problem.
+
+    Example:
+        >>> paired_interval(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).mean
+        0.25
+    """
+    return paired_intervals(before[:, None], after[:, None])[0]
+
+
+def paired_intervals(
+    before: Float[Tensor, "problems columns"], after: Float[Tensor, "problems_after columns"]
+) -> list[Interval]:
+    """Confidence interval of each column's mean(after − before) on the same problems; pairing cancels difficulty.
 
     Like `mean_intervals` of the differences, except that the unseen half problem is as far from their mean as the
     farthest observed one, not at ±1: two policies seldom differ that much on a problem, and with 30 problems the
@@ -87,23 +99,24 @@ def paired_interval(before: Float[Tensor, "problems"], after: Float[Tensor, "pro
         after: scores of the same problems in the same order.
 
     Returns:
-        Within [−1, 1].
+        One per column, within [−1, 1].
 
     Raises:
         ConfigError: the numbers of problems differ, or as in `mean_intervals`.
 
     Example:
-        >>> paired_interval(torch.tensor([0.0, 0.5]), torch.tensor([0.5, 0.5])).mean
-        0.25
+        >>> (change,) = paired_intervals(torch.zeros(4, 1), torch.full((4, 1), 0.5))
+        >>> change.mean
+        0.5
     """
     if len(before) != len(after):
         raise ConfigError(
             f"{len(before)} problems before and {len(after)} after: a paired interval needs the same ones"
         )
-    differences = _checked((after.double() - before.double())[:, None], -1.0, 1.0)
+    differences = _checked(after.double() - before.double(), -1.0, 1.0)
     mean, farthest = _mean_and_farthest(differences)
     farthest = torch.where(farthest > 0, farthest, 2.0)
-    return _intervals(differences, (mean - farthest).clamp(min=-1), (mean + farthest).clamp(max=1))[0]
+    return _intervals(differences, (mean - farthest).clamp(min=-1), (mean + farthest).clamp(max=1))
 
 
 def _checked(values: Float[Tensor, "problems columns"], lowest: float, highest: float) -> Tensor:

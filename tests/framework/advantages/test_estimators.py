@@ -46,8 +46,7 @@ def test_every_algorithm_estimates_advantages_for_a_group_of_eight(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_keys_of_an_algorithm_are_the_constructors_parameters(name):
     config = algorithm(name)
-    # And its aggregation, that of train.yaml where it names none.
-    assert set(config) - {"critic", "dynamic_sampling", "auxiliary"} == {"advantage", "loss", "aggregation"}
+    assert set(config) - {"aggregation", "critic", "dynamic_sampling", "auxiliary"} == {"advantage", "loss"}
     for node in (config[key] for key in config if key != "aggregation"):
         parameters = set(inspect.signature(get_class(node._target_)).parameters)
         assert set(node) - {"_target_"} == parameters

@@ -1,6 +1,8 @@
 """`apo paper` in miniature: from the list of cells to the page, killed once on the way."""
 
 import json
+import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,7 +16,8 @@ from apo_lab.paper.states import state_of
 from apo_lab.paper.work import OUTPUT, work_off
 from apo_lightning.errors import ConfigError
 from composing import composed
-from running import finish, start_cold
+from processes import start_script
+from running import start_cold
 
 RUN = "train/paper/qwen_math7b_apo/seed_1"
 
@@ -44,6 +47,7 @@ def cells_of(words: list[str]) -> dict[str, Cell]:
 def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     words = miniature(tmp_path)
     cells, folder = cells_of(words), tmp_path / "paper"
+    solutions = (tmp_path / "solutions.jsonl").rename(tmp_path / "elsewhere.jsonl")  # coverage fails, the others go on
     killed = start_cold("paper", "run", *words)
     while not list((folder / RUN / "checkpoints").glob("step_*")):
         assert killed.poll() is None, killed.stderr.read()
@@ -56,15 +60,22 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     wait_until_gone(f"hydra.run.dir={folder / RUN}")
     assert state_of(cells[RUN]) == "begun"
 
-    lines = finish(start_cold("paper", "run", *words)).splitlines()
-    assert lines[0] == f"resumed  {RUN}"
+    resumed = start_script("paper", "run", *words)
+    assert resumed.wait() == [1]
+    lines = resumed.said.splitlines()
+    assert f"resumed  {RUN}" in lines
     assert [line.split()[1] for line in lines if line.startswith("done")] == [
         RUN,
         "evaluate/paper/qwen_math7b_apo/seed_1",
         "distribution/paper/qwen_math7b_apo/seed_1",
     ]
-    assert lines[-1] == "5 of 5 cells are done"
+    assert any(line.startswith("failed   coverage/tiny") for line in lines)
+    assert re.search(r"1 of 5 cells failed: .*/coverage/tiny/output.txt says why", lines[-1])
+    assert "solutions.jsonl" in (folder / "coverage" / "tiny" / OUTPUT).read_text()
     assert "resuming from" in (folder / RUN / OUTPUT).read_text()
+
+    solutions.rename(tmp_path / "solutions.jsonl")
+    assert start_script("paper", "run", *words).finish().splitlines()[-1] == "5 of 5 cells are done"
     assert not list(folder.rglob("*.lock"))
     paper(composed(*words, config_name="paper"))
     assert capsys.readouterr().out.splitlines()[-1] == "5 done of 5 cells"
@@ -92,29 +103,17 @@ def command_line(process: Path) -> str:
 @pytest.mark.slow
 def test_a_stop_signal_reaches_the_run_which_saves_what_it_has(tmp_path):
     words = [*miniature(tmp_path, "trainer.max_steps=100000"), "bases=[]", "coverage_of=[]"]
-    stopped = start_cold("paper", "run", *words)
+    stopped = start_script("paper", "run", *words)
+    (process,) = stopped.processes
     checkpoints = tmp_path / "paper" / RUN / "checkpoints"
     while not list(checkpoints.glob("step_*")):
-        assert stopped.poll() is None, stopped.stderr.read()
+        assert process.is_alive(), stopped.said
         time.sleep(0.05)
-    stopped.send_signal(signal.SIGTERM)
-    said, _ = stopped.communicate()
-    assert stopped.returncode == 75
-    assert f"stopped  at {RUN}" in said
+    os.kill(process.pid, signal.SIGTERM)
+    assert stopped.wait() == [75]
+    assert f"stopped  at {RUN}" in stopped.said
     assert "stopped by SIGTERM" in (tmp_path / "paper" / RUN / OUTPUT).read_text()
     assert not (tmp_path / "paper" / f"{RUN}.lock").exists()
-
-
-@pytest.mark.slow
-def test_a_cell_that_fails_says_where_and_the_others_go_on(tmp_path, capsys):
-    nothing = 'coverage_overrides=["coverage.path=nothing.jsonl"]'
-    cells = list(cells_of([*miniature(tmp_path), nothing, "experiments=[]", "distribution_of=[]"]).values())
-    with pytest.raises(ConfigError, match=r"1 of 2 cells failed: .*/coverage/tiny/output.txt says why"):
-        work_off(cells, tmp_path / "paper", None)
-    said = capsys.readouterr().out
-    assert "failed   coverage/tiny" in said
-    assert "done     evaluate/base_tiny" in said
-    assert "nothing.jsonl" in (tmp_path / "paper" / "coverage" / "tiny" / OUTPUT).read_text()
 
 
 def test_several_tasks_on_the_same_gpus_are_refused(tmp_path, monkeypatch):

@@ -1,5 +1,9 @@
-"""The tables and pages of published editions: of one registration, made after it, and each the other's."""
+"""The tables and pages of published editions: of one registration, made after it, and each the other's.
 
+docs/lab.md states the registrations, and the stages and predictions of the edition `full`.
+"""
+
+import functools
 import re
 import subprocess
 
@@ -7,13 +11,23 @@ import pandas as pd
 import pytest
 
 from apo_lab.editions.protocol import load_protocol
+from apo_lab.laboratory.jobs import progress
+from apo_lab.laboratory.published import RUN_COLUMNS
 from apo_lab.laboratory.registration import registration
 from apo_lab.reporting.laboratory import laboratory_report
 from apo_lab.reporting.page import markdown_page
-from composing import ROOT
+from composing import ROOT, composed
 
 FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv"))
 NAMES = [folder.name for folder in FOLDERS]
+PAGE = (ROOT / "docs" / "lab.md").read_text()
+FULL = load_protocol("full")
+
+
+@functools.cache
+def registered(name):
+    """The registration of an edition; all tasks are made for it."""
+    return registration(load_protocol(name))
 
 
 def git(*words):
@@ -24,7 +38,7 @@ def git(*words):
 def test_every_row_was_made_from_a_commit_that_has_the_registered_protocol(folder):
     protocol = f"src/apo_lab/editions/{folder.name}.yaml"
     runs = pd.read_csv(folder / "runs.csv", keep_default_na=False)
-    assert set(runs.registration) == {registration(load_protocol(folder.name))}
+    assert set(runs.registration) == {registered(folder.name)}
     for commit in set(runs.commit):
         assert re.fullmatch("[0-9a-f]{12}", commit), "the row is of a changed checkout"
         if git("rev-parse", "--is-shallow-repository").stdout.strip() == "false":
@@ -51,7 +65,27 @@ def test_the_published_page_is_that_of_its_tables(folder):
     (date,) = re.findall(r"^(\d{4}-\d\d-\d\d)\. ", published, flags=re.MULTILINE)
     protocol = load_protocol(folder.name)
     assert (
-        markdown_page(laboratory_report(folder, protocol, date=date, registration=registration(protocol))) == published
+        markdown_page(laboratory_report(folder, protocol, date=date, registration=registered(folder.name))) == published
     )
     for figure in re.findall(r"\((figures/\S+\.svg)\)", published):
         assert (folder / "report" / figure).is_file()
+
+
+@pytest.mark.parametrize("name", ["full", "countdown_rates", "language"])
+def test_the_page_has_the_registrations(name):
+    """A change of protocol, decision code or tasks needs a new registration: no row made before it is used then."""
+    assert f"| `{name}` | `{registered(name)}` |" in PAGE
+
+
+def test_the_page_counts_the_runs_of_each_stage():
+    for stage in progress(
+        composed("output_dir=outputs/lab", config_name="lab"), FULL, pd.DataFrame(columns=list(RUN_COLUMNS))
+    ):
+        assert f"| {stage.name} | {stage.num_runs} |" in PAGE
+
+
+def test_the_page_lists_every_prediction():
+    for row in FULL.predictions:
+        before, after = row.pair
+        verdict = f"{row.expected} {'to' if row.expected == 'equivalent' else 'than'}"
+        assert f"| {row.statement} | {row.source} | `{row.question}` | `{after}` {verdict} `{before}` |" in PAGE
