@@ -22,7 +22,7 @@ setup:  ## Make .venv, once (EXTRA=cpu|vllm chooses the engine, PYTHON=python3.1
 train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 	@$(python) -m apo_lightning train $(ARGS)
 
-lab: setup  ## Train six methods on two small worlds, three seeds each, and compare them on one page (an hour)
+lab: setup  ## Train six methods on two small worlds, three seeds each, and compare them on one page (half an hour)
 	@$(python) -m apo_lightning lab $(ARGS)
 
 gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")

@@ -170,6 +170,15 @@ def test_arms_are_means_over_seeds_then_worlds_of_the_chosen_settings(protocol, 
     assert row["Reached L*"] == f"{(rows.reached >= rows.level).sum()} of 4"
 
 
+def test_methods_that_nobody_tuned_are_not_called_their_best(tmp_path):
+    untuned = load_protocol("hour")
+    losses = dict.fromkeys(untuned.stage("main").arms, 0.3)
+    edition = read_edition(write_tables(tmp_path, untuned, losses, OURS), untuned, OURS)
+    table = arms_table(edition, untuned.stage("main"))
+    assert table.title == "Each method as its file sets it: arms, in per cent"
+    assert {row.cells[1].text for row in table.rows} == {"–", "as in its file"}
+
+
 def test_the_last_step_of_a_policy_has_its_interval_and_an_average_has_none(edition):
     table = made(edition)["lab_main_arms"]
     place = [column.title for column in table.columns].index("Last step pass@64")

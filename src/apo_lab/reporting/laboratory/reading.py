@@ -55,7 +55,7 @@ class ArmRuns:
     @property
     def settings(self) -> str:
         """The text of its settings."""
-        return " or ".join(self.runs["variant"].unique())
+        return " or ".join(variant or "as in its file" for variant in self.runs["variant"].unique())
 
     def within(self, worlds: Sequence[str]) -> "ArmRuns":
         """The same arm in some of its worlds."""

@@ -147,6 +147,8 @@ def prediction_table(edition: Edition, questions: Sequence[Answered]) -> Table:
 
 def stage_title(stage: Stage) -> str:
     """The title of a stage's tables."""
+    if stage.name == MAIN and not stage.methods:
+        return "Each method as its file sets it"
     return TITLES.get(stage.name, stage.name.capitalize())
 
 
