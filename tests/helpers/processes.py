@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -90,6 +91,8 @@ def _run_script(name: str, arguments: tuple[str, ...], environment: dict[str, st
     # Python itself reads the variable at its start alone.
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     torch.set_num_threads(1)
+    # A job in the background of a script ignores Ctrl-C, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     is_file = name.endswith(".py")
     sys.argv = [name, *arguments] if is_file else ["apo", name, *arguments]
     with _output_to(_said(folder)):
