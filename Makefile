@@ -2,7 +2,7 @@
 python := .venv/bin/python
 ARGS ?=
 EXTRA ?=
-# Three on two cores: a test spends a third of its time waiting for processes and disks.
+# Three on two cores, since tests also wait for processes and disks.
 PROCESSES ?= 3
 PYTHON ?= python3
 
