@@ -10,6 +10,7 @@ from apo_lab.laboratory.runs import work_off
 from apo_lab.laboratory.view import LaboratoryView
 from apo_lab.reporting.laboratory import laboratory_page
 from apo_lightning.common.console import say
+from apo_lightning.errors import ConfigError
 from apo_lightning.run.launching import launch_time
 
 
@@ -17,7 +18,7 @@ def laboratory(cfg: DictConfig) -> None:
     """Do `action`: `run` makes runs and page, `status` counts, `page` makes the page from the tables alone.
 
     Raises:
-        ConfigError: as `work_off` and `laboratory_page`.
+        ConfigError: as `work_off` and `laboratory_page`; or a page of tables that do not exist.
     """
     protocol = load_protocol(cfg.edition)
     cfg.output_dir = cfg.output_dir or f"outputs/lab/{Path(cfg.edition).stem}"
@@ -25,11 +26,16 @@ def laboratory(cfg: DictConfig) -> None:
     if cfg.action == "status":
         LaboratoryView(cfg, protocol, {"registration": registration(protocol), "commit": commit()})
         return
+    rows = Path(cfg.tables) / "runs.csv"
+    if cfg.action == "page" and not rows.is_file():
+        raise ConfigError(
+            f"{rows} does not exist: give tables= the folder of an edition's rows, or run apo lab run first"
+        )
     try:
         if cfg.action == "run":
             work_off(cfg)
     finally:
-        if (Path(cfg.tables) / "runs.csv").is_file():
+        if rows.is_file():
             date = launch_time().strftime("%Y-%m-%d")
             page = laboratory_page(
                 Path(cfg.tables),

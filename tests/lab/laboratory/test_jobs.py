@@ -6,6 +6,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from apo_lab.editions.protocol import editions, load_protocol
+from apo_lab.laboratory.command import laboratory
 from apo_lab.laboratory.jobs import RunKey, missing_jobs, planned_jobs, progress
 from apo_lab.laboratory.published import RUN_COLUMNS
 from apo_lightning.errors import ConfigError
@@ -122,3 +123,8 @@ def test_every_arm_of_an_edition_can_be_built(name):
 def test_what_cannot_be_run_is_refused(protocol, changes, message):
     with pytest.raises(ConfigError, match=message):
         planned_jobs(config(**changes), protocol, NONE)
+
+
+def test_a_page_without_rows_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"runs\.csv does not exist: give tables="):
+        laboratory(config(action="page", edition="hour", tables=str(tmp_path)))
