@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from apo_lightning.logprobs.head import TILE_ROWS, TILE_ROWS_CPU
 from apo_lightning.model.flops import ModelSize, Work, training_flops
 from apo_lightning.preflight.elementwise import between_bytes, engine_between_bytes
-from apo_lightning.preflight.memory_plan import held_logits, kv_token_bytes
+from apo_lightning.preflight.memory_plan import engine_weight_bytes, held_logits, kv_token_bytes
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import Workload
@@ -137,12 +137,14 @@ def decoding_steps(run: RunShape, work: Workload) -> tuple[float | int, float | 
     """Forwards of the engine in one round of sampling: with all slots occupied, and in the tail after that.
 
     There are n completions of mean length R, at most L, on s slots. vLLM refills a free slot at once: n·R/s forwards,
-    and a tail of L − R. transformers starts the next batch when the current one has ended: L forwards per batch.
+    and a tail of L − R. transformers starts the next batch when the current one has ended: L forwards per batch. An
+    engine in slices has the completions of all its ranks.
     """
-    slots = min(run.engine.num_sequences, work.num_completions)
+    ranks = run.engine.num_slices
+    slots = min(run.engine.num_sequences, ranks * work.num_completions)
     if run.engine.name != "vllm":
         return -(-work.num_completions // slots) * work.longest_completion, 0
-    return work.num_sampled_tokens / slots, work.longest_completion - work.completion_tokens
+    return ranks * work.num_sampled_tokens / slots, work.longest_completion - work.completion_tokens
 
 
 def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) -> Iterator[Count]:
@@ -151,7 +153,12 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
     A group shares whole blocks of its prompt; each completion runs the remaining tokens. A decoding forward multiplies
     each token with all weights while it reads them, and then attends while it reads keys and values: the slower of each
     pair counts. The tail is an upper bound, since the products of its tokens are already counted.
+
+    Ranks that share an engine run the tokens of all of them, each with its slice of weights, keys and values: the same
+    products, fewer bytes of weights a forward, and two sums over the ranks in each layer, in which a rank receives and
+    sends 2·(n − 1)/n of the hidden states.
     """
+    ranks = run.engine.num_slices
     size, (full, tail) = model_size_of(model), decoding_steps(run, work)
     block, length = run.engine.block_tokens, work.prompt_tokens
     shared = length if not block else block * ((length - 1) // block)
@@ -163,20 +170,22 @@ def _generation(model: ModelShape, run: RunShape, work: Workload, rates: Rates) 
     sampled, tokens = work.num_sampled_tokens, max(0, work.num_sampled_tokens - work.num_completions)
     context = work.prompt_tokens + work.completion_tokens / 2
     decoded = Work(num_tokens=round(tokens), num_pairs=round(tokens * context), num_rows=round(sampled))
-    weights = run.compute_bytes * model.num_parameters
+    weights = engine_weight_bytes(model, run)
     flops = forward_flops(size, decoded)
     if flops / rates.matmul_flops_per_second > full * weights / rates.memory_bytes_per_second:
         yield "decoding: products", "products", flops
     else:
         yield "decoding: weights", "memory", full * weights
     yield "decoding: weights, in the tail", "memory", tail * weights
-    flops, read = attention_flops(size, decoded), tokens * context * kv_token_bytes(model, run)
+    flops, read = attention_flops(size, decoded), ranks * tokens * context * kv_token_bytes(model, run)
     if flops / rates.attention_flops_per_second > read / rates.memory_bytes_per_second:
         yield "decoding: attention", "attention", flops
     else:
         yield "decoding: keys and values", "memory", read
     yield "between products", "memory", engine_between_bytes(model, run) * (prompts.num_tokens + decoded.num_tokens)
     yield "sampling from logits", "memory", SAMPLING_PASSES * FLOAT32 * sampled * model.vocab_size
+    hidden = run.compute_bytes * model.hidden_size * ranks * (prompts.num_tokens + decoded.num_tokens)
+    yield "sums over slices", "collectives", 2 * model.num_layers * 2 * (1 - 1 / ranks) * hidden
     yield "launches and scheduling", "engine", full + tail
 
 

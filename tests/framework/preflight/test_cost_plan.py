@@ -102,6 +102,24 @@ def test_few_places_read_the_weights_more_slowly_than_they_multiply_and_slow_att
     assert seconds(plan, "generate", "decoding: keys and values") == 0
 
 
+def test_two_ranks_that_share_an_engine_by_hand():
+    run = replace(RUN, engine=replace(RUN.engine, num_slices=2))
+    # 1,024 completions of both ranks on 256 places
+    assert decoding_steps(run, WORK) == (3200, 736)
+    one, two = plan_cost(MODEL, RUN, WORK, RATES), plan_cost(MODEL, run, WORK, RATES)
+    for name in ("prompts", "decoding: products", "sampling from logits", "between products"):
+        assert seconds(two, "generate", name) == seconds(one, "generate", name)
+    half = 2 * 7_615_616_512 // 2
+    assert seconds(two, "generate", "decoding: weights, in the tail") == pytest.approx(736 * half / 1e12)
+    # twice the tokens, each with half of the 4 heads of keys and values
+    assert seconds(two, "generate", "decoding: keys and values") == pytest.approx(2 * 512 * 799 * 550 * 28_672 / 1e12)
+    # 28 layers sum twice; of 2 ranks each sends and receives the hidden states once, 3,584 numbers of 2 bytes
+    tokens = 2 * (19_456 + 512 * 799)
+    assert seconds(two, "generate", "sums over slices") == pytest.approx(28 * 2 * tokens * 3584 * 2 / 1e11)
+    assert seconds(one, "generate", "sums over slices") == 0
+    assert seconds(two, "generate", "launches and scheduling") == pytest.approx(0.01 * (3200 + 736))
+
+
 def test_what_lies_between_products_by_hand():
     # bytes of a position and layer: 106 for each of 3,584 numbers, 10 of 18,944, 36 of 4,096 queries and keys;
     # attention reads or writes 2·8,192 and, with gradients, 4·8,192
