@@ -55,5 +55,5 @@ def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
 
 
 def test_an_unknown_edition_is_refused():
-    with pytest.raises(ConfigError, match="edition=ful: choose from countdown_rates, full, hour, language"):
+    with pytest.raises(ConfigError, match="edition=ful: choose from countdown_rates, full, hour, language, sizes"):
         load_protocol("ful")
