@@ -232,7 +232,7 @@ def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
             for place, one in enumerate(ones)
         ]
     )
-    path = ArmRuns(name="grpo", runs=runs, all_curves=curves, num_planned=2).path()
+    path = ArmRuns(name="grpo", runs=runs, all_curves=curves, num_planned=2).path
     assert path["pass@1"].tolist() == pytest.approx([0.1, 0.3])
     assert path["step"].tolist() == [0, 2]
 
@@ -241,7 +241,7 @@ def test_figures_draw_the_mean_paths_and_the_level(edition):
     figures = {figure.name: figure for figure in laboratory_figures(edition)}
     assert list(figures) == ["lab_best", "lab_average", "lab_candidates", "lab_cost_locks", "lab_long_runs_locks"]
     (axes,) = figures["lab_best"].figure.axes
-    path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path()
+    path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path
     drawn = [line.get_ydata() for line in axes.lines if len(line.get_xdata()) == len(path)]
     assert any(y == pytest.approx(path["pass@64"].to_numpy()) for y in drawn)
     assert [0.3, 0.3] in [list(line.get_xdata()) for line in axes.lines]

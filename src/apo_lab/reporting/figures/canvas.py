@@ -40,23 +40,25 @@ styled = rc_context(RC)
 
 @dataclass(frozen=True)
 class NamedFigure:
-    """A figure with the stem of its files, its title and caption; nothing is drawn on it any more."""
+    """A figure with the stem of its files, its title and caption; nothing is added to it any more."""
 
     name: str
     title: str
     caption: str
     figure: Figure
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def placed(self) -> Figure:
+        """The figure with its parts in place, which to find again for each format would double the time."""
         with rc_context(RC):
             self.figure.draw_without_rendering()
-        # Its parts are in place now. Placing them again for each format would double the time.
         self.figure.set_layout_engine(None)
+        return self.figure
 
     @cached_property
     def svg(self) -> bytes:
         """Encoded once, for its file and for the page."""
-        return encode(self.figure, "svg")
+        return encode(self.placed, "svg")
 
 
 class EndLabel(NamedTuple):
@@ -96,7 +98,7 @@ def save(named: NamedFigure, folder: Path) -> tuple[Path, ...]:
     paths = tuple(folder / f"{named.name}.{file_format}" for file_format in _NO_METADATA)
     for path in paths:
         file_format = path.suffix[1:]
-        write_atomically(path, named.svg if file_format == "svg" else encode(named.figure, file_format))
+        write_atomically(path, named.svg if file_format == "svg" else encode(named.placed, file_format))
     return paths
 
 

@@ -97,7 +97,7 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
     is_averaged = before.endswith(AVERAGED) or after.endswith(AVERAGED)
 
     def contrast(endpoint: str) -> Contrast:
-        return compare(*(arm.within(common).scores(endpoint) for arm in arms))
+        return compare(*(arm.within(common).scores[endpoint] for arm in arms))
 
     return Comparison(
         before=before,

@@ -44,7 +44,7 @@ def paths_figure(
     styles: Styles,
 ) -> Figure:
     """pass@64 against pass@1 along each arm's mean path; a panel for each second arm if the first ones differ."""
-    shown, paths = [list(arms)], {name: arm.path() for name, arm in arms.items()}
+    shown, paths = [list(arms)], {name: arm.path for name, arm in arms.items()}
     if len({before for before, _ in pairs}) > 1:
         afters = dict.fromkeys(after for _, after in pairs if after in arms)
         shown = [[*(b for b, a in pairs if a == after and b in arms), after] for after in afters]
@@ -73,7 +73,7 @@ def paths_figure(
 @styled
 def curves_figure(arms: Sequence[ArmRuns], xs: Mapping[str, str], ys: Mapping[str, str], styles: Styles) -> Figure:
     """Each of `ys` (a row) against each of `xs` (a column), or all in one row if `xs` is one: column → printed name."""
-    pairs, paths = list(itertools.product(ys, xs)), {arm.label: arm.path() for arm in arms}
+    pairs, paths = list(itertools.product(ys, xs)), {arm.label: arm.path for arm in arms}
     figure, grid = panels(len(pairs), height=1.9)
     for axes, (y, x) in zip(grid, pairs, strict=True):
         for arm in arms:

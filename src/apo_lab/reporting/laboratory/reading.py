@@ -34,9 +34,9 @@ _ENDPOINTS = {"area": "area", "last": "pass@64"}
 """Endpoint of a question → its column in `runs.csv`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ArmRuns:
-    """The finished runs of one arm in some worlds."""
+    """The finished runs of one arm in some worlds. What is computed of them is kept: a page asks for it many times."""
 
     name: str
     """Of the method or arm, as in the protocol."""
@@ -59,6 +59,8 @@ class ArmRuns:
 
     def within(self, worlds: Sequence[str]) -> "ArmRuns":
         """The same arm in some of its worlds."""
+        if set(self.runs["world"]) <= set(worlds):
+            return self
         return replace(self, runs=self.runs[self.runs["world"].isin(worlds)])
 
     @property
@@ -71,8 +73,12 @@ class ArmRuns:
         """Mean of a column over seeds, then over worlds."""
         return float(self.runs.groupby("world")[column].mean().mean())
 
-    def scores(self, endpoint: str) -> ArmScores:
-        """The endpoint, as `verdicts.compare` takes it."""
+    @cached_property
+    def scores(self) -> Mapping[str, ArmScores]:
+        """`area` and `last`, each as `verdicts.compare` takes it."""
+        return {endpoint: self._scores(endpoint) for endpoint in _ENDPOINTS}
+
+    def _scores(self, endpoint: str) -> ArmScores:
         tables = {}
         for world, rows in self.runs.groupby("world", sort=False):
             value = torch.tensor(rows[_ENDPOINTS[endpoint]].to_numpy(float))
@@ -80,6 +86,7 @@ class ArmRuns:
             tables[str(world)] = pseudo_values(value, torch.tensor(without))
         return ArmScores(name=self.name, tables=tables)
 
+    @cached_property
     def path(self) -> Frame:
         """A row an evaluation point, from the base model: means over seeds, then over worlds.
 
@@ -107,6 +114,11 @@ class Edition:
         """(stage, method) → rows; an edition asks for each hundreds of times."""
         return dict(iter(self.runs.groupby(["stage", "method"], sort=False)))
 
+    @cached_property
+    def _arms(self) -> dict[tuple[str, tuple[str, ...], str], ArmRuns]:
+        """(stage, worlds, name) → what `arm` has found."""
+        return {}
+
     def arm(self, stage: Stage, worlds: Sequence[str], name: str) -> ArmRuns:
         """The planned runs of an arm: those of the stage, or of the stage `main` if the stage has no such arm.
 
@@ -115,6 +127,12 @@ class Edition:
         """
         own = (*stage.methods, *stage.arms)
         owner = stage if name.removesuffix(AVERAGED) in own else self.protocol.stage(MAIN)
+        key = (owner.name, tuple(worlds), name)
+        if key not in self._arms:
+            self._arms[key] = self._find(owner, worlds, name)
+        return self._arms[key]
+
+    def _find(self, owner: Stage, worlds: Sequence[str], name: str) -> ArmRuns:
         planned = [(world, seed) for world in worlds for seed in owner.seeds.get(world, ())]
         rows = self._rows_of.get((owner.name, name), self.runs[:0])
         rows = rows[pd.MultiIndex.from_frame(rows[["world", "seed"]]).isin(planned)]
