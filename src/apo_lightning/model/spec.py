@@ -169,6 +169,9 @@ class PolicySpec:
             if not Path(path).is_file():
                 raise ConfigError(f"model.path={self.path}: there is no file {Path(path).name}")
             return str(Path(path).parent), Path(path).name
+        may_be_hub_id = not path.startswith((".", "/", "~")) and path.count("/") < 2
+        if not may_be_hub_id and not Path(path).exists():
+            raise ConfigError(f"model.path={self.path}: there is no such folder: give one that exists, or a hub id")
         return path, None
 
 

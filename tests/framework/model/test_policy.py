@@ -217,6 +217,13 @@ def test_a_missing_package_file_is_one_line():
         PolicySpec(name="x", path="package://no_such_package/x.gguf").load_config()
 
 
+@pytest.mark.parametrize("path", ["outputs/bases/locks", "/no/model", "./model", "~/model"])
+def test_a_path_that_cannot_be_a_hub_id_is_a_folder_that_exists(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"model.path={path}: there is no such folder"):
+        PolicySpec(name="x", path=path).load_config()
+
+
 @pytest.mark.slow
 def test_smollm2_loads_from_its_package_and_can_be_saved(tmp_path):
     spec = instantiate(composed("model=smollm2_135m").model, _convert_="all")
