@@ -75,12 +75,12 @@ def start_train(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     return start_cold("train.py", *RUN, *SIGNAL, f"hydra.run.dir={folder}", *overrides)
 
 
-def start_cold(script: str, *overrides: str, **environment: str) -> subprocess.Popen[str]:
-    """A script or a command of ours in a new Python."""
+def start_cold(script: str, *overrides: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    """A script or a command of ours in a new Python, in the folder `cwd`."""
     paths = [str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, *([script] if script.endswith(".py") else ["-m", "apo_lightning", script]), *overrides],
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,28 +16,42 @@ from apo_lab.paper.costs import hours_of_cells
 from apo_lab.paper.states import state_of
 from apo_lab.paper.work import OUTPUT, work_off
 from apo_lightning.errors import ConfigError
-from composing import composed
+from composing import ROOT, composed
 from processes import start_script
 from running import start_cold
 
 RUN = "train/paper/qwen_math7b_apo/seed_1"
+BASE = ROOT / "docs" / "lab" / "bases" / "locks_a" / "locks"
+
+
+@pytest.fixture(autouse=True)
+def base_model(tmp_path, monkeypatch):
+    """Where `apo pretrain data=locks` in the working directory puts it."""
+    shutil.copytree(BASE, tmp_path / "outputs" / "bases" / "locks")
+    monkeypatch.chdir(tmp_path)
 
 
 def miniature(folder: Path, *overrides: str) -> list[str]:
     """The smallest list with every kind of cell; `overrides` are added to those of training."""
     own = ["trainer.max_steps=4", "checkpoint.save_every=1", *overrides]
-    of_train = [*composed("cells=miniature", config_name="paper").overrides, *own]
-    (folder / "solutions.jsonl").write_text('{"problem": "1+2=", "solution": "3"}\n' * 3)
+    standard = composed("cells=miniature", config_name="paper")
+    (folder / "solutions.jsonl").write_text('{"problem": "q407913:", "solution": "C73"}\n' * 3)
     return [
         "cells=miniature",
         "experiments=[paper/qwen_math7b_apo]",
         "distribution_of=[paper/qwen_math7b_apo]",
         "seeds=[1]",
-        f"overrides={json.dumps(of_train, separators=(',', ':'))}",
-        "coverage_of=[tiny]",
-        f'coverage_overrides=["coverage.path={folder}/solutions.jsonl"]',
+        listed("overrides", *standard.overrides, *own),
+        listed("evaluate_overrides", *standard.evaluate_overrides, "benchmark.locks.limit=16"),
+        listed("distribution_overrides", *standard.distribution_overrides, "benchmark.locks.limit=16"),
+        "coverage_of=[lab_locks]",
+        listed("coverage_overrides", *standard.coverage_overrides, f"coverage.path={folder}/solutions.jsonl"),
         f"output_dir={folder}/paper",
     ]
+
+
+def listed(key: str, *overrides: str) -> str:
+    return f"{key}={json.dumps(overrides, separators=(',', ':'))}"
 
 
 def cells_of(words: list[str]) -> dict[str, Cell]:
@@ -48,7 +63,7 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     words = miniature(tmp_path)
     cells, folder = cells_of(words), tmp_path / "paper"
     solutions = (tmp_path / "solutions.jsonl").rename(tmp_path / "elsewhere.jsonl")  # coverage fails, the others go on
-    killed = start_cold("paper", "run", *words)
+    killed = start_cold("paper", "run", *words, cwd=tmp_path)
     while not list((folder / RUN / "checkpoints").glob("step_*")):
         assert killed.poll() is None, killed.stderr.read()
         time.sleep(0.05)
@@ -60,7 +75,7 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     wait_until_gone(f"hydra.run.dir={folder / RUN}")
     assert state_of(cells[RUN]) == "begun"
 
-    resumed = start_script("paper", "run", *words)
+    resumed = start_script("paper", "run", *words, cwd=tmp_path)
     assert resumed.wait() == [1]
     lines = resumed.said.splitlines()
     assert f"resumed  {RUN}" in lines
@@ -69,13 +84,13 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
         "evaluate/paper/qwen_math7b_apo/seed_1",
         "distribution/paper/qwen_math7b_apo/seed_1",
     ]
-    assert any(line.startswith("failed   coverage/tiny") for line in lines)
-    assert re.search(r"1 of 5 cells failed: .*/coverage/tiny/output.txt says why", lines[-1])
-    assert "solutions.jsonl" in (folder / "coverage" / "tiny" / OUTPUT).read_text()
+    assert any(line.startswith("failed   coverage/lab_locks") for line in lines)
+    assert re.search(r"1 of 5 cells failed: .*/coverage/lab_locks/output.txt says why", lines[-1])
+    assert "solutions.jsonl" in (folder / "coverage" / "lab_locks" / OUTPUT).read_text()
     assert "resuming from" in (folder / RUN / OUTPUT).read_text()
 
     solutions.rename(tmp_path / "solutions.jsonl")
-    assert start_script("paper", "run", *words).finish().splitlines()[-1] == "5 of 5 cells are done"
+    assert start_script("paper", "run", *words, cwd=tmp_path).finish().splitlines()[-1] == "5 of 5 cells are done"
     assert not list(folder.rglob("*.lock"))
     paper(composed(*words, config_name="paper"))
     assert capsys.readouterr().out.splitlines()[-1] == "5 done of 5 cells"
@@ -103,7 +118,7 @@ def command_line(process: Path) -> str:
 @pytest.mark.slow
 def test_a_stop_signal_reaches_the_run_which_saves_what_it_has(tmp_path):
     words = [*miniature(tmp_path, "trainer.max_steps=100000"), "bases=[]", "coverage_of=[]"]
-    stopped = start_script("paper", "run", *words)
+    stopped = start_script("paper", "run", *words, cwd=tmp_path)
     (process,) = stopped.processes
     checkpoints = tmp_path / "paper" / RUN / "checkpoints"
     while not list(checkpoints.glob("step_*")):
@@ -129,8 +144,8 @@ def test_the_hours_of_an_evaluation_are_those_of_its_samples_in_training_and_wha
         hours[name]
         for name in (RUN, "evaluate/paper/qwen_math7b_apo/seed_1", "distribution/paper/qwen_math7b_apo/seed_1")
     )
-    # 16 problems with 16 and with 32 samples, next to 4 steps of 16 · 8 completions.
-    assert distribution == pytest.approx(2 * evaluated)
-    assert 0 < evaluated < train * 16 * 16 / (4 * 16 * 8)
-    assert hours["evaluate/base_tiny"] == evaluated
-    assert hours["coverage/tiny"] == "preflight has no plan for coverage"
+    # 16 problems with 128 and with 32 samples, next to 4 steps of 64 · 8 completions.
+    assert evaluated == pytest.approx(4 * distribution)
+    assert 0 < evaluated < train * 16 * 128 / (4 * 64 * 8)
+    assert hours["evaluate/base_lab_locks"] == evaluated
+    assert hours["coverage/lab_locks"] == "preflight has no plan for coverage"
