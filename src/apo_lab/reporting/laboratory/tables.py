@@ -149,7 +149,7 @@ def stage_title(stage: Stage) -> str:
     """The title of a stage's tables."""
     if stage.name == MAIN and not stage.methods:
         return "Each method as its file sets it"
-    return TITLES.get(stage.name, stage.name.capitalize())
+    return TITLES.get(stage.name, stage.name.replace("_", " ").capitalize())
 
 
 def compared_stages(edition: Edition) -> list[Stage]:
