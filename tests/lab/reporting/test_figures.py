@@ -186,6 +186,14 @@ def test_the_arrow_of_recovery_is_drawn_where_apos_pass_at_k_is_above_grpos(chan
     assert len(figure.axes[0].texts) == int(recovers), "an arrow is an annotation without a text"
 
 
+def test_a_marker_at_the_edge_is_drawn_whole():
+    (marker,) = (
+        bar.lines[0]
+        for bar in pareto_figure([make_measurement("grpo", **SMALL)], styles_of(["GRPO"])).axes[0].containers
+    )
+    assert not marker.get_clip_on()
+
+
 def test_published_points_are_hollow_and_drawn_for_measured_models_alone():
     items, paper = measured(), as_measurements(published("main_results"))
     figure = pareto_figure(items, all_styles([*items, *paper]), published=paper)

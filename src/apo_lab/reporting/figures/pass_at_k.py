@@ -133,7 +133,7 @@ def pareto_figure(
 
 def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -> None:
     (x, y), low, high = per_cent([point.pass_at_1, point.pass_at_k])
-    axes.errorbar(
+    marker, *_ = axes.errorbar(
         x,
         y,
         xerr=[[x - low[0]], [high[0] - x]],
@@ -148,6 +148,7 @@ def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -
         elinewidth=1,
         zorder=4 + style.rank,
     )
+    marker.set_clip_on(False)  # half of one at 100 % would be cut off
 
 
 def _draw_arrows(axes: Axes, points: Sequence[ParetoPoint]) -> list[str]:
