@@ -211,6 +211,6 @@ def test_every_benchmark_composes_with_every_model(benchmark, model):
     chosen = list(cfg.benchmark.values())
     assert [node.name for node in chosen] == list(cfg.benchmark)
     for node in chosen:
-        assert node.num_samples in (16, 32, 256)
-        assert node.num_problems in (30, 40, 500, 272, 5000, 1319, 256)
+        assert node.num_samples in (16, 32, 128, 256)
+        assert node.num_problems in (30, 40, 500, 272, 5000, 1319, 256, 1024)
         assert node.max_prompt_tokens + node.max_completion_tokens <= 4096
