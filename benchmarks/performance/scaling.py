@@ -57,12 +57,12 @@ FULL = Sizes(
 )
 TINY = Sizes(
     case=Case(tokens=32, hidden=16, vocab=256, anchors=2),
-    tokens=(16, 24, 32, 48),
-    vocab=(128, 256, 512, 1024),
-    anchors=(1, 2, 4, 8),
-    hidden=(8, 16, 24, 48),
-    group=(2, 4, 6, 8),
-    length=(2, 4, 8, 16),
+    tokens=(16, 48),
+    vocab=(128, 1024),
+    anchors=(1, 8),
+    hidden=(8, 48),
+    group=(2, 8),
+    length=(2, 16),
 )
 
 
