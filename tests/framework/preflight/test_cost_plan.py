@@ -1,11 +1,8 @@
 """The seconds of a step, derived by hand for a 7B model on eight GPUs, and what changes them."""
 
-import itertools
-import time
 from dataclasses import replace
 
 import pytest
-import torch
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +10,10 @@ from hypothesis import strategies as st
 from apo_lightning.errors import ConfigError
 from apo_lightning.preflight.cost_plan import CostPlan, decoding_steps, plan_cost
 from apo_lightning.preflight.memory_shapes import AdapterShape
-from apo_lightning.preflight.rates import Rates, measured_rates, seconds_of
+from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import NOTHING, Expected, Part, Workload, expected_workload
 from apo_lightning.run.sizes import step_settings
-from composing import composed, names
+from composing import composed
 from paper_sizes import PAPER, qwen_math7b
 
 MODEL = qwen_math7b()
@@ -359,40 +356,6 @@ def workload(cfg, expected: Expected) -> Workload:
 def test_what_cannot_be_expected_is_named(values, words):
     with pytest.raises(ConfigError, match=words):
         Expected(**values)
-
-
-def test_a_rate_of_zero_is_named():
-    with pytest.raises(ConfigError, match=r"rates\.memory_bytes_per_second is 0"):
-        replace(RATES, memory_bytes_per_second=0)
-
-
-@pytest.mark.parametrize("option", [name for name in names("rates") if name != "measured"])
-def test_every_gpu_of_the_table_has_rates(option):
-    rates = instantiate(composed(f"rates={option}").rates)
-    assert 1e14 < rates.matmul_flops_per_second < 1e15 < 1e15 * rates.engine_step_seconds * 1e3
-
-
-def test_rates_are_the_median_of_repeats(monkeypatch):
-    # one that warms up, and nine of 1 s and more: the fifth of them counts, not the fastest
-    ticks = itertools.accumulate(itertools.chain.from_iterable((1, s) for s in (100.0, 5, 1, 9, 3, 7, 2, 8, 4, 6)))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    assert seconds_of(lambda: None, torch.device("cpu")) == 5
-
-
-def test_a_rate_is_looked_at_for_a_second(monkeypatch):
-    # ticks of 1/64 s: one that warms up, and as many as make a second of all
-    ticks = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 64)
-    calls = []
-    assert seconds_of(lambda: calls.append(None), torch.device("cpu")) == 1 / 64
-    assert len(calls) == 64
-
-
-def test_rates_are_measured_here():
-    rates = measured_rates(torch.device("cpu"), torch.float32, attended=(2, 64, 16))
-    assert 1e9 < rates.matmul_flops_per_second < 1e14
-    assert 1e7 < rates.attention_flops_per_second < 1e14
-    assert 1e8 < rates.memory_bytes_per_second < 1e13
 
 
 def test_the_values_of_a_critic_cost_a_forward_without_the_vocabularys_head():
