@@ -1,10 +1,8 @@
 """The order of the tests, and what none of them may leave behind."""
 
 import os
+from pathlib import Path
 
-# First: what a shape-checked module of ours imports is cached under another name, and so would be compiled once more.
-import lightning.pytorch  # noqa: F401
-import peft  # noqa: F401
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -15,10 +13,22 @@ settings.load_profile("untimed")
 RANK_VARIABLES = ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
+def pytest_collectstart() -> None:
+    """Before the first file: what a shape-checked module of ours imports is cached under another name, and so would be
+    compiled once more. The process that hands out tests to others collects none, and need not wait for it.
+    """
+    import lightning.pytorch  # noqa: F401, PLC0415
+    import peft  # noqa: F401, PLC0415
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a slow test first: begun last, one of them would run alone at the end, on one core of several."""
-    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in slow)
+    """The slowest files first: begun last, one of them would run alone at the end, on one core of several."""
+    seconds: dict[Path, int] = {}
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        if slow is not None:
+            seconds[item.path] = max(seconds.get(item.path, 0), *slow.args, 10)
+    items.sort(key=lambda item: -seconds.get(item.path, 0))
 
 
 @pytest.fixture(autouse=True)

@@ -158,7 +158,7 @@ def test_the_head_benchmark_prints_a_row_a_variant():
     assert float(rows["ours"][7]) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_the_scaling_benchmark_fits_every_axis():
     printed = run_script("performance.scaling", "--tiny", "--rounds=1")
     for axis in ("ours: T", "ours: V", "ours: K", "ours: D", "group size", "completion length"):

@@ -1,5 +1,6 @@
 """The axes are orthogonal: whatever two options are named together, a run composes."""
 
+import functools
 import itertools
 import re
 
@@ -130,22 +131,13 @@ def test_the_papers_runs_look_at_the_benchmarks_that_its_evaluations_measure():
     assert (looks, round(share, 2), round(looks * share / cfg.trainer.max_steps, 2)) == (13, 0.20, 0.01)
 
 
-def test_the_papers_runs_are_all_there():
-    assert {path.stem for path in (CONFIGS / "experiment" / "paper").glob("*.yaml")} == PAPER | {"base"}
+@pytest.mark.parametrize("folder", ["paper", "clean"])
+def test_the_papers_runs_are_all_there(folder):
+    assert {path.stem for path in (CONFIGS / "experiment" / folder).glob("*.yaml")} == PAPER | {"base"}
 
 
 @pytest.mark.parametrize("run", sorted(PAPER))
-def test_a_clean_run_is_the_papers_without_the_problems_of_its_benchmarks(run):
-    clean, paper = composed(f"experiment=clean/{run}"), composed(f"experiment=paper/{run}")
-    benchmarks = composed("benchmark=paper", config_name="evaluate").benchmark.values()
-    assert [problems.hub for problems in instantiate(clean.data).exclude] == [instantiate(b.hub) for b in benchmarks]
-    clean.data.exclude = []
-    assert clean == paper
-    assert {path.stem for path in (CONFIGS / "experiment" / "clean").glob("*.yaml")} == PAPER | {"base"}
-
-
-@pytest.mark.parametrize("run", sorted(PAPER))
-def test_a_paper_run_has_the_papers_hyper_parameters(run):
+def test_a_paper_run_has_the_papers_hyper_parameters_and_a_clean_one_leaves_out_the_benchmarks_problems(run):
     cfg = composed(f"experiment=paper/{run}")
     assert (cfg.prompts_per_step, cfg.prompts_per_minibatch, cfg.group_size) == (512, 32, 8)
     assert (cfg.data.max_prompt_tokens, cfg.data.max_completion_tokens) == (512, 1536)
@@ -163,6 +155,16 @@ def test_a_paper_run_has_the_papers_hyper_parameters(run):
             default[{"pull": "pull_coef", "push": "push_coef", "anchor": "anchor_size"}[key]] = float(value)
         assert {key: loss[key] for key in default} == default
 
+    clean = composed(f"experiment=clean/{run}")
+    assert [problems.hub for problems in instantiate(clean.data).exclude] == hubs_of_the_papers_benchmarks()
+    clean.data.exclude = []
+    assert clean == cfg
+
+
+@functools.cache
+def hubs_of_the_papers_benchmarks():
+    return [instantiate(node.hub) for node in composed("benchmark=paper", config_name="evaluate").benchmark.values()]
+
 
 def test_an_experiment_gives_way_to_the_command_line():
     cfg = composed("experiment=paper/llama3b_apo", "algo.loss.pull_coef=0.05", "trainer=cpu", "model=tiny")
@@ -170,17 +172,13 @@ def test_an_experiment_gives_way_to_the_command_line():
 
 
 @pytest.mark.parametrize("algo", names("algo"))
-def test_every_algorithm_instantiates_and_its_advantage_takes_a_group_of_eight(algo):
+def test_an_algorithm_instantiates_takes_groups_of_eight_and_brings_its_own_aggregation(algo):
     cfg = composed(f"algo={algo}")
     instantiate(cfg.algo.advantage).check(8)
     assert instantiate(cfg.algo.loss).needs is not None
-
-
-@pytest.mark.parametrize("algo", names("algo"))
-def test_an_algorithm_brings_its_own_aggregation(algo):
     by_sequence = dict.fromkeys(("gspo", "gmpo"), "sequence_mean_token_mean")
     own = {"dr_grpo": "sequence_mean_token_sum_norm", **by_sequence}.get(algo, "token_mean")
-    assert composed(f"algo={algo}").aggregation == own
+    assert cfg.aggregation == own
 
 
 def test_the_command_line_overrules_an_algorithms_aggregation_and_an_experiment_does_not():

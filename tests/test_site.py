@@ -1,5 +1,6 @@
 """What the site adds to the pages: tables of options, public names, pages for files, and the index of papers."""
 
+import functools
 import re
 
 import pytest
@@ -100,11 +101,15 @@ def counterparts(page: str) -> list[list[str]]:
     return [[word for code in codes for word in code.split()] for codes in cells if codes]
 
 
+composed_once = functools.cache(composed)
+"""Most rows choose no option, and read the same configuration."""
+
+
 @pytest.mark.parametrize("page", ["moving-from-trl", "moving-from-verl"])
 def test_the_counterparts_of_other_libraries_options_exist(page):
     for words in counterparts(page):
         groups = [word for word in words if re.fullmatch(r"(algo|data|policy|engine|reward|trainer|logger)=\w+", word)]
-        config = composed(*{word.partition("=")[0]: word for word in reversed(groups)}.values())
+        config = composed_once(*{word.partition("=")[0]: word for word in reversed(groups)}.values())
         # A bare word after the first is a value of the key before it.
         keys = [word.partition("=")[0] for place, word in enumerate(words) if place == 0 or "." in word or "=" in word]
         for key in (key for key in keys if not key.startswith(("hydra.", "apo", "…"))):

@@ -18,7 +18,7 @@ from composing import composed
 from processes import on_two_ranks
 from running import run_train, start_train, training_rows, without_clock
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "data.num_validation=8", "group_size=8"),

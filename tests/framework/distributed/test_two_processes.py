@@ -7,7 +7,7 @@ import pytest
 
 from running import read_metrics, run_train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(60)
 
 SIZES = ("group_size=8", "data.num_validation=8", "optimizer.lr=1e-3")
 # A mini-batch is several micro-batches on each rank, whose gradients are added up before ranks meet.

@@ -11,7 +11,7 @@ from running import finish, run_train, start_train, training_rows
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.slow,
+    pytest.mark.slow(40),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 

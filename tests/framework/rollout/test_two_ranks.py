@@ -18,7 +18,7 @@ from processes import on_two_ranks
 
 VLLM = [
     pytest.mark.vllm,
-    pytest.mark.slow,
+    pytest.mark.slow(40),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 

@@ -17,7 +17,7 @@ from composing import PAPER, composed
 from processes import on_two_ranks
 from running import training_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 OPTIONS = (
     "trainer=fsdp_cpu2",
     "model=tiny",

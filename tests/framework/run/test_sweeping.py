@@ -42,7 +42,7 @@ def test_a_rank_of_a_job_is_told_its_command_its_folder_and_that_it_is_swept(mon
     HydraConfig.instance().cfg = None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_each_job_of_a_sweep_over_two_ranks_leaves_one_folder_with_a_checkpoint(tmp_path):
     stub = write_stub(tmp_path / "stub.jsonl")
     command = [

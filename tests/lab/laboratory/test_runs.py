@@ -14,7 +14,7 @@ from running import finish, start_cold
 KEY = ["world", "method", "variant", "seed"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(60)
 def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
     """In one test, since a fixture would make all runs once in every process that tests."""
     edition = tmp_path / "mine.yaml"
