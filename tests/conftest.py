@@ -17,8 +17,8 @@ def pytest_collectstart() -> None:
     """Before the first file: what a shape-checked module of ours imports is cached under another name, and so would be
     compiled once more. The process that hands out tests to others collects none, and need not wait for it.
     """
-    import lightning.pytorch  # noqa: F401, PLC0415
-    import peft  # noqa: F401, PLC0415
+    import lightning.pytorch  # noqa: F401
+    import peft  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -68,9 +68,7 @@ def usable_kinds(loss):
 def close(actual, expected, kind):
     expected = torch.tensor(expected, dtype=torch.float64)
     tolerance = 1e-5 * max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(
-        actual.double(), expected, rtol=0, atol=tolerance, msg=lambda found: f"{kind}: {found}"
-    )
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance, msg=lambda found: f"{kind}: {found}")
 
 
 def test_the_algorithms_of_the_paper_are_here():
