@@ -1,5 +1,6 @@
 """The order of the tests, and what none of them may leave behind."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -11,6 +12,20 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 RANK_VARIABLES = ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+def pytest_sessionstart() -> None:
+    """The search for garbage pauses until all files are imported, and then leaves out what they made."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries print at exit what of theirs was never freed
 
 
 def pytest_collectstart() -> None:

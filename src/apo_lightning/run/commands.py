@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.errors import ConfigError
 
 ENTRY_POINTS = "apo_lightning.commands"
@@ -39,7 +40,8 @@ class Command:
     def load(self) -> Callable[[Any], Any]:
         """Import the function that does the work."""
         module, _, function = self.work.partition(":")
-        return getattr(importlib.import_module(module), function)
+        with no_garbage_searched():
+            return getattr(importlib.import_module(module), function)
 
     def overrides(self, arguments: Sequence[str]) -> list[str]:
         """The arguments as overrides, a first word of `actions` as `action=…`; raises `ConfigError` on another word."""

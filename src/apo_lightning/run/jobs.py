@@ -6,6 +6,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.run.choices import typed_overrides
 
 
@@ -14,14 +15,16 @@ def train_or_preflight(cfg: DictConfig) -> None:
     if cfg.preflight:
         plan(cfg)
         return
-    from apo_lightning.run.training import train
+    with no_garbage_searched():
+        from apo_lightning.run.training import train
 
     train(cfg, Path(HydraConfig.get().runtime.output_dir))
 
 
 def plan(cfg: DictConfig) -> None:
     """Print the plan of a training run, and exit with status 1 if it cannot work."""
-    from apo_lightning.run.preflight import preflight
+    with no_garbage_searched():
+        from apo_lightning.run.preflight import preflight
 
     if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(status)
@@ -29,7 +32,8 @@ def plan(cfg: DictConfig) -> None:
 
 def evaluate_policy(cfg: DictConfig) -> None:
     """Measure a policy; typed overrides and sweeps decide the folder of its results."""
-    from apo_lightning.run.evaluating import evaluate
-    from apo_lightning.run.sweeping import is_swept
+    with no_garbage_searched():
+        from apo_lightning.run.evaluating import evaluate
+        from apo_lightning.run.sweeping import is_swept
 
     evaluate(cfg, typed_overrides(), is_swept=is_swept())

@@ -32,18 +32,17 @@ def base_model(tmp_path, monkeypatch):
 
 
 def miniature(folder: Path, *overrides: str) -> list[str]:
-    """The smallest list with every kind of cell; `overrides` are added to those of training."""
+    """A small list, of training, evaluations and coverage; `overrides` are added to those of training."""
     own = ["trainer.max_steps=4", "checkpoint.save_every=1", *overrides]
     standard = composed("cells=miniature", config_name="paper")
     (folder / "solutions.jsonl").write_text('{"problem": "q407913:", "solution": "C73"}\n' * 3)
     return [
         "cells=miniature",
         "experiments=[paper/qwen_math7b_apo]",
-        "distribution_of=[paper/qwen_math7b_apo]",
+        "distribution_of=[]",  # evaluations with other settings
         "seeds=[1]",
         listed("overrides", *standard.overrides, *own),
         listed("evaluate_overrides", *standard.evaluate_overrides, "benchmark.locks.limit=16"),
-        listed("distribution_overrides", *standard.distribution_overrides, "benchmark.locks.limit=16"),
         "coverage_of=[lab_locks]",
         listed("coverage_overrides", *standard.coverage_overrides, f"coverage.path={folder}/solutions.jsonl"),
         f"output_dir={folder}/paper",
@@ -82,22 +81,21 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     assert [line.split()[1] for line in lines if line.startswith("done")] == [
         RUN,
         "evaluate/paper/qwen_math7b_apo/seed_1",
-        "distribution/paper/qwen_math7b_apo/seed_1",
     ]
     assert any(line.startswith("failed   coverage/lab_locks") for line in lines)
-    assert re.search(r"1 of 5 cells failed: .*/coverage/lab_locks/output.txt says why", lines[-1])
+    assert re.search(r"1 of 4 cells failed: .*/coverage/lab_locks/output.txt says why", lines[-1])
     assert "solutions.jsonl" in (folder / "coverage" / "lab_locks" / OUTPUT).read_text()
     assert "resuming from" in (folder / RUN / OUTPUT).read_text()
 
     solutions.rename(tmp_path / "solutions.jsonl")
-    assert start_script("paper", "run", *words, cwd=tmp_path).finish().splitlines()[-1] == "5 of 5 cells are done"
+    assert start_script("paper", "run", *words, cwd=tmp_path).finish().splitlines()[-1] == "4 of 4 cells are done"
     assert not list(folder.rglob("*.lock"))
     paper(composed(*words, config_name="paper"))
-    assert capsys.readouterr().out.splitlines()[-1] == "5 done of 5 cells"
+    assert capsys.readouterr().out.splitlines()[-1] == "4 done of 4 cells"
 
     paper(composed(*words, "action=report", config_name="paper"))
     page = (folder / "report" / "report.html").read_text()
-    assert "5 done of 5 cells" in page
+    assert "4 done of 4 cells" in page
     tables = {path.stem for path in (folder / "report" / "tables").glob("*.md")}
     assert tables >= {"main_results", "health", "comparisons", "costs", "coverage", "hyperparameters"}
     assert {path.stem for path in (folder / "report" / "figures").glob("*.png")} >= {"pareto", "pass_at_k", "entropy"}
