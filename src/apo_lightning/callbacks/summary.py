@@ -120,7 +120,7 @@ class RunSummary(StepCallback):
 
     def _print(self, trainer: pl.Trainer, summary: dict[str, Any]) -> None:
         if trainer.is_global_zero:
-            console = Console(highlight=False)
+            console = Console(highlight=False, markup=False, emoji=False)
             console.print()
             console.print(closing_table(summary))
             console.print(f"summary.json, curves.png and rollouts/ are in {trainer.default_root_dir}", soft_wrap=True)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.markup import escape
 
 NOISY = (
     "lightning",
@@ -36,7 +35,7 @@ class OwnWarnings(logging.Handler):
         """Print a warning; an error ends the run, and is printed there."""
         if record.levelno == logging.WARNING and record.msg not in self.printed:
             self.printed.add(record.msg)
-            say(f"warning: {escape(record.getMessage())} (others like it: run.log)")
+            say(f"warning: {record.getMessage()} (others like it: run.log)")
 
 
 def quiet_libraries(log_file: Path) -> None:
@@ -86,4 +85,6 @@ def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
     if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0:
         # Without a terminal, Rich would limit tables to 80 columns.
         width = None if sys.stdout.isatty() else 120
-        Console(file=sys.stdout, highlight=False, width=width).print(content, soft_wrap=soft_wrap)
+        # Rich would take the `[wandb,tensorboard]` of a command for a style, and leave it out.
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+        console.print(content, soft_wrap=soft_wrap)

@@ -3,8 +3,9 @@
 import logging
 
 import pytest
+from rich.table import Table
 
-from apo_lightning.common.console import quiet_libraries
+from apo_lightning.common.console import quiet_libraries, say, show
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +34,20 @@ def test_our_first_warning_of_a_kind_is_said_and_all_are_kept(tmp_path, capsys):
     kept = (tmp_path / "run.log").read_text()
     for line in ("with 64: [1, 2]", "with 32: [1, 2]", "of [/x]", "as it should be", "ends the run", "please upgrade"):
         assert line in kept
+
+
+LINE = "continue with: apo train 'logger=[wandb,tensorboard]' benchmark=[math500] data.answer=:x: [/] [bold]"
+
+
+def test_a_line_is_printed_as_it_is(capsys):
+    say(LINE)
+    assert capsys.readouterr().out == f"{LINE}\n"
+
+
+def test_cells_of_a_table_are_printed_as_they_are(capsys):
+    table = Table("benchmark=[math500]")
+    table.add_row("logger=[wandb,tensorboard]")
+    show(table)
+    printed = capsys.readouterr().out
+    assert "benchmark=[math500]" in printed
+    assert "logger=[wandb,tensorboard]" in printed
