@@ -10,6 +10,7 @@ COLUMNS = ["step", "val/locks/exact/pass@1", "val/locks/exact/pass@64"]
 rows = {}
 for path in sorted(Path("multirun").rglob("metrics.csv")):
     overrides = yaml.safe_load((path.parent / ".hydra" / "overrides.yaml").read_text())
-    algo = dict(override.split("=", 1) for override in overrides)["algo"]
-    rows[algo] = pandas.read_csv(path)[COLUMNS].dropna().iloc[-1]
+    typed = dict(override.split("=", 1) for override in overrides)
+    name = f"{typed['algo']} seed {typed['seed']}" if "seed" in typed else typed["algo"]
+    rows[name] = pandas.read_csv(path)[COLUMNS].dropna().iloc[-1]
 print(pandas.DataFrame(rows).T.round(3))

@@ -3,6 +3,7 @@
 import traceback
 
 import torch
+from torch import Tensor
 
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.losses.minibatch_tokens import MinibatchTokens
@@ -14,14 +15,15 @@ NUM_TOKENS = 8
 
 @torch.enable_grad()
 def try_loss(loss: PolicyLoss) -> None:
-    """Call a loss as the update does, on a right completion of four tokens with A = 1 and a wrong one with A = −1.
+    """Call a loss as the update does, on completions of three tokens with A = 1, of three with −1, and of two with 0.
 
     Raises:
-        ConfigError: it fails, or returns something else than a differentiable value for each token.
+        ConfigError: it fails, returns something else than a differentiable value for each token, or has a gradient on
+            a token that its `gradient_mask` leaves out.
     """
     name = type(loss).__name__
     try:
-        inputs = _inputs(loss)
+        inputs, logits = _inputs(loss)
         output = loss(inputs)
         masks = masks_of(loss, inputs.advantages, inputs.is_correct)
     except ConfigError:
@@ -53,10 +55,16 @@ def try_loss(loss: PolicyLoss) -> None:
             )
     if not output.per_token.requires_grad:
         raise ConfigError(f"algo.loss is {name}, whose per_token has no gradient on {NUM_TOKENS} made-up tokens")
+    left_out = output.per_token[~masks.gradient].sum()
+    if torch.autograd.grad(left_out, logits)[0].any():
+        raise ConfigError(
+            f"algo.loss is {name}, which has a gradient on tokens that its gradient_mask leaves out, and which are not "
+            "run: let gradient_mask be true there"
+        )
 
 
-def _inputs(loss: PolicyLoss) -> LossInputs:
-    """What the update would hand to the loss; ratios are 1.01, and policy and reference differ."""
+def _inputs(loss: PolicyLoss) -> tuple[LossInputs, Tensor]:
+    """What the update would hand to the loss, and the logits; ratios are 1.01, and policy and reference differ."""
     needs = loss.needs
     vocab_size = max(32, 2 * needs.anchor_size, 2 * needs.candidate_size)
     logits = torch.arange(float(NUM_TOKENS * vocab_size)).sin().view(NUM_TOKENS, vocab_size).requires_grad_()
@@ -64,8 +72,9 @@ def _inputs(loss: PolicyLoss) -> LossInputs:
     token_ids = torch.arange(NUM_TOKENS)
     at_token = policy.gather(1, token_ids[:, None])[:, 0]
     entropy = -(policy.exp() * policy).sum(1)
-    advantages = torch.tensor([1.0, -1.0]).repeat_interleave(NUM_TOKENS // 2)
-    old, sequence_ids = at_token.detach() - 0.01, (advantages < 0).long()
+    sequence_ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+    advantages = torch.tensor([1.0, -1.0, 0.0])[sequence_ids]
+    old = at_token.detach() - 0.01
     marks = sequence_values = anchor = own_ids = None
     if needs.marks:
         marks = loss.marks(
@@ -78,7 +87,7 @@ def _inputs(loss: PolicyLoss) -> LossInputs:
         anchor = Anchor(token_ids=top.indices, ref_logprobs=top.values, logprobs=policy.gather(1, top.indices))
     if needs.candidate_size:
         own_ids = policy.detach().topk(needs.candidate_size).indices
-    return LossInputs(
+    inputs = LossInputs(
         token_ids=token_ids,
         sequence_ids=sequence_ids,
         logprobs=at_token,
@@ -94,3 +103,4 @@ def _inputs(loss: PolicyLoss) -> LossInputs:
         candidate_ids=own_ids,
         candidate_logprobs=None if own_ids is None else policy.gather(1, own_ids),
     )
+    return inputs, logits

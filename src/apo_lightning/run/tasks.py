@@ -100,10 +100,12 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
 def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
     longest = getattr(evaluated.spec.load_config(), "max_position_embeddings", None)
     if longest is not None and benchmark.max_model_len > longest:
+        room = longest - benchmark.max_prompt_tokens
+        remedy = f"give max_completion_tokens={room} or less" if room > 0 else "choose another benchmark="
         raise ConfigError(
             f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "
             f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {evaluated.spec.name}, which "
-            f"reads {longest} tokens: give max_completion_tokens={longest - benchmark.max_prompt_tokens} or less"
+            f"reads {longest} tokens: {remedy}"
         )
 
 

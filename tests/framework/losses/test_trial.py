@@ -73,3 +73,19 @@ class Mask(GRPO):
 def test_a_wrong_loss_is_refused_in_one_line(loss, line):
     with pytest.raises(ConfigError, match=line):
         try_loss(loss())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullsEverywhere(GRPO):
+    """Also where the advantage is 0, whose completions GRPO's mask leaves out."""
+
+    gradient_mask = GRPO.gradient_mask
+
+    def __call__(self, inputs):
+        output = super().__call__(inputs)
+        return LossOutput(per_token=output.per_token - 0.01 * inputs.logprobs)
+
+
+def test_a_gradient_on_tokens_that_are_not_run_is_refused():
+    with pytest.raises(ConfigError, match="PullsEverywhere, which has a gradient on tokens that its gradient_mask"):
+        try_loss(PullsEverywhere())
