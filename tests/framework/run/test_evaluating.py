@@ -21,7 +21,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.rollout import weight_sync
 from apo_lightning.run import evaluate, user_message
 from apo_lightning.run.command_line import main
-from composing import composed, names
+from composing import ROOT, composed, names
 from processes import start_script
 from running import finish, run_train, start_cold
 
@@ -214,3 +214,15 @@ def test_every_benchmark_composes_with_every_model(benchmark, model):
         assert node.num_samples in (16, 32, 128, 256)
         assert node.num_problems in (30, 40, 500, 272, 5000, 1319, 256, 1024)
         assert node.max_prompt_tokens + node.max_completion_tokens <= 4096
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "remedy"), [(40, "give max_completion_tokens=24 or less"), (96, "choose another benchmark=")]
+)
+def test_a_benchmark_that_the_model_cannot_read_is_refused_with_what_it_could(tmp_path, prompt_tokens, remedy):
+    base = ROOT / "docs" / "lab" / "bases" / "locks_a" / "locks"  # which reads 64 tokens
+    model = ("model=lab_locks", f"model.path={base}", "engine=transformers")
+    sizes = (f"benchmark.arithmetic.max_prompt_tokens={prompt_tokens}", "max_completion_tokens=64")
+    cfg = composed(*model, "benchmark=arithmetic", *sizes, f"output_dir={tmp_path}", config_name="evaluate")
+    with pytest.raises(ConfigError, match=f"which reads 64 tokens: {remedy}"):
+        evaluate(cfg, [], is_swept=False)
