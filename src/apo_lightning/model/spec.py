@@ -171,7 +171,10 @@ class PolicySpec:
             return str(Path(path).parent), Path(path).name
         may_be_hub_id = not path.startswith((".", "/", "~")) and path.count("/") < 2
         if not may_be_hub_id and not Path(path).exists():
-            raise ConfigError(f"model.path={self.path}: there is no such folder: give one that exists, or a hub id")
+            place = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
+            raise ConfigError(
+                f"model.path={self.path}: there is no such folder{place}: give one that exists, or a hub id"
+            )
         return path, None
 
 

@@ -83,7 +83,7 @@ def describe_reward(node: DictConfig) -> str:
         >>> describe_reward(DictConfig({"_target_": "apo_lightning.rewards.NumericReward", "take": "first"}))
         'NumericReward(take=first)'
     """
-    container: Any = OmegaConf.to_container(node)
+    container: Any = OmegaConf.to_container(node, resolve=True)
     given = flatten({key: value for key, value in container.items() if key not in ("_target_", *NO_JUDGE)})
     arguments = ", ".join(f"{key}={value}" for key, value in given.items())
     return f"{str(node._target_).rpartition('.')[2]}({arguments})"

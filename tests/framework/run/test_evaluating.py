@@ -21,6 +21,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.rollout import weight_sync
 from apo_lightning.run import evaluate, user_message
 from apo_lightning.run.command_line import main
+from apo_lightning.run.tasks import describe_reward
 from composing import ROOT, composed, names
 from processes import start_script
 from running import finish, run_train, start_cold
@@ -226,3 +227,10 @@ def test_a_benchmark_that_the_model_cannot_read_is_refused_with_what_it_could(tm
     cfg = composed(*model, "benchmark=arithmetic", *sizes, f"output_dir={tmp_path}", config_name="evaluate")
     with pytest.raises(ConfigError, match=f"which reads 64 tokens: {remedy}"):
         evaluate(cfg, [], is_swept=False)
+
+
+def test_the_reward_of_locks_is_described_with_its_puzzle():
+    node = composed("benchmark=locks", "benchmark.locks.source.puzzle.secret=7", config_name="evaluate").benchmark.locks
+    assert describe_reward(node.reward) == (
+        "PuzzleReward(puzzle._target_=apo_lab.puzzles.Locks, puzzle.secret=7, puzzle.digit_accuracy=0.74)"
+    )
