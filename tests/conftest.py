@@ -14,12 +14,8 @@ settings.load_profile("untimed")
 RANK_VARIABLES = ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
-def pytest_sessionstart() -> None:
-    """The search for garbage pauses until all files are imported, and then leaves out what they made."""
-    gc.disable()
-
-
 def pytest_collection_finish() -> None:
+    """Searches for garbage, paused while files are imported, leave out what the files made."""
     gc.freeze()
     gc.enable()
 
@@ -32,6 +28,7 @@ def pytest_collectstart() -> None:
     """Before the first file: what a shape-checked module of ours imports is cached under another name, and so would be
     compiled once more. The process that hands out tests to others collects none, and need not wait for it.
     """
+    gc.disable()
     import lightning.pytorch  # noqa: F401
     import peft  # noqa: F401
 

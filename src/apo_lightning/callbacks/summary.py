@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from apo_lightning.callbacks.model_card import write_card
 from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change, total_verdicts
 from apo_lightning.callbacks.run_loggers import RunLogger
 from apo_lightning.callbacks.step_callback import StepCallback
+from apo_lightning.common.console import say, show
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.common.formatting import duration, number
 from apo_lightning.model.fingerprint import versions, weights_sha256
@@ -120,10 +121,9 @@ class RunSummary(StepCallback):
 
     def _print(self, trainer: pl.Trainer, summary: dict[str, Any]) -> None:
         if trainer.is_global_zero:
-            console = Console(highlight=False, markup=False, emoji=False)
-            console.print()
-            console.print(closing_table(summary))
-            console.print(f"summary.json, curves.png and rollouts/ are in {trainer.default_root_dir}", soft_wrap=True)
+            say("")
+            show(closing_table(summary))
+            say(f"summary.json, curves.png and rollouts/ are in {trainer.default_root_dir}")
 
 
 def closing_table(summary: Mapping[str, Any]) -> RenderableType:

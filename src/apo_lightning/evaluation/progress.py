@@ -25,7 +25,7 @@ class Progress:
 
     def __init__(self, what: str, unit: str, *, is_shown: bool = True) -> None:
         self._what, self._unit, self._is_shown = what, unit, is_shown
-        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._console = Console(highlight=False)
         self._live: Live | None = None
         self._started = self._last = time.monotonic()
         self._first = self._done = self._total = self._tokens = 0
