@@ -15,13 +15,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hydra.utils import get_object
+from jaxtyping import TypeCheckError
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from apo_lightning.losses.functional import log_ratio
 from apo_lightning.run.choices import BASE, composed, config_folders
+from apo_lightning.types import Anchor
 from composing import ROOT
 
 # An experiment only overrides what other files define, and a base is a part of what they define: neither is whole.
@@ -136,6 +140,16 @@ def test_every_package_with_code_has_tests(part):
 
 def test_only_tests_of_the_repository_lie_at_the_top():
     assert {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")} == REPOSITORY
+
+
+def test_shapes_are_checked_in_functions_and_in_records_and_signatures_without_any_are_left_alone():
+    with pytest.raises(TypeCheckError, match=r"(?s)log_ratio.*old_logprobs"):
+        log_ratio(torch.zeros(2), torch.zeros(3))
+    ids, one, two = torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), torch.zeros(2, 2)
+    with pytest.raises(TypeCheckError, match=r"(?s)Anchor.*logprobs"):
+        Anchor(token_ids=ids, ref_logprobs=one, logprobs=two)
+    assert hasattr(Anchor.__init__, "__wrapped__")
+    assert not hasattr(config_folders, "__wrapped__")
 
 
 def test_imports_go_one_way():

@@ -80,7 +80,7 @@ def weighted_advantages(
         truncated=torch.zeros_like(is_correct),
         mean_logprobs=logprobs,
         answers=None if tokens is None else tuple(tuple(map(str, row)) for row in tokens.tolist()),
-        history=tuple(PromptRecord() for _ in is_correct),
+        history=(PromptRecord(),) * len(is_correct),
         max_completion_tokens=LONG,
     )
     result = advantage(inputs)
