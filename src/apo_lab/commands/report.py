@@ -12,6 +12,7 @@ from apo_lab.reporting.page import Report, write_report
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
 from apo_lab.reporting.runs import interpolated, read_runs
 from apo_lab.reporting.tables import report_tables
+from apo_lab.reporting.tables.series import evaluated
 from apo_lightning.common.console import say
 from apo_lightning.common.files import write_atomically
 from apo_lightning.common.formatting import flatten
@@ -33,6 +34,8 @@ def report(cfg: DictConfig) -> Path:
     say(f"{contents.num_runs} runs, {len(found.results)} evaluations, {len(found.coverage)} coverages read")
     say(f"tables: {', '.join(table.name for table in contents.tables)}")
     say(f"figures: {', '.join(figure.name for figure in contents.figures) or 'none'}")
+    if contents.apart:
+        say(f"measured in different ways, and so not compared with one another: {' | '.join(contents.apart)}")
     say(f"open {path}")
     return path
 
@@ -48,6 +51,7 @@ def read_report(folders: Sequence[Path], *, title: str, today: str) -> Report:
         title=title,
         date=today,
         num_runs=len(runs),
+        apart=list(dict.fromkeys(item.block for item in evaluated(measured) if item.apart)),
         tables=report_tables(runs_with_snapshots, measured, evaluations.coverage, defaults),
         figures=report_figures(runs_with_snapshots, measured, defaults),
         evaluations=evaluations,

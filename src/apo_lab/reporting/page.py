@@ -22,6 +22,8 @@ class Report:
     date: str
     """The date as it is printed: the page never reads a clock."""
     num_runs: int
+    apart: Sequence[str] = ()
+    """Blocks of models that were measured in several ways: nothing compares them with one another."""
     tables: Sequence[Table] = ()
     figures: Sequence[NamedFigure] = ()
     evaluations: Evaluations = field(default_factory=Evaluations)

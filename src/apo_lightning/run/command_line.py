@@ -144,9 +144,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
         group, _, option = name.partition("/")
         if options := options_of(group):
-            near = difflib.get_close_matches(option, options) or options
-            searched = f"here ({Path.cwd()}) or in the framework"
-            return f"there is no configs/{name}.yaml {searched}: choose {group}={f' or {group}='.join(near)}"
+            missing = f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework"
+            if near := difflib.get_close_matches(option, options):
+                return f"{missing}: choose {group}={f' or {group}='.join(near)}"
+            elsewhere = "name another folder of configurations with -cd FOLDER (and that of its code in PYTHONPATH)"
+            return f"{missing}: {elsewhere}, or choose one of {', '.join(options)}"
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])

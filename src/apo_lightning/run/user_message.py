@@ -3,6 +3,7 @@
 import errno
 import inspect
 import traceback
+from dataclasses import fields, is_dataclass
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
@@ -41,7 +42,11 @@ def _misnamed(error: InstantiationException) -> str | None:
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
         return None
     target = what.split("'")[1]
-    module = inspect.getmodule(get_object(target))
+    called = get_object(target)
+    module = inspect.getmodule(called)
     if any(frame.filename == getattr(module, "__file__", None) for frame in traceback.extract_tb(cause.__traceback__)):
         return None
+    declared = inspect.get_annotations(called) if inspect.isclass(called) else {}
+    if is_dataclass(called) and declared.keys() - {field.name for field in fields(called)}:
+        return f"{key}: {cause}; write @dataclass above {target}, else what it declares is no setting"
     return f"{key}: {cause}; give what {target} takes, and nothing else"

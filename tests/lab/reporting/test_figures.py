@@ -174,6 +174,8 @@ def test_the_arrow_of_collapse_is_drawn_only_where_there_is_one(shift, collapses
     grpo = replace(base, method="GRPO", metrics=metrics, pass_at_k=())
     figure = pareto_figure([base, grpo], styles_of(["Base", "GRPO"]))
     assert ("diversity collapse" in texts(figure)) == collapses
+    caption = report_figures([], [base, grpo])[0].caption
+    assert ("Dashed arrow" in caption, "Solid arrow" in caption) == (collapses, False)
 
 
 @pytest.mark.parametrize(("change", "recovers"), [(0.1, True), (-0.1, False)])
@@ -181,8 +183,11 @@ def test_the_arrow_of_recovery_is_drawn_where_apos_pass_at_k_is_above_grpos(chan
     grpo = replace(make_measurement("grpo", **SMALL), pass_at_k=())
     value = grpo.metrics["pass@4"].value + change
     metrics = {**grpo.metrics, "pass@4": Estimate(value=value, low=0.0, high=1.0)}
-    figure = pareto_figure([grpo, replace(grpo, method="APO", metrics=metrics)], styles_of(["GRPO", "APO"]))
+    both = [grpo, replace(grpo, method="APO", metrics=metrics)]
+    figure = pareto_figure(both, styles_of(["GRPO", "APO"]))
     assert ("recovery" in texts(figure)) == recovers
+    caption = report_figures([], both)[0].caption
+    assert ("Dashed arrow" in caption, "Solid arrow" in caption) == (False, recovers)
     assert len(figure.axes[0].texts) == int(recovers), "an arrow is an annotation without a text"
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from apo_lab.commands.report import report
 from apo_lab.reporting.averages import mean_over_seeds
 from apo_lab.reporting.evaluations import measurements, read_evaluations
 from apo_lab.reporting.identity import resolved
@@ -78,6 +80,17 @@ def lines(table: Table, *columns: str) -> list[tuple[str, ...]]:
     """Section and cells of some columns, row by row."""
     places = [[column.name for column in table.columns].index(name) for name in columns]
     return [(row.section, *(row.cells[place].text for place in places)) for row in table.rows]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_blocks_that_are_not_compared_are_named_on_the_terminal(tmp_path, capsys, temperature):
+    for index, result in enumerate((evaluation(1, 2), evaluation(2, 3, temperature=temperature))):
+        write_record(tmp_path / str(index) / "results.json", result)
+    options = {"title": "", "date": "", "rollouts": None}
+    report(OmegaConf.create({"runs": str(tmp_path), "output_dir": str(tmp_path / "report"), **options}))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measured in different ways")]
+    blocks = "tiny, temperature = 1 | tiny, temperature = 0.6"
+    assert said == [f"measured in different ways, and so not compared with one another: {blocks}"] * (temperature < 1)
 
 
 def test_two_temperatures_of_one_policy_are_never_averaged(tmp_path: Path) -> None:

@@ -152,15 +152,21 @@ def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -
 
 
 def _draw_arrows(axes: Axes, points: Sequence[ParetoPoint]) -> list[str]:
-    """Draw the arrows that the points have, and return their names: from the base model to GRPO, from GRPO to APO."""
-    places = {point.method: per_cent([point.pass_at_1, point.pass_at_k])[0] for point in points}
+    """Draw the arrows that the points have, and return their names."""
+    ends = pareto_arrows(points)
+    for name, (start, end) in ends.items():
+        look = {"arrowstyle": "-|>", "linewidth": 1, "shrinkA": 6, "shrinkB": 6, **ARROWS[name]}
+        axes.annotate("", end, start, arrowprops=look, zorder=3)
+    return list(ends)
+
+
+def pareto_arrows(points: Sequence[ParetoPoint]) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
+    """{name: (start, end) [%]} of the arrows that the points of one block have."""
+    places = {point.method: (100 * point.pass_at_1.value, 100 * point.pass_at_k.value) for point in points}
     base, grpo, apo = (places.get(method) for method in (BASE, METHODS["grpo"], METHODS["apo"]))
     ends = {}
     if base is not None and grpo is not None and grpo[0] > base[0] and grpo[1] < base[1]:
         ends["diversity collapse"] = (base, grpo)
     if grpo is not None and apo is not None and apo[1] > grpo[1]:
         ends["recovery"] = (grpo, apo)
-    for name, (start, end) in ends.items():
-        look = {"arrowstyle": "-|>", "linewidth": 1, "shrinkA": 6, "shrinkB": 6, **ARROWS[name]}
-        axes.annotate("", end, start, arrowprops=look, zorder=3)
-    return list(ends)
+    return ends

@@ -4,7 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from apo_lab.reporting.axes import Defaults
 from apo_lab.reporting.figures.canvas import NamedFigure
-from apo_lab.reporting.figures.pass_at_k import pareto_figure, pareto_points, pass_at_k_figure, shown_methods
+from apo_lab.reporting.figures.pass_at_k import (
+    pareto_arrows,
+    pareto_figure,
+    pareto_points,
+    pass_at_k_figure,
+    shown_methods,
+)
 from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_points
 from apo_lab.reporting.figures.training import (
     ENTROPY,
@@ -38,6 +44,14 @@ PANELS = {
     ),
 }
 """Figures of panels: title and what their captions begin with."""
+EXACT = (
+    "Exact pass@k: the probability that k samples have a right one, summed over all completions, on the run's own "
+    "held-out problems; the tables of evaluations estimate it from samples, on theirs. "
+)
+ARROW_CAPTIONS = {
+    "diversity collapse": "Dashed arrow: a gain in Pass@1 with a loss in Pass@K, from the base model to GRPO.",
+    "recovery": "Solid arrow: a gain in Pass@K, from GRPO to APO.",
+}
 
 
 def report_figures(
@@ -63,11 +77,15 @@ def report_figures(
 def _evaluated(
     measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
 ) -> Iterator[NamedFigure]:
-    if pareto_points(measurements):
-        caption = (
-            f"Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: {INTERVALS}. "
-            "Hollow: published. Dashed arrow: a gain in Pass@1 with a loss in Pass@K, from the "
-            "base model to GRPO. Solid arrow: a gain in Pass@K, from GRPO to APO."
+    if points := pareto_points(measurements):
+        by_block = [[point for point in points if point.block == block] for block in {p.block for p in points}]
+        drawn = set().union(*map(pareto_arrows, by_block))
+        caption = " ".join(
+            [
+                "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; "
+                f"crosses: {INTERVALS}. Hollow: published.",
+                *(text for name, text in ARROW_CAPTIONS.items() if name in drawn),
+            ]
         )
         figure = pareto_figure(measurements, styles, published=paper)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)
@@ -101,5 +119,6 @@ def _logged(by_model: Mapping[str, RunsByMethod], styles: dict[str, Style]) -> I
             yield NamedFigure(f"entropy{suffix}", f"Token entropy, {model}", caption, entropy_figure(methods, styles))
         for name, (title, begin) in PANELS.items():
             if shown := curve_panels(methods, name):
+                exact = EXACT if any(panel.title.startswith("Exact") for panel in shown) else ""
                 figure = curves_figure(shown, styles)
-                yield NamedFigure(f"{name}{suffix}", f"{title}, {model}", begin + caption, figure)
+                yield NamedFigure(f"{name}{suffix}", f"{title}, {model}", begin + exact + caption, figure)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,10 +14,15 @@ from apo_lab.reporting.tables.cells import EMPTY, points_cell, seeds_cell
 from apo_lab.reporting.tables.series import Series, common_benchmarks, evaluated, series, without_variants
 from apo_lab.statistics.multiplicity import holm, seeds_needed
 from apo_lab.statistics.seeds import DifferenceTest, seed_difference_test
+from apo_lightning.evaluation.records import Estimate
 from apo_lightning.evaluation.results import estimate_of
 
 METRICS = ("Pass@1", "Pass@K")
 LEVEL = 0.05
+TWO_SEEDS = (
+    "Two seeds say little of how much seeds differ: where these do, the interval is very wide (Student's t with one "
+    "degree of freedom). Train three or more."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
             pair.b.head.name,
             f"{seeds_cell(pair.a).text}, {seeds_cell(pair.b).text}",
             pair.metric,
-            points_cell(estimate_of(pair.test.difference)),
+            points_cell(_possible(estimate_of(pair.test.difference))),
             _p_cell(pair.test.p_value),
             _p_cell(adjusted.get(id(pair), math.nan), level=LEVEL),
             EMPTY if pair.seeds_needed is None else Cell(f"{pair.seeds_needed:,}", float(pair.seeds_needed)),
@@ -56,18 +61,22 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
         )
         for pair in pairs
     )
+    notes = [
+        "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
+        "over problems, paired, and over training seeds of methods that have several; with one seed each it is "
+        f"about two checkpoints. Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
+        f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
+        f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone."
+    ]
+    compared = [measured for pair in pairs for item in (pair.a, pair.b) for measured in item.by_benchmark.values()]
+    if any(len(measured.policies) == 2 for measured in compared):
+        notes.append(TWO_SEEDS)
     return Table(
         name="comparisons",
         title="Every two methods compared",
         columns=(*left("From", "To", "Seeds", "Metric"), *right("Change", "p", "p, Holm", "Seeds for one point")),
         rows=rows,
-        notes=(
-            "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
-            "over problems, paired, and over training seeds of methods that have several; with one seed each it is "
-            f"about two checkpoints. Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
-            f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
-            f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone.",
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -102,6 +111,11 @@ def _needed(a: Series, b: Series, tables: Sequence[Sequence[torch.Tensor]]) -> i
     if BASE in (a.head.method, b.head.method) or min(map(len, by_seed)) < 2:
         return None
     return seeds_needed(math.sqrt(sum(float(each.var()) for each in by_seed) / 2))
+
+
+def _possible(change: Estimate) -> Estimate:
+    """The part of the interval that a change of a share can have; none stays none."""
+    return replace(change, low=max(change.low, -1.0), high=min(change.high, 1.0))
 
 
 def _p_cell(p_value: float, level: float = 0.0) -> Cell:
