@@ -84,7 +84,7 @@ class CallableReward(Reward):
         return self._verdicts(samples)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raise `ConfigError` where a column is missing that the function requires, or its name is taken."""
+        """Raise `ConfigError` where the function cannot be called: a column is missing, or its name is taken."""
         named = (p for p in self.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
         required = {p.name for p in named if p.default is p.empty}
         for prompt in prompts:
@@ -93,6 +93,11 @@ class CallableReward(Reward):
                 raise ConfigError(
                     f"reward.function {self.function!r} needs {', '.join(sorted(missing))}, which {where} does not "
                     f"have: its columns are {', '.join(prompt.columns) or 'none'}"
+                )
+            if not any(map(self._takes, (*RUN, *GOLD, *prompt.columns))):
+                raise ConfigError(
+                    f"reward.function {self.function!r} takes neither completions nor a column of {where}: if it makes "
+                    "a reward function, give it _partial_: false"
                 )
             if taken := {*RUN, "environments"} & prompt.columns.keys():
                 raise ConfigError(f"{where} has a column {min(taken)!r}, which is an argument of rewards: rename it")

@@ -142,6 +142,9 @@ def test_what_a_function_cannot_be_given_is_refused_before_the_run():
     CallableReward(lambda completions, entry=None, *args, **kwargs: [1.0]).check_prompts(prompts)
     with pytest.raises(ConfigError, match="needs entry, which problem 'p0' of  does not have: its columns are level"):
         CallableReward(lambda completions, entry: [1.0]).check_prompts(prompts)
+    makes_one = functools.partial(lambda size: exact, size=3)
+    with pytest.raises(ConfigError, match=r"takes neither completions nor a column of problem 'p0'.*: false"):
+        CallableReward(makes_one).check_prompts(prompts)
     with pytest.raises(ConfigError, match="'prompts', which is an argument of rewards"):
         CallableReward(exact).check_prompts(samples("x", columns=[{"prompts": 1}]).prompts)
     with pytest.raises(ConfigError, match="environments"):
