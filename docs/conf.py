@@ -15,6 +15,11 @@ html_copy_source = False
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "repository", "options", "api"]
 exclude_patterns = ["_ext", "lab/*/report/tables"]
 html_theme = "furo"
+# Underlined as dark as its text: the theme's pale line leaves colour alone to tell a link, which is not seen in grey.
+html_theme_options = {
+    f"{mode}_css_variables": {"color-link-underline": "currentColor", "color-link-underline--visited": "currentColor"}
+    for mode in ("light", "dark")
+}
 html_static_path = ["_ext/site.css"]
 html_css_files = ["site.css"]
 pygments_style = "friendly"
