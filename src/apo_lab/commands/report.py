@@ -44,7 +44,8 @@ def read_report(folders: Sequence[Path], *, title: str, today: str) -> Report:
     """The content of the page about the runs and evaluations below the folders; raises `ConfigError`."""
     runs = read_runs(folders)
     evaluations = read_evaluations(folders, runs)
-    defaults = training_defaults()
+    trained = (*runs, *(item.run for item in evaluations.results if item.run))
+    defaults = training_defaults({run.algo for run in trained})
     measured = measurements(runs, evaluations, defaults)
     runs_with_snapshots = with_snapshots(runs, evaluations)
     return Report(
@@ -69,10 +70,10 @@ def _rollouts(run: Path, limit: int) -> Path:
     return path
 
 
-def training_defaults() -> dict[str, dict[str, str]]:
-    """The default settings of a run: stem of `algo=` → flat config, without the model's part."""
+def training_defaults(algos: set[str]) -> dict[str, dict[str, str]]:
+    """The default settings of runs: stem of `algo=` → flat config, without the model's part; of those that exist."""
     found = {}
-    for algo in options_of("algo"):
+    for algo in algos.intersection(options_of("algo")):
         cfg: Any = OmegaConf.to_container(composed("train", [f"algo={algo}"]))
         found[algo] = interpolated(flatten({key: value for key, value in cfg.items() if key != "model"}))
     return found

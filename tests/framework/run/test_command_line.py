@@ -19,6 +19,7 @@ from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import PAPER, ROOT, composed, names
+from report_cases import write_run
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
 
@@ -143,7 +144,9 @@ def test_a_report_reads_results_without_what_makes_them():
 
 
 def test_a_report_composes_the_defaults_of_training_while_hydra_runs_and_imports_no_lightning(tmp_path):
+    write_run(tmp_path / "run")
     done = apo("report", f"runs=[{tmp_path}]", f"output_dir={tmp_path / 'report'}")
+    assert "1 runs, 0 evaluations" in done.stdout
     assert not {"transformers", "lightning", "vllm"} & set(done.stderr.split())
     assert (tmp_path / "report" / "report.html").is_file()
 

@@ -101,7 +101,8 @@ def test_an_experiment_stands_for_the_config_keys_in_which_runs_differ() -> None
 
 
 def test_the_defaults_are_those_that_training_composes() -> None:
-    defaults = training_defaults()
+    defaults = training_defaults({"apo", "grpo", "dr_grpo", "of an older version"})
+    assert defaults.keys() == {"apo", "grpo", "dr_grpo"}
     expected = {"algo.loss.pull_coef": "0.1", "group_size": "8", "optimizer.lr": "1e-05", "data.max_operand": "99"}
     assert {key: defaults["apo"][key] for key in expected} == expected
     assert "algo.loss.pull_coef" not in defaults["grpo"]
