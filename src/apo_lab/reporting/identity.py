@@ -47,6 +47,16 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
 
 
+def weights_name(weights: str) -> str:
+    """The first digits of the hash of weights; what else tells them from others, as it is.
+
+    Example:
+        >>> weights_name("3f9a1c2b" * 8), weights_name("of meta-llama/Llama-3.2-3B-Instruct")
+        ('3f9a1c2b', 'of meta-llama/Llama-3.2-3B-Instruct')
+    """
+    return weights[:HASH_LETTERS] if re.fullmatch("[0-9a-f]{64}", weights) else weights
+
+
 def problem_scores(problems: Sequence[ProblemCount], ks: Sequence[int]) -> Float[Tensor, "problems ks"]:
     """pass@k of each problem."""
     drawn, correct = (torch.tensor([getattr(p, name) for p in problems]) for name in ("num_samples", "num_correct"))
@@ -134,11 +144,11 @@ def _weights_named(items: Sequence[Measurement]) -> list[Measurement]:
         num_policies = sum(len(weights) for weights in of_seed.values())
         return num_policies > 1 and ("" in of_seed or num_policies > len(of_seed))
 
-    def name(weights: str) -> str:
-        return f"weights {weights[:HASH_LETTERS] if re.fullmatch('[0-9a-f]{64}', weights) else weights}"
-
     return [
-        replace(item, which=name(item.weights)) if ambiguous(policies[_same_method(item)]) else item for item in items
+        replace(item, which=f"weights {weights_name(item.weights)}")
+        if ambiguous(policies[_same_method(item)])
+        else item
+        for item in items
     ]
 
 

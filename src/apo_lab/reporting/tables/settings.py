@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from apo_lab.reporting.identity import HASH_LETTERS
+from apo_lab.reporting.identity import HASH_LETTERS, weights_name
 from apo_lab.reporting.names import benchmark_name
 from apo_lab.reporting.records import Measurement, Table, left, right, row_of
 
@@ -18,7 +18,7 @@ def settings_table(measurements: Sequence[Measurement]) -> Table:
             f"{item.num_samples}",
             item.seed or "–",
             ", ".join(item.sampling_seeds),
-            item.weights[:HASH_LETTERS],
+            weights_name(item.weights),
             *(item.sampling.get(name, "–") for name in names),
         )
         for item in measurements
