@@ -7,6 +7,7 @@ from apo_lab.reporting.axes import plain
 from apo_lab.reporting.identity import counted, short_hash
 from apo_lab.reporting.names import BASE, model_name
 from apo_lab.reporting.records import Measurement, RunCard
+from apo_lab.reporting.runs import policy_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Estimate, ProblemCount
 
@@ -55,7 +56,7 @@ def _before_and_after(
         after,
         method=run.label,
         settings={**departures, **stopped},
-        weights=run.summary.get("weights_sha256") or str(run.folder),
+        weights=policy_of(run),
         seed=run.seed,
         gain=Estimate(value=change["change"]["mean"], low=change["change"]["low"], high=change["change"]["high"]),
         by_problem={"gain": gains},

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from apo_lab.reporting.axes import Defaults, settings
 from apo_lab.reporting.axes import axes as swept_axes
+from apo_lab.reporting.identity import weights_name
 from apo_lab.reporting.names import MODELS, in_order, model_name, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
@@ -44,17 +46,28 @@ def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) ->
     """The runs of each model by method, under printed names.
 
     Runs that leave their method's defaults are named after what they change, and left out where the method has a
-    run that does not: a sweep belongs into the sensitivity figure.
+    run that does not: a sweep belongs into the sensitivity figure. Runs of one name and one seed are no seeds of a
+    method, as after an edit of its code: each is named after its weights. The same weights count once.
     """
     keys = swept_axes(runs, defaults)
     departures = [settings(run, keys, defaults) for run in runs]
     plain = {(run.model, run.algo) for run, changed in zip(runs, departures, strict=True) if not changed}
-    found: dict[str, dict[str, list[RunCard]]] = {}
+    groups = defaultdict(dict)
     for run, changed in zip(runs, departures, strict=True):
         if not changed or (run.model, run.algo) not in plain:
-            group = found.setdefault(model_name(run.model), {})
-            group.setdefault(variant_name(run.label, changed), []).append(run)
+            groups[model_name(run.model), run.label, tuple(changed.items())][policy_of(run)] = run
+    found: dict[str, dict[str, list[RunCard]]] = defaultdict(dict)
+    for (model, label, changed), policies in groups.items():
+        are_seeds = len({run.seed for run in policies.values()}) == len(policies)
+        for weights, run in policies.items():
+            which = "" if are_seeds else f"weights {weights_name(weights)}"
+            found[model].setdefault(variant_name(label, dict(changed), which), []).append(run)
     return {model: found[model] for model in in_order(found, MODELS.values())}
+
+
+def policy_of(run: RunCard) -> str:
+    """The hash of the final weights; the folder of a run without a summary."""
+    return run.summary.get("weights_sha256") or str(run.folder)
 
 
 def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:

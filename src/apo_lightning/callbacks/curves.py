@@ -47,15 +47,16 @@ def curves_png(history: RunHistory) -> bytes:
 
 def _curve(axes: Axes, history: RunHistory, key: str, color: str, dash: str) -> None:
     """Draw one metric, where it has a value."""
-    steps, values = history.series(key)
-    if not np.isfinite(values).any():
+    steps, logged = history.series(key)
+    # Without the gaps: a metric of every fifth step would be dashes.
+    values = pd.Series(logged, steps, dtype=float).replace([np.inf, -np.inf], np.nan).dropna()
+    if values.empty:
         return
-    finite = pd.Series(values).where(np.isfinite(values))
-    smooth = finite.rolling(max(1, len(values) // STEPS_PER_WINDOW), min_periods=1).mean()
-    axes.plot(steps, values, color=PALE, linewidth=0.8)
+    smooth = values.rolling(max(1, len(values) // STEPS_PER_WINDOW), min_periods=1).mean()
+    axes.plot(values.index, values, color=PALE, linewidth=0.8)
     # A line through one step would be invisible.
-    marker = "." if len(steps) == 1 else None
-    axes.plot(steps, smooth, dash, color=color, linewidth=1.8, marker=marker, label=key.removeprefix("train/"))
+    marker = "." if len(values) == 1 else None
+    axes.plot(values.index, smooth, dash, color=color, linewidth=1.8, marker=marker, label=key.removeprefix("train/"))
 
 
 def _finish(axes: Axes, title: str) -> None:

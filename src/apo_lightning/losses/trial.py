@@ -54,7 +54,19 @@ def try_loss(loss: PolicyLoss) -> None:
                 "one value a token"
             )
     if not output.per_token.requires_grad:
-        raise ConfigError(f"algo.loss is {name}, whose per_token has no gradient on {NUM_TOKENS} made-up tokens")
+        raise ConfigError(
+            f"algo.loss is {name}, whose per_token has no gradient on {NUM_TOKENS} made-up tokens: compute it from "
+            "inputs.logprobs without .detach()"
+        )
+    (gradient,) = torch.autograd.grad(output.per_token.sum(), logits, retain_graph=True)
+    for what, values in (("per_token", output.per_token[:, None]), ("gradient", gradient)):
+        wrong = ~values.isfinite().all(1)
+        if wrong.any():
+            found = ", ".join(f"{value:g}" for value in inputs.advantages[wrong].unique().tolist())
+            raise ConfigError(
+                f"algo.loss is {name}, whose {what} is not finite on {int(wrong.sum())} of {NUM_TOKENS} made-up "
+                f"tokens, of advantages {found}: mind what is 0 in a division, root or logarithm"
+            )
     left_out = output.per_token[~masks.gradient].sum()
     if torch.autograd.grad(left_out, logits)[0].any():
         raise ConfigError(

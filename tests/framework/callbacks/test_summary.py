@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from apo_lightning.callbacks import RunSummary
@@ -156,6 +157,17 @@ def test_a_critics_head_is_no_weight_of_the_policy():
     without = weights_sha256(policy)
     policy.value_head = nn.Linear(2, 1)
     assert weights_sha256(policy) == without
+
+
+def test_a_metric_of_every_fifth_step_is_one_line(monkeypatch):
+    history, figures = RunHistory(), []
+    for step in range(1, 7):
+        history.add_step(make_step(step=step, metrics={"train/entropy": 4.0 - step} if step % 5 == 1 else {}))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    curves_png(history)
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in figures[0].axes[2].lines] == [
+        ([1, 6], [3.0, -2.0])
+    ] * 2
 
 
 def test_curves_can_be_drawn_of_any_run():

@@ -48,6 +48,16 @@ class Detached(Own):
         return LossOutput(per_token=-inputs.advantages)
 
 
+class ZeroByZero(Own):
+    def wrong(self, inputs):
+        return LossOutput(per_token=-inputs.logprobs * inputs.advantages / inputs.advantages)
+
+
+class RootOfZero(Own):
+    def wrong(self, inputs):
+        return LossOutput(per_token=((inputs.logprobs - inputs.logprobs.detach()) * inputs.advantages).abs().sqrt())
+
+
 class Mask(GRPO):
     def gradient_mask(self, advantages, is_correct):
         return torch.tensor(True)
@@ -66,7 +76,9 @@ class Mask(GRPO):
         ),
         (Scalar, r"algo\.loss is Scalar, which returns a Tensor: return LossOutput\(per_token=…\)"),
         (Reduced, r"per_token has the shape \[1\] for 8 tokens"),
-        (Detached, r"per_token has no gradient"),
+        (Detached, r"per_token has no gradient .*: compute it from inputs.logprobs without \.detach\(\)"),
+        (ZeroByZero, r"per_token is not finite on 2 of 8 made-up tokens, of advantages 0: mind what is 0"),
+        (RootOfZero, r"gradient is not finite on 8 of 8 made-up tokens, of advantages -1, 0, 1: mind"),
         (Mask, r"gradient_mask has the shape \[\] for 8 tokens"),
     ],
 )

@@ -92,6 +92,22 @@ def test_spread_keeps_the_order_the_mean_and_the_distance(heights, gap):
     assert spread(apart.tolist(), gap) == pytest.approx(apart.tolist())
 
 
+def test_runs_of_one_seed_are_told_apart_by_their_weights_and_equal_ones_count_once():
+    def run(seed, weights, folder):
+        return replace(make_run("apo", seed=seed, folder=folder), summary={"weights_sha256": weights * 64})
+
+    seeds = [run(1, "a", "first"), run(2, "b", "second")]
+    (methods,) = runs_by_method(seeds).values()
+    assert {name: len(runs) for name, runs in methods.items()} == {"APO": 2}
+    (methods,) = runs_by_method([*seeds, run(2, "b", "copied")]).values()
+    assert {name: len(runs) for name, runs in methods.items()} == {"APO": 2}
+    # The code of a loss was edited, and seed 1 trained again.
+    (methods,) = runs_by_method([*seeds, run(1, "c", "edited")]).values()
+    assert list(methods) == [f"APO (weights {letter * 8})" for letter in "abc"]
+    (methods,) = runs_by_method([make_run("apo", folder="first"), make_run("apo", folder="edited")]).values()
+    assert list(methods) == ["APO (weights first)", "APO (weights edited)"]
+
+
 def test_seeds_are_averaged_where_all_of_them_have_a_step():
     def run(seed, steps, values):
         return replace(make_run("apo", seed=seed), metrics=pd.DataFrame({"train/entropy": values}, index=steps))
