@@ -172,7 +172,7 @@ class PolicySpec:
         may_be_hub_id = not path.startswith((".", "/", "~")) and path.count("/") < 2
         if not may_be_hub_id and not Path(path).exists():
             place = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
-            made = "; apo pretrain makes the base models of the laboratory" if "bases" in Path(path).parts else ""
+            made = f"; apo pretrain data={Path(path).name} makes it" if "bases" in Path(path).parts else ""
             raise ConfigError(
                 f"model.path={self.path}: there is no such folder{place}: give one that exists, or a hub id{made}"
             )

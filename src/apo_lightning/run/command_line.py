@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.run.choices import CONFIG_DIR, composed, expand_glob, options_of, refuse_null
+from apo_lightning.run.choices import CONFIG_DIR, composed, config_folders, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_resolvers, use_expandable_segments, use_short_spins
@@ -135,7 +135,8 @@ def misspelt(error: HydraException, config: str, overrides: Sequence[str]) -> st
     except (HydraException, OmegaConfBaseException):
         return None
     keys = flatten(cast("dict[str, Any]", OmegaConf.to_container(known)))
-    near = difflib.get_close_matches(found[1], keys, 1)
+    groups = (group.name for folder in config_folders() for group in folder.glob("*/"))
+    near = difflib.get_close_matches(found[1], [*keys, *groups], 1)
     return f"there is no setting {found[1]}: the nearest is {near[0]}" if near else None
 
 
@@ -145,10 +146,10 @@ def one_line(error: BaseException) -> str:
         group, _, option = name.partition("/")
         if options := options_of(group):
             missing = f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework"
-            if near := difflib.get_close_matches(option, options):
-                return f"{missing}: choose {group}={f' or {group}='.join(near)}"
-            elsewhere = "name another folder of configurations with -cd FOLDER (and that of its code in PYTHONPATH)"
-            return f"{missing}: {elsewhere}, or choose one of {', '.join(options)}"
+            near = difflib.get_close_matches(option, options)
+            choice = f"{group}={f' or {group}='.join(near)}" if near else f"one of {', '.join(options)}"
+            elsewhere = "name the folder of its configs with -cd FOLDER, and that of its code in PYTHONPATH"
+            return f"{missing}: choose {choice}, or, if it lies elsewhere, {elsewhere}"
     parts = [str(error).split("Config search path")[0]]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__).split("full_key")[0])

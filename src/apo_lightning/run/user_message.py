@@ -1,15 +1,25 @@
 """The one-line message for errors that the user can fix."""
 
+import difflib
 import errno
 import inspect
+import sys
 import traceback
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from omegaconf.errors import InterpolationKeyError
 
-from apo_lightning.errors import ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError
+from apo_lightning.errors import (
+    ConfigError,
+    DoesNotFitError,
+    NonfiniteError,
+    StaleWeightsError,
+    VerifierError,
+    in_brief,
+)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SHOWN = (ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError)
@@ -26,7 +36,8 @@ def user_message(error: BaseException) -> str | None:
         if isinstance(cause, InterpolationKeyError):
             # One chosen option reads a key that no other has: `reward=puzzle` reads `data.puzzle`.
             what = str(cause).splitlines()[0]
-            return f"{what}: a chosen option reads it, so choose another, or one that has this key"
+            group = what.partition("'")[2].partition(".")[0]
+            return f"{what}: an option reads it that the chosen {group}= does not go with; choose another of the two"
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             where = f" {cause.filename}" if cause.filename else ""
             return f"cannot write{where}: {cause.strerror}; make room, then continue the run with resume=auto"
@@ -38,7 +49,8 @@ def _misnamed(error: InstantiationException) -> str | None:
     """A message for a node whose `_target_` is missing or refuses its keys; None: it was called, and failed itself."""
     cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
     if isinstance(cause, ImportError) and what.startswith("Error locating target"):
-        return f"{key}._target_: {' '.join(str(cause).split())}"
+        target = what.split("'")[1]
+        return f"{key}._target_: {_not_found(target, cause)}"
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
         return None
     target = what.split("'")[1]
@@ -49,4 +61,22 @@ def _misnamed(error: InstantiationException) -> str | None:
     declared = inspect.get_annotations(called) if inspect.isclass(called) else {}
     if is_dataclass(called) and declared.keys() - {field.name for field in fields(called)}:
         return f"{key}: {cause}; write @dataclass above {target}, else what it declares is no setting"
-    return f"{key}: {cause}; give what {target} takes, and nothing else"
+    own = "if your file names another class, write _self_ last in its defaults"
+    return f"{key}: {cause}; give what {target} takes, and nothing else, or, {own}"
+
+
+def _not_found(target: str, error: ImportError) -> str:
+    """Why a dotted name is no class or function: no such module, no such name in it, or the import fails."""
+    root = error.__cause__ or error
+    if not isinstance(root, ModuleNotFoundError) or root.name is None or not f"{target}.".startswith(f"{root.name}."):
+        frame = traceback.extract_tb(root.__traceback__)[-1]
+        what, file, line = in_brief(root), frame.filename, frame.lineno
+        if isinstance(root, SyntaxError):
+            what, file, line = root.msg, root.filename, root.lineno
+        return f"the import of {target} fails: {type(root).__name__}: {what} ({file}:{line})"
+    if "." not in root.name:
+        remedy = "start where it lies, or name its folder in PYTHONPATH"
+        return f"there is no module {root.name} in {Path.cwd()} or on PYTHONPATH: {remedy}"
+    parent, _, name = root.name.rpartition(".")
+    near = difflib.get_close_matches(name, vars(sys.modules[parent]), 1, cutoff=0.3)
+    return f"{parent} has no {name}{f': the nearest is {near[0]}' if near else ''}"

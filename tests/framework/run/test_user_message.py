@@ -1,10 +1,13 @@
 """Errors that a user can fix are one line; others keep their traceback."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
 from apo_lightning.losses import GRPO
 from apo_lightning.run.user_message import user_message
@@ -32,7 +35,11 @@ class Forgotten(GRPO):
     ("target", "remedy"),
     [
         (Forgotten, "write @dataclass above {}, else what it declares is no setting"),
-        (GRPO, "give what {} takes, and nothing else"),
+        (
+            GRPO,
+            "give what {} takes, and nothing else, or, if your file names another class, write _self_ last in its "
+            "defaults",
+        ),
     ],
 )
 def test_a_setting_that_a_class_does_not_take_has_its_remedy(target, remedy):
@@ -41,3 +48,35 @@ def test_a_setting_that_a_class_does_not_take_has_its_remedy(target, remedy):
         instantiate({"algo": {"loss": {"_target_": name, "floor": 1.0}}})
     refused = "algo.loss: GRPO.__init__() got an unexpected keyword argument 'floor'"
     assert user_message(caught.value) == f"{refused}; {remedy.format(name)}"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "own_loss_of_nobody.Loss",
+            "there is no module own_loss_of_nobody in {} or on PYTHONPATH: start where it lies",
+        ),
+        ("broken.Loss", "the import of broken.Loss fails: SyntaxError: '(' was never closed ({}/broken.py:2)"),
+        ("needy.Loss", "the import of needy.Loss fails: ModuleNotFoundError: No module named 'need' ({}/needy.py:1)"),
+        ("plain.GentelPush", "plain has no GentelPush: the nearest is GentlePush"),
+        ("plain.sub.Loss", "plain has no sub"),
+    ],
+)
+def test_a_target_that_cannot_be_imported_says_why(target, said, tmp_path, monkeypatch):
+    for name, text in (("broken", "\nx = ("), ("needy", "import need"), ("plain", "class GentlePush: ...")):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InstantiationException) as caught:
+        instantiate({"algo": {"loss": {"_target_": target}}})
+    assert user_message(caught.value).startswith(f"algo.loss._target_: {said.format(tmp_path)}")
+
+
+def test_a_key_that_an_option_reads_in_vain_names_the_group_that_lacks_it():
+    cfg = OmegaConf.create({"data": {"name": "arithmetic"}, "reward": {"puzzle": "${data.puzzle}"}})
+    with pytest.raises(InterpolationKeyError) as caught:
+        OmegaConf.resolve(cfg)
+    said = "Interpolation key 'data.puzzle' not found: an option reads it that the chosen data= does not go with; "
+    assert user_message(caught.value) == f"{said}choose another of the two"
