@@ -34,8 +34,10 @@ def report(cfg: DictConfig) -> Path:
     say(f"{contents.num_runs} runs, {len(found.results)} evaluations, {len(found.coverage)} coverages read")
     say(f"tables: {', '.join(table.name for table in contents.tables)}")
     say(f"figures: {', '.join(figure.name for figure in contents.figures) or 'none'}")
-    if contents.apart:
-        say(f"measured in different ways, and so not compared with one another: {' | '.join(contents.apart)}")
+    if not found.results:
+        say("no evaluation among them: apo evaluate run=FOLDER of each run, for main results and comparisons")
+    for warning in contents.not_compared:
+        say(f"warning: {warning}")
     say(f"open {path}")
     return path
 

@@ -28,6 +28,12 @@ class Report:
     figures: Sequence[NamedFigure] = ()
     evaluations: Evaluations = field(default_factory=Evaluations)
 
+    @property
+    def not_compared(self) -> list[str]:
+        """A sentence on `apart`; none where all was measured alike."""
+        said = "Measured in different ways, and so not compared with one another: "
+        return [f"{said}{' | '.join(self.apart)}. Measure all alike to compare."] if self.apart else []
+
 
 def write_report(report: Report, folder: Path) -> Path:
     """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
@@ -44,26 +50,24 @@ def write_report(report: Report, folder: Path) -> Path:
 
 def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> str:
     """The whole page, as HTML, with links to `files`: name of a table or figure → paths relative to the page."""
-    evaluations = report.evaluations.results
     return template("report.html.j2").render(
         report=report,
         files_of=files or {},
         mark=MARK,
         figures=[(figure, Markup(inline_svg(figure))) for figure in report.figures],
-        warnings=warnings_of(evaluations),
+        warnings=[*report.not_compared, *warnings_of(report.evaluations.results)],
     )
 
 
 def markdown_page(report: Report) -> str:
     """The page as Markdown, with the SVG files of `figures/`."""
     tables = [markdown(table) for table in report.tables]
-    return template("report.md.j2", **DELIMITERS).render(
-        report=report, tables=tables, warnings=warnings_of(report.evaluations.results)
-    )
+    warnings = [*report.not_compared, *warnings_of(report.evaluations.results)]
+    return template("report.md.j2", **DELIMITERS).render(report=report, tables=tables, warnings=warnings)
 
 
 def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
-    """Reasons to doubt the numbers, a sentence each."""
+    """What weakens the numbers of evaluations, a sentence each."""
     return [
         f"{item.model}, {item.policy}, {benchmark_name(item.result.benchmark)}: {warning}."
         for item in evaluations

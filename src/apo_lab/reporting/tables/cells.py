@@ -13,7 +13,7 @@ from apo_lightning.evaluation.records import Estimate
 EMPTY = Cell("–")
 PER_CENT = 100.0
 SEEDS = Column("Seeds")
-HOW_TO_READ = f"Per cent. In brackets: {INTERVALS}. Bold: best of its block."
+HOW_TO_READ = f"Per cent. In brackets: {INTERVALS}. Bold: best of its block, by however little."
 
 
 def number_cell(estimate: Estimate | None, *, scale: float = 1.0, decimals: int = 3, signed: bool = False) -> Cell:

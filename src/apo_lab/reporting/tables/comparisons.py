@@ -19,10 +19,11 @@ from apo_lightning.evaluation.results import estimate_of
 
 METRICS = ("Pass@1", "Pass@K")
 LEVEL = 0.05
-TWO_SEEDS = (
-    "Two seeds say little of how much seeds differ: where these do, the interval is very wide (Student's t with one "
-    "degree of freedom). Train three or more."
-)
+FEW_SEEDS = {
+    1: "With one training seed a row is about these checkpoints, and says nothing of other seeds of the method.",
+    2: "Two seeds say little of how much seeds differ: where these do, the interval is very wide (Student's t with one "
+    "degree of freedom). Train three or more.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +64,14 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
     )
     notes = [
         "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
-        "over problems, paired, and over training seeds of methods that have several; with one seed each it is "
-        f"about two checkpoints. Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
+        "over problems, paired, and over training seeds of methods that have several. "
+        f"Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
         f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
         f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone."
     ]
     compared = [measured for pair in pairs for item in (pair.a, pair.b) for measured in item.by_benchmark.values()]
-    if any(len(measured.policies) == 2 for measured in compared):
-        notes.append(TWO_SEEDS)
+    counts = {len(measured.policies) for measured in compared if measured.method != BASE}
+    notes += [note for num_seeds, note in FEW_SEEDS.items() if num_seeds in counts]
     return Table(
         name="comparisons",
         title="Every two methods compared",
