@@ -60,21 +60,23 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
 def held_out_table(measurements: Sequence[Measurement]) -> Table:
     """Pass@1 and Pass@K [%] on the held-out problems of every training run, before and after it, and the gain.
 
-    K is the largest number of samples a problem that all runs of a set drew. The gain is of Pass@1, paired by problem.
+    K is the largest number of samples a problem that all runs of a set drew; where it is 1 everywhere, Pass@1 alone.
+    The gain is of Pass@1, paired by problem.
     """
     held_out = [item for item in measurements if item.held_out]
     items, budget = series(held_out), budgets(held_out)
     before = {(i.head.block, name): m for i in items if i.head.method == BASE for name, m in i.by_benchmark.items()}
-    names = ("Pass@1", "Pass@K")
+    has_many = any(k > 1 for k in budget.values())
+    names = ("Pass@1", "Pass@K") if has_many else ("Pass@1",)
     rows: list[TableRow] = []
     for item in items:
         for name in in_order(item.by_benchmark, BENCHMARKS) if item.head.method != BASE else ():
             sides = (before.get((item.head.block, name)), item.by_benchmark[name])
-            metrics = ("pass@1", f"pass@{budget[name]}")
+            metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
             shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
-            k = Cell(f"{budget[name]}", float(budget[name]))
+            k = [Cell(f"{budget[name]}", float(budget[name]))] if has_many else []
             gain = points_cell(item.by_benchmark[name].metrics["gain"])
-            cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), k, *shares, gain)
+            cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), *k, *shares, gain)
             rows.append(row_of(*cells, section=item.head.block))
     note = f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {INTERVALS}."
     return Table(
@@ -84,7 +86,7 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
             *left("Method"),
             SEEDS,
             *left("Problems"),
-            *right("K"),
+            *(right("K") if has_many else ()),
             *(column for name in names for column in right("Before", "After", group=name)),
             *right("Gain"),
         ),
