@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
+from apo_lightning.common.console import say
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.data import PromptDataModule
 from apo_lightning.distributed.root_params import unsharded_root
@@ -27,6 +28,8 @@ from apo_lightning.update.settings import StepSettings
 
 SUPPORT = "support.npz"
 """File with the base model's top K at every token of the answers."""
+METRICS = "metrics.jsonl"
+"""File with a line of metrics an evaluation point."""
 
 
 class ExactCoverage(StepCallback):
@@ -40,6 +43,8 @@ class ExactCoverage(StepCallback):
     Tokens are weighted by the policy's probability of their answer.
 
     All held-out problems are scored, also where `trainer.limit_val_batches` limits those that are sampled.
+
+    Prints the first and the last pass@1 and pass@64 of the run.
 
     Writes `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (their `logprobs` in that order,
     float32) and `exact/metrics.jsonl` (one line per evaluation point) to the run's folder. Every rank scores all
@@ -83,6 +88,8 @@ class ExactCoverage(StepCallback):
         logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()}
         for logger in trainer.loggers:
             logger.log_metrics({**logged, "step": float(output.step)}, step=output.step)
+        if trainer.is_global_zero and trainer.global_step >= trainer.max_steps:
+            say(self._closing_line(folder / METRICS, len(prompts)))
 
     @torch.no_grad()
     def score(
@@ -141,7 +148,15 @@ class ExactCoverage(StepCallback):
                 json.dumps({"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows})
             )
         np.savez_compressed(folder / f"step_{step:06d}.npz", logprobs=logprobs.float().numpy())
-        _record(folder / "metrics.jsonl", step, metrics)
+        _record(folder / METRICS, step, metrics)
+
+    def _closing_line(self, path: Path, num_problems: int) -> str:
+        """First and last evaluation point of the run, at the ks of the laboratory's endpoints."""
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        first, last = rows[0], rows[-1]
+        shown = [f"pass@{k}" for k in self.ks if k in (1, 64)] or [f"pass@{self.ks[-1]}"]
+        changes = [f"{name} {first[name]:.3f} -> {last[name]:.3f}" for name in shown]
+        return f"exact, {num_problems} problems, step {first['step']} -> {last['step']}: {', '.join(changes)}"
 
 
 @dataclass(frozen=True, kw_only=True)

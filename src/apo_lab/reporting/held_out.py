@@ -92,9 +92,9 @@ def _sampling(run: RunCard, ids: list[str]) -> dict[str, str]:
     found = {
         "temperature": plain(config["temperature"]) if "temperature" in config else None,
         "token limit": config.get("data.max_completion_tokens"),
-        "engine": config.get("engine._target_", "").rpartition(".")[2] or None,
+        "engine": config.get("engine._target_", "").rpartition(".")[2].removesuffix("Engine").lower() or None,
         "precision": config.get("model.compute_dtype"),
-        "stop tokens": config.get("model.stop_tokens"),
+        "stop tokens": "none" if config.get("model.stop_tokens") == "[]" else config.get("model.stop_tokens"),
         "prompt": _hashed(prompt),
         "reward": _hashed(reward),
         "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",

@@ -76,7 +76,7 @@ def test_a_look_at_the_base_has_all_its_support(tmp_path):
     assert 3.0 < metrics["entropy/strategy"] < np.log(len(policy.tokenizer))
 
 
-def test_looking_leaves_weights_and_metrics_alone(tmp_path):
+def test_looking_leaves_weights_and_metrics_alone_and_says_what_it_saw_once(tmp_path, capsys):
     watched, alone = (
         weights(train(composed(*LAB, *more), tmp_path / name))
         for name, more in (("watched", ()), ("alone", ("callbacks=none",)))
@@ -88,6 +88,10 @@ def test_looking_leaves_weights_and_metrics_alone(tmp_path):
     assert [look["step"] for look in looks] == [0, 1, 2]
     logged = [row["val/locks/exact/pass@64"] for row in read_metrics(tmp_path / "watched")]
     assert [float(value) for value in logged if value] == pytest.approx([look["pass@64"] for look in looks])
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("exact")]
+    ends = ", ".join(f"{name} {looks[0][name]:.3f} -> {looks[2][name]:.3f}" for name in ("pass@1", "pass@64"))
+    num_problems = len(json.loads((tmp_path / "watched" / "exact" / "answers.json").read_text())["problems"])
+    assert said == [f"exact, {num_problems} problems, step 0 -> 2: {ends}"]
 
 
 def fitted(puzzle, prompts, policy):

@@ -23,8 +23,10 @@ from apo_lab.reporting.tables import (
     main_results,
     report_tables,
     sensitivity_table,
+    settings_table,
     swept_methods,
 )
+from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import Estimate
 from report_cases import measured, result, write_run
 
@@ -183,6 +185,22 @@ def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_n
     table = beside_published([measured("APO", (0.8, 0.9), **where)])
     # Pass@2 is not published; λ = 1.0 has 83.5.
     assert [texts(row)[3:6] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
+
+
+def test_how_it_was_measured_has_the_same_words_for_runs_and_for_evaluations(tmp_path: Path) -> None:
+    target = "apo_lightning.rollout.transformers_engine.TransformersEngine"
+    model = {"name": "tiny", "path": "hub/tiny", "stop_tokens": []}
+    write_run(tmp_path / "run", config={"engine": {"_target_": target}, "model": model}, weights="3f9a1c2b" * 8)
+    write_record(tmp_path / "elsewhere" / "results.json", result())
+    runs = read_runs([tmp_path])
+    table = settings_table(measurements(runs, read_evaluations([tmp_path], runs), DEFAULTS))
+    names = [column.name for column in table.columns]
+    shown = [names.index(name) for name in ("Benchmark", "Weights", "Engine", "Stop tokens")]
+    assert [(row.section, *(texts(row)[place] for place in shown)) for row in table.rows] == [
+        ("Evaluations", "MATH-500", "a", "transformers", "–"),
+        ("Held-out problems of training runs", "arithmetic", "of hub/tiny", "transformers", "none"),
+        ("Held-out problems of training runs", "arithmetic", "3f9a1c2b", "transformers", "none"),
+    ]
 
 
 def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def settings_table(measurements: Sequence[Measurement]) -> Table:
             ", ".join(item.sampling_seeds),
             weights_name(item.weights),
             *(item.sampling.get(name, "–") for name in names),
+            section="Held-out problems of training runs" if item.held_out else "Evaluations",
         )
         for item in measurements
     ]
@@ -27,7 +28,7 @@ def settings_table(measurements: Sequence[Measurement]) -> Table:
         name="settings",
         title="How it was measured",
         columns=(
-            *left("Model", "Method", "Problems"),
+            *left("Model", "Method", "Benchmark"),
             *right("Samples"),
             *right("Training", "Sampling", group="Seed"),
             *right("Weights", *(name.capitalize() for name in names)),
