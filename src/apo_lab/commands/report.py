@@ -31,7 +31,7 @@ def report(cfg: DictConfig) -> Path:
     contents = read_report(_folders(cfg), title=cfg.title, today=str(cfg.date))
     path = write_report(contents, Path(cfg.output_dir))
     found = contents.evaluations
-    say(f"{contents.num_runs} runs, {len(found.results)} evaluations, {len(found.coverage)} coverages read")
+    say(f"read: runs {contents.num_runs}, evaluations {len(found.results)}, oracle coverages {len(found.coverage)}")
     say(f"tables: {', '.join(table.name for table in contents.tables)}")
     say(f"figures: {', '.join(figure.name for figure in contents.figures) or 'none'}")
     if not found.results:

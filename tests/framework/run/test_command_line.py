@@ -146,7 +146,7 @@ def test_a_report_reads_results_without_what_makes_them():
 def test_a_report_composes_the_defaults_of_training_while_hydra_runs_and_imports_no_lightning(tmp_path):
     write_run(tmp_path / "run")
     done = apo("report", f"runs=[{tmp_path}]", f"output_dir={tmp_path / 'report'}")
-    assert "1 runs, 0 evaluations" in done.stdout
+    assert "read: runs 1, evaluations 0, oracle coverages 0" in done.stdout
     assert not {"transformers", "lightning", "vllm"} & set(done.stderr.split())
     assert (tmp_path / "report" / "report.html").is_file()
 

@@ -27,12 +27,12 @@ def test_single_checkpoints_are_compared_by_the_paired_t_test_and_corrected_for_
     assert [(r["From"].text, r["To"].text, r["Metric"].text) for r in rows] == [
         (a, b, metric)
         for a, b in (("Base", "GRPO"), ("Base", "APO"), ("GRPO", "APO"))
-        for metric in ("Pass@1", "Pass@K")
+        for metric in ("Pass@1", "Pass@2")
     ]
-    # Of two samples: Pass@1 is c/2, Pass@K whether c > 0.
+    # Of two samples: Pass@1 is c/2, Pass@2 whether c > 0.
     shares = {
         "Pass@1": {name: [c / 2 for c in solved] for name, solved in SOLVED.items()},
-        "Pass@K": {name: [float(c > 0) for c in solved] for name, solved in SOLVED.items()},
+        "Pass@2": {name: [float(c > 0) for c in solved] for name, solved in SOLVED.items()},
     }
     expected = [
         stats.ttest_rel(shares[row["Metric"].text][row["To"].text], shares[row["Metric"].text][row["From"].text]).pvalue

@@ -19,7 +19,7 @@ from apo_lab.reporting.figures.canvas import (
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.style import COLLAPSE, KNOWN, Style
-from apo_lab.reporting.tables.series import average, common_benchmarks, evaluated, series, without_variants
+from apo_lab.reporting.tables.series import average, budgets, common_benchmarks, evaluated, series, without_variants
 from apo_lightning.evaluation.records import Estimate
 
 ARROWS: Mapping[str, Mapping[str, Any]] = {
@@ -100,6 +100,9 @@ def pareto_figure(
     Source: APO paper, figure "Efficiency-Diversity Pareto Frontier".
     """
     measured = {item.benchmark for item in evaluated(measurements)}
+    where = "mean over benchmarks" if len(measured) > 1 else benchmark_name(*measured)
+    ks = set(budgets(evaluated(measurements)).values())
+    k = max(ks) if len(ks) == 1 else "K"
     models = {item.block: item.model for item in measurements}
     ours, theirs = pareto_points(measurements), pareto_points([p for p in published if p.benchmark in measured])
     blocks = list(dict.fromkeys(point.block for point in ours))
@@ -118,8 +121,8 @@ def pareto_figure(
         axes.set_ylim(top=min(axes.get_ylim()[1], 101))
         axes.grid(True, axis="both")
         axes.set_title(block)
-        axes.set_xlabel("Pass@1 [%], mean over benchmarks")
-        axes.set_ylabel("Pass@K [%], mean over benchmarks")
+        axes.set_xlabel(f"Pass@1 [%], {where}")
+        axes.set_ylabel(f"Pass@{k} [%], {where}")
     handles = [
         Line2D([], [], color=style.color, marker=style.marker, linestyle="none", label=style.label)
         for name, style in styles.items()

@@ -53,7 +53,7 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
             pair.a.head.name,
             pair.b.head.name,
             f"{seeds_cell(pair.a).text}, {seeds_cell(pair.b).text}",
-            pair.metric,
+            _metric_name(pair),
             points_cell(_possible(estimate_of(pair.test.difference))),
             _p_cell(pair.test.p_value),
             _p_cell(adjusted.get(id(pair), math.nan), level=LEVEL),
@@ -112,6 +112,12 @@ def _needed(a: Series, b: Series, tables: Sequence[Sequence[torch.Tensor]]) -> i
     if BASE in (a.head.method, b.head.method) or min(map(len, by_seed)) < 2:
         return None
     return seeds_needed(math.sqrt(sum(float(each.var()) for each in by_seed) / 2))
+
+
+def _metric_name(pair: _Pair) -> str:
+    """Pass@K by its number, where all benchmarks have one."""
+    ks = {measured.num_samples for measured in pair.a.by_benchmark.values()}
+    return f"Pass@{max(ks)}" if pair.metric == METRICS[1] and len(ks) == 1 else pair.metric
 
 
 def _possible(change: Estimate) -> Estimate:
