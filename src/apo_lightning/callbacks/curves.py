@@ -23,7 +23,7 @@ def curves_png(history: RunHistory) -> bytes:
     """
     # Without pyplot: it needs a display, and its global list would keep the figure alive.
     figure = Figure(figsize=(11, 3.2), dpi=150, layout="constrained")
-    reward, accuracy, entropy = figure.subplots(1, 3)
+    reward, accuracy, entropy = figure.subplots(1, 3, sharex=True)
     _curve(reward, history, "train/reward", BLACK, "-")
     _curve(entropy, history, "train/entropy", BLACK, "-")
     _curve(accuracy, history, "train/pass@1", BLACK, "-")
