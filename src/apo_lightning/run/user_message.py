@@ -5,9 +5,10 @@ import errno
 import inspect
 import sys
 import traceback
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 
+import hydra
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from omegaconf.errors import InterpolationKeyError
@@ -51,6 +52,8 @@ def _misnamed(error: InstantiationException) -> str | None:
     if isinstance(cause, ImportError) and what.startswith("Error locating target"):
         target = what.split("'")[1]
         return f"{key}._target_: {_not_found(target, cause)}"
+    if what.startswith("Expected a callable target"):
+        return f"{key}._target_ is no class or function: give the dotted name of one"
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
         return None
     target = what.split("'")[1]
@@ -58,8 +61,8 @@ def _misnamed(error: InstantiationException) -> str | None:
     module = inspect.getmodule(called)
     if any(frame.filename == getattr(module, "__file__", None) for frame in traceback.extract_tb(cause.__traceback__)):
         return None
-    declared = inspect.get_annotations(called) if inspect.isclass(called) else {}
-    if is_dataclass(called) and declared.keys() - {field.name for field in fields(called)}:
+    # `is_dataclass` holds for a subclass of one, whose own fields are none without the decorator.
+    if is_dataclass(called) and "__dataclass_fields__" not in vars(called):
         return f"{key}: {cause}; write @dataclass above {target}, else what it declares is no setting"
     own = "if your file names another class, write _self_ last in its defaults"
     return f"{key}: {cause}; give what {target} takes, and nothing else, or, {own}"
@@ -70,6 +73,8 @@ def _not_found(target: str, error: ImportError) -> str:
     root = error.__cause__ or error
     if not isinstance(root, ModuleNotFoundError) or root.name is None or not f"{target}.".startswith(f"{root.name}."):
         frame = traceback.extract_tb(root.__traceback__)[-1]
+        if Path(frame.filename).is_relative_to(Path(hydra.__file__).parent):
+            return f"{target}: {in_brief(root)}"
         what, file, line = in_brief(root), frame.filename, frame.lineno
         if isinstance(root, SyntaxError):
             what, file, line = root.msg, root.filename, root.lineno
@@ -78,5 +83,6 @@ def _not_found(target: str, error: ImportError) -> str:
         remedy = "start where it lies, or name its folder in PYTHONPATH"
         return f"there is no module {root.name} in {Path.cwd()} or on PYTHONPATH: {remedy}"
     parent, _, name = root.name.rpartition(".")
-    near = difflib.get_close_matches(name, vars(sys.modules[parent]), 1, cutoff=0.3)
+    public = [known for known in vars(sys.modules[parent]) if not known.startswith("_")]
+    near = difflib.get_close_matches(name, public, 1)
     return f"{parent} has no {name}{f': the nearest is {near[0]}' if near else ''}"

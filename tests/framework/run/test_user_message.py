@@ -61,6 +61,7 @@ def test_a_setting_that_a_class_does_not_take_has_its_remedy(target, remedy):
         ("needy.Loss", "the import of needy.Loss fails: ModuleNotFoundError: No module named 'need' ({}/needy.py:1)"),
         ("plain.GentelPush", "plain has no GentelPush: the nearest is GentlePush"),
         ("plain.sub.Loss", "plain has no sub"),
+        ("plain.GentlePush.sub", "plain.GentlePush.sub: type object 'GentlePush' has no attribute 'sub'"),
     ],
 )
 def test_a_target_that_cannot_be_imported_says_why(target, said, tmp_path, monkeypatch):
@@ -72,6 +73,12 @@ def test_a_target_that_cannot_be_imported_says_why(target, said, tmp_path, monke
     with pytest.raises(InstantiationException) as caught:
         instantiate({"algo": {"loss": {"_target_": target}}})
     assert user_message(caught.value).startswith(f"algo.loss._target_: {said.format(tmp_path)}")
+
+
+def test_a_module_is_no_target():
+    with pytest.raises(InstantiationException) as caught:
+        instantiate({"algo": {"loss": {"_target_": "apo_lightning.losses"}}})
+    assert user_message(caught.value) == "algo.loss._target_ is no class or function: give the dotted name of one"
 
 
 def test_a_key_that_an_option_reads_in_vain_names_the_group_that_lacks_it():
