@@ -58,7 +58,7 @@ def cost_table(cost: CostPlan, plan: Plan, max_steps: int) -> RenderableType:
                 table.add_row(Text(f"  {item.name}", style="dim"), *_share(item.seconds, cost), item.bound)
     table.add_row(Text("a step", style="bold"), *_share(cost.seconds, cost), "")
     hours, world_size = cost.seconds * max_steps / 3600, plan.ranks.world_size
-    together = f"{max_steps:,} steps: {hours:,.1f} hours"
+    together = f"{max_steps:,} steps: " + (f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes")
     if world_size > 1:
         together += f", {hours * world_size:,.0f} of one device"
     speed = f"{world_size * cost.work.num_sampled_tokens / cost.seconds:,.0f} sampled tokens/s"

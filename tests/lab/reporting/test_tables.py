@@ -224,7 +224,17 @@ def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) 
     rows = {row.cells[0].text: row.cells[3] for row in hyperparameter_table(read_runs([tmp_path])).rows}
     assert (rows["Pull coefficient β"].text, rows["Pull coefficient β"].marked) == ("0.02, 0.1", True)
     assert (rows["Anchor size K"].text, rows["Anchor size K"].marked) == ("8", False)
-    assert rows["KL coefficient"].text == "–"
+    assert "KL coefficient" not in rows  # no run has one
+    assert "floor" not in rows
+
+
+def test_settings_of_a_loss_that_the_paper_has_not_are_listed_with_their_methods(tmp_path: Path) -> None:
+    write_run(tmp_path / "apo", loss={"clip_eps": 0.2, "dual_clip": 3.0})
+    for index, floor in enumerate((0.5, 0.25)):
+        write_run(tmp_path / str(index), algo="gentle", loss={"clip_eps": 0.2, "dual_clip": 3.0, "floor": floor})
+    rows = {texts(row)[0]: texts(row)[1:] for row in hyperparameter_table(read_runs([tmp_path])).rows}
+    assert rows["floor"] == ["gentle", "–", "0.25, 0.5"]
+    assert rows["dual_clip"] == ["all", "–", "3"]
 
 
 def test_tables_of_nothing_are_empty() -> None:
