@@ -346,6 +346,11 @@ def test_validations_of_the_same_untrained_weights_are_pooled_and_other_settings
     # Seeds 1 and 2: 0 + 1 of 4 on the first problem.
     assert base["tiny, temperature = 1"].metrics["pass@1"].value == pytest.approx(1 / 8)
     assert base["tiny, temperature = 0.5"].metrics["pass@1"].value == pytest.approx(2 / 4)
+    pooled = "Samples drawn with several seeds from the same weights are pooled: Base."
+    assert held_out_table(items).notes[1:] == (pooled,)
+    more = replace(items[-1], seed="4", weights="w", num_samples=items[-1].num_samples + 2)
+    differing = "arithmetic: evaluated with 2 to 4 samples a problem; pass@k is compared at 2."
+    assert held_out_table([*items, more]).notes[1:] == (differing, pooled)
 
 
 def test_a_sweep_is_tabled_for_each_way_of_measuring(tmp_path: Path) -> None:

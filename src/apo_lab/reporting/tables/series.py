@@ -103,7 +103,8 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     """Notes on numbers of samples that differ, samples that were pooled, and policies that were not averaged."""
     notes = []
     for benchmark, k in sorted(budgets(measurements).items()):
-        group = [item for item in measurements if item.benchmark == benchmark]
+        # Pooled samples have a note of their own.
+        group = [item for item in measurements if item.benchmark == benchmark and len(item.sampling_seeds) <= 1]
         if len({item.num_samples for item in group}) > 1:
             most = max(item.num_samples for item in group)
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
