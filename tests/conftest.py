@@ -20,8 +20,8 @@ jaxtyped = jaxtyping.jaxtyped
 
 
 def shapes_checked(fn: Callable, *, typechecker: Callable) -> Callable:
-    """The checks of the signatures that state a shape. The import hook would check every signature: what pyright has
-    checked once would take a third of the suite's time.
+    """Check the signatures that state a shape. The import hook alone would check all of them, most of which pyright has
+    checked: the tests of update, losses and diagnostics then take 157 CPU seconds in place of 115.
     """
     signature = fn.__init__ if inspect.isclass(fn) else fn
     states_shapes = any(map(states_shape, getattr(signature, "__annotations__", {}).values()))

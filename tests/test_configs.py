@@ -1,6 +1,5 @@
 """The axes are orthogonal: whatever two options are named together, a run composes."""
 
-import collections
 import copy
 import functools
 import itertools
@@ -14,7 +13,6 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from apo_lightning.run.choices import config_folders
 from apo_lightning.run.launching import register_resolvers
 from apo_lightning.types import AdvantageInputs
 from composing import CONFIGS, PAPER, ROOT, composed, names
@@ -61,27 +59,7 @@ def test_the_page_of_commands_names_every_option():
         assert sorted(AXES[axis]) == names(axis)
 
 
-def kinds_of_algorithms():
-    """{keys that a file of `configs/algo` writes and files it builds on: its algorithms}."""
-    kinds = collections.defaultdict(list)
-    for algo in AXES["algo"]:
-        (file,) = (file for folder in config_folders() for file in folder.glob(f"algo/{algo}.yaml"))
-        written = OmegaConf.to_container(OmegaConf.load(file))
-        kinds[str((sorted(written), written.get("defaults")))].append(algo)
-    return list(kinds.values())
-
-
-def dealt(choices, kinds):
-    """The choices with one algorithm of each kind, dealt in turn to all of the kind, each at least once."""
-    for algorithms in kinds:
-        own = [choice for choice in choices if choice["algo"] == algorithms[0]]
-        for index in range(max(len(own), len(algorithms))):
-            yield own[index % len(own)] | {"algo": algorithms[index % len(algorithms)]}
-
-
-KINDS = kinds_of_algorithms()
-# Algorithms of a kind write the same keys, and so compose alike with everything else.
-CHOICES = list(dealt(list(pairwise(AXES | {"algo": [kind[0] for kind in KINDS]})), KINDS))
+CHOICES = list(pairwise(AXES))
 
 
 PARSED = {}
@@ -100,16 +78,6 @@ def files_parsed_once(monkeypatch):
     monkeypatch.setattr(ConfigRepository, "load_config", parsed)
 
 
-def test_every_two_options_of_two_axes_are_composed_and_every_algorithm():
-    kind_of = {algo: kind[0] for kind in KINDS for algo in kind}
-    found = set().union(*(pairs_of(choice | {"algo": kind_of[choice["algo"]]}) for choice in CHOICES))
-    axes = AXES | {"algo": [kind[0] for kind in KINDS]}
-    for first, second in itertools.combinations(axes, 2):
-        pairs = ({first: one, second: other} for one in axes[first] for other in axes[second])
-        assert {frozenset(pair.items()) for pair in pairs if can_run(pair)} <= found
-    assert {choice["algo"] for choice in CHOICES} == set(AXES["algo"])
-
-
 @pytest.mark.usefixtures("files_parsed_once")
 @pytest.mark.parametrize("algo", names("algo"))
 def test_any_two_options_of_two_axes_compose(algo, monkeypatch):
@@ -117,7 +85,9 @@ def test_any_two_options_of_two_axes_compose(algo, monkeypatch):
     hydra = {"runtime": {"output_dir": "/run"}, "job": {"override_dirname": f"algo={algo}"}, "mode": RunMode.RUN}
     monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
     function = {"callable": ["reward.function._target_=rewarding.even_start"]}  # which has no default
-    for choice in (choice for choice in CHOICES if choice["algo"] == algo):
+    choices = [choice for choice in CHOICES if choice["algo"] == algo]
+    assert {choice["model"] for choice in choices} == set(names("model"))
+    for choice in choices:
         options = [f"{axis}={option}" for axis, option in choice.items()]
         cfg = composed(*options, *function.get(choice["reward"], []))
         found = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

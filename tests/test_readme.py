@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from apo_lightning.losses import GRPO
 from apo_lightning.rewards import CallableReward
 from apo_lightning.run.choices import composed, expand_glob
 from apo_lightning.run.commands import find_command
 from apo_lightning.types import LossInputs
-from composing import ROOT
+from composing import CONFIGS, ROOT
 from factories import make_step
 
 EXTENDING = ROOT / "docs" / "extending.md"
@@ -106,6 +107,9 @@ def test_the_yaml_names_the_class_and_its_fields():
     (algo,) = (yaml.safe_load(block) for block in blocks(".yaml"))
     assert algo["loss"] == {"_target_": "softer.SofterPush", "scale": 0.5}
     assert algo["defaults"] == ["grpo", "_self_"]
+    assert set(algo) == {"defaults", "loss"}
+    # As Hydra composes it: what an algorithm does not name is what train.yaml says.
+    assert OmegaConf.merge(OmegaConf.load(CONFIGS / "train.yaml"), {"algo": algo}).aggregation == "token_mean"
 
 
 def test_the_reward_takes_trls_signature(shown):

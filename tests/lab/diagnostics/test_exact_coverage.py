@@ -148,8 +148,8 @@ def test_engine_and_reward_are_right_as_often_as_the_exact_measure_says(tmp_path
     rollouts = sampled(puzzle, prompts, policy, tmp_path / "model", group_size=5000)
     with_special = [START_OF_TURN in text for text in rollouts.texts]
     cut_off = [completion.finish_reason == "length" for completion in rollouts.completions]
-    assert sum(with_special) > 1000
-    assert sum(cut_off) > 1000
+    assert sum(with_special) > 2000
+    assert sum(cut_off) > 2000
     # p(x)(1 − p(x)) is concave, so that the variance of a share over several problems is at most that at the mean.
     error = (exact * (1 - exact) / len(rollouts.texts)) ** 0.5
     assert 0.05 < exact < 0.95
