@@ -35,7 +35,7 @@ class MathVerifyReward:
 
     Args:
         num_workers: processes, about 60 MiB each.
-        timeout_s: for one answer, counted from when a worker receives it; a twentieth while many hang [s].
+        timeout_s: CPU time for one answer; a twentieth while many hang [s].
         memory_limit_gib: address space of a worker [GiB].
 
     Raises:

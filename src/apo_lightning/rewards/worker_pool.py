@@ -27,8 +27,8 @@ _START_WORKER = (
     "from apo_lightning.rewards.math_equivalence.worker import main; main(int(sys.argv[2]))"
 )
 """Imports the same package as the parent; its folder is first on sys.path for that import only."""
-_GRACE_S = 2.0
-"""A worker keeps the deadline of its answers; one that has not replied so long after it is replaced [s]."""
+_GRACE_S = 60.0
+"""A worker ends an answer at its deadline, in CPU time; one silent for so much longer in wall time is replaced [s]."""
 _ENDED = "ended"
 """First word of a reply about an answer that ended its process; the exit status follows."""
 _RECENT = 100
@@ -87,10 +87,10 @@ class _Worker:
 class WorkerPool:
     """Judges pairs of gold and answer in child processes, which start on first use.
 
-    An answer that hangs costs its own deadline, counted from when a worker received it, and delays the verdict of
-    another answer by no more than that. It does not change it, unless many hang: while 5 of the latest 100 answers
-    have timed out, all have a twentieth of the deadline, so that a policy whose answers hang does not stop its
-    training. Usual answers take milliseconds.
+    An answer that hangs costs its own deadline, in CPU time of the process that judges it, so that a verdict does not
+    depend on what else the machine does; it delays the verdict of another answer by no more than that. It does not
+    change it, unless many hang: while 5 of the latest 100 answers have timed out, all have a twentieth of the
+    deadline, so that a policy whose answers hang does not stop its training. Usual answers take milliseconds.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):
@@ -138,7 +138,7 @@ class WorkerPool:
                 else:
                     self._discard(worker)
                     if worker.task is not None:
-                        code = -signal.SIGALRM if reply is None else worker.process.returncode
+                        code = -signal.SIGPROF if reply is None else worker.process.returncode
                         statuses[worker.task] = self._status(f"{_ENDED} {code}", pairs[worker.task])
                     elif not worker.is_ready:
                         num_failed_starts += 1
@@ -150,7 +150,7 @@ class WorkerPool:
         status, _, code = reply.strip().partition(" ")
         if status == _ENDED:
             # A policy can ask for all memory as easily as for all time, and an `error` could end its run.
-            status = "timeout" if int(code) in (-signal.SIGALRM, OUT_OF_MEMORY) else "error"
+            status = "timeout" if int(code) in (-signal.SIGPROF, OUT_OF_MEMORY) else "error"
             message = "verifier ended (%s, exit status %s) on the gold %.200r and the answer %.200r"
             _logger.warning(message, status, code, *pair)
         was_flooded = self._is_flooded

@@ -87,6 +87,44 @@ def test_a_reply_that_came_while_the_parent_was_stopped_counts(monkeypatch):
         pool.close()
 
 
+def test_the_time_in_which_the_machine_runs_something_else_is_not_held_against_an_answer():
+    pool = WorkerPool(num_workers=1, timeout_s=1.0, memory_limit_bytes=2**30)
+    assert pool.judge([HALF]) == ["correct"]
+    judge, is_done = child_of(pids_of(pool)[0]), threading.Event()
+
+    def leave_it_a_thirtieth() -> None:
+        while not is_done.is_set():
+            os.kill(judge, signal.SIGSTOP)
+            time.sleep(0.29)
+            os.kill(judge, signal.SIGCONT)
+            time.sleep(0.01)
+
+    busy_machine = threading.Thread(target=leave_it_a_thirtieth)
+    busy_machine.start()
+    try:
+        # 0.1 s of CPU time, so 3 s in all.
+        assert pool.judge([(r"A e^{-k t} \sin \left(\omega t\right)", r"A e^{-k t} \sin \left(2\omega t\right)")]) == [
+            "incorrect"
+        ]
+        assert child_of(pids_of(pool)[0]) == judge
+    finally:
+        is_done.set()
+        busy_machine.join()
+        pool.close()
+
+
+def test_a_judge_that_never_runs_is_a_timeout_and_is_replaced(monkeypatch):
+    pool = WorkerPool(num_workers=1, timeout_s=20.0, memory_limit_bytes=2**30)
+    assert pool.judge([HALF]) == ["correct"]
+    os.kill(child_of(pids_of(pool)[0]), signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_pool_module, "_GRACE_S", 0.5 - pool.timeout_s)
+        assert pool.judge([WRONG]) == ["timeout"]
+    assert pool.judge([WRONG, HALF]) == ["incorrect", "correct"]
+    assert pool.num_started == 2
+    pool.close()
+
+
 def test_while_many_answers_hang_each_has_a_twentieth_of_the_deadline(monkeypatch, caplog):
     pool = WorkerPool(num_workers=1, timeout_s=2.0, memory_limit_bytes=2**30)
     deadlines, send = [], worker_pool_module._Worker.send

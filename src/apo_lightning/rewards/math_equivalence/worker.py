@@ -30,7 +30,7 @@ def main(memory_limit_bytes: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends workers
     logging.disable()  # math-verify warns once per worker that its own time-outs are off
-    judge("1", r"\frac{2}{2}")  # loads the grammar, so that the first answer's deadline does not include it
+    judge("x", r"\frac{2x}{2}")  # loads the grammar, so that the first answer's deadline does not include it
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     if hard_limit != resource.RLIM_INFINITY:
         memory_limit_bytes = min(memory_limit_bytes, hard_limit)
@@ -66,14 +66,15 @@ def _serve(requests: int, replies: int, is_busy: mmap.mmap) -> None:
     for request in os.fdopen(requests, "rb"):
         gold, answer, timeout_s = json.loads(request.decode("utf-8", "surrogatepass"))
         is_busy[0] = 1
-        # Without a handler the alarm ends the process, even inside C code.
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        # Without a handler the signal ends the process, even inside C code. CPU time: wall time would make the verdict
+        # depend on what else the machine does.
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             status = judge(gold, answer)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # after a failed allocation this process must not judge another answer
         except Exception:
             status = "error"
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         is_busy[0] = 0
         os.write(replies, f"{status}\n".encode())
