@@ -127,6 +127,6 @@ def _held_out(summary: Path, step: int, base_weight: float | int) -> Iterator[st
             yield (
                 f"{name}, {change['num_problems']} held-out problems × {change['samples_per_problem']}: "
                 f"pass@1 {number(change['pass@1_after'])}, before training {number(change['pass@1_before'])}; change "
-                f"{interval['mean']:+.3f}, paired {interval['confidence']:.0%} interval "
-                f"[{interval['low']:+.3f}, {interval['high']:+.3f}]"
+                f"{interval['mean']:+z.3f}, paired {interval['confidence']:.0%} interval "
+                f"[{interval['low']:+z.3f}, {interval['high']:+z.3f}]"
             )

@@ -171,4 +171,4 @@ def _held_out(name: str, change: Mapping[str, Any]) -> Text:
 
 
 def _signed(value: float, decimals: int) -> str:
-    return f"{value:+.{decimals}f}" if math.isfinite(value) else "-"
+    return f"{value:+z.{decimals}f}" if math.isfinite(value) else "-"

@@ -12,10 +12,10 @@ def number(value: float, decimals: int = 3) -> str:
     """A number with fixed decimals; "-" if it is not finite.
 
     Example:
-        >>> number(0.41251), number(float("nan"))
-        ('0.413', '-')
+        >>> number(0.41251), number(-1e-9), number(float("nan"))
+        ('0.413', '0.000', '-')
     """
-    return f"{value:.{decimals}f}" if math.isfinite(value) else "-"
+    return f"{value:z.{decimals}f}" if math.isfinite(value) else "-"
 
 
 def duration(seconds: float) -> str:

@@ -146,7 +146,9 @@ def one_line(error: BaseException) -> str:
         group, _, option = name.partition("/")
         if options := options_of(group):
             missing = f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework"
-            near = difflib.get_close_matches(option, options)
+            near = difflib.get_close_matches(option, options) or [
+                each for each in options if difflib.get_close_matches(option, [each.rpartition("/")[2]])
+            ]
             choice = f"{group}={f' or {group}='.join(near)}" if near else f"one of {', '.join(options)}"
             elsewhere = "name the folder of its configs with -cd FOLDER, and that of its code in PYTHONPATH"
             return f"{missing}: choose {choice}, or, if it lies elsewhere, {elsewhere}"

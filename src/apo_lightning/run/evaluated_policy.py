@@ -106,6 +106,8 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     `cfg` has `run`, `model`, `trainer`, `output_dir` and `seed`, and optionally `checkpoint` and `support_anchor_size`.
     `overrides` are as typed; in a sweep those that determine the samples name a folder (`settings_folder`).
     """
+    if cfg.run == "":  # of a shell whose variable is empty: the base model would be measured in its place
+        raise ConfigError("run= is empty: name a training run, or leave it out to measure a model")
     if cfg.get("support_anchor_size") is not None and not cfg.run:
         raise ConfigError(
             f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "

@@ -165,6 +165,7 @@ def test_the_names_of_the_composition_root_are_its_functions():
             ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
         ),
         (["algo=softer"], ("there is no configs/algo/softer.yaml here (", "with -cd FOLDER", "one of apo, apo_cross")),
+        (["experiment=short_locks"], ("choose experiment=lab/locks or experiment=lab/medium/locks, or, if",)),
         (["expermient=mine"], ("there is no setting expermient: the nearest is experiment",)),
         (["experiment=null"], ("experiment=null: leave it out",)),
         (["-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),

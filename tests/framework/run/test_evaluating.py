@@ -183,6 +183,7 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
     ("overrides", "message"),
     [
         (("run=/no/such/run",), "run=/no/such/run is no training run"),
+        (("run=",), "run= is empty: name a training run, or leave it out"),
         (("benchmark=aime2024", "data_dir=/no/such"), "/no/such/aime2024.jsonl does not exist"),
         (("benchmark.arithmetic.num_problems=7",), "has 256 problems, but arithmetic has 7"),
         (("max_completion_tokens=5000",), "give max_completion_tokens=4000 or less"),

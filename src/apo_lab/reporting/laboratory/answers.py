@@ -133,7 +133,7 @@ def _recommended(edition: Edition, each: Answered) -> Iterator[TableRow]:
 
 
 def _listed(comparisons: Sequence[Comparison]) -> str:
-    return "; ".join(f"{arm_name(each.after)} ({100 * _difference(each):+.2f})" for each in comparisons)
+    return "; ".join(f"{arm_name(each.after)} ({100 * _difference(each):+z.2f})" for each in comparisons)
 
 
 def _counts(each: Answered, name: str) -> str:
@@ -160,7 +160,7 @@ def _of_cost(table: Table) -> Iterator[TableRow]:
 
 
 def _with_difference(comparison: Comparison) -> str:
-    return f"{comparison.label} ({100 * _difference(comparison):+.2f})"
+    return f"{comparison.label} ({100 * _difference(comparison):+z.2f})"
 
 
 def _difference(comparison: Comparison) -> float:

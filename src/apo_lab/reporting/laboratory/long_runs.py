@@ -100,6 +100,6 @@ def _row(name: Cell, runs: Sequence[LongRun], section: str) -> TableRow:
         *(share_cell(mean(key)) for key in ("lowest_pass", "last_pass")),
         *(number_cell(mean(key)) for key in ("lowest_entropy", "last_entropy")),
         share_cell(mean("last_pass_1")),
-        Cell(f"{slope:+.2f}{error}", slope),
+        Cell(f"{slope:+z.2f}{error}", slope),
         section=section,
     )

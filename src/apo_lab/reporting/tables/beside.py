@@ -84,7 +84,7 @@ def _comparison(item: Series, benchmark: str, metric: str, ours: Estimate, their
         metric.replace("p", "P", 1),
         share_cell(ours),
         Cell(theirs.text, theirs.value, marked=bool(theirs.mark)),
-        Cell(f"{difference:+.2f}", difference),
+        Cell(f"{difference:+z.2f}", difference),
         section=item.head.block,
     )
 
