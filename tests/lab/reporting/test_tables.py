@@ -1,6 +1,7 @@
 """Tables: what stands where, what is averaged, what is bold. Numbers derived beside each test."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_health_calls_more_spread_better() -> None:
 
 
 def test_the_published_health_is_below_the_measured_with_its_faults_marked() -> None:
-    table = health_table([measured("APO", entropy=0.4)])
+    table = health_table([replace(measured("APO", entropy=0.4), model="Llama-3.2-3B-Instruct")])
     published = [row for row in table.rows if row.section.startswith("Published (Llama-3.2-3B-Instruct")]
     assert [texts(row) for row in published] == [
         ["GRPO", "–", "41.91", "0.267", "0.314", "0.405", "0.878", "–"],
@@ -130,6 +131,9 @@ def test_the_published_health_is_below_the_measured_with_its_faults_marked() -> 
     ]
     assert [[cell.marked for cell in row.cells].index(True) for row in published] == [2, 2]
     assert any(note.startswith("Marked: the published number") for note in table.notes)
+    of_another_model = health_table([measured("APO", entropy=0.4)])
+    assert [row.section for row in of_another_model.rows] == ["tiny, MATH-500 (K = 2)"]
+    assert "published" not in " ".join(of_another_model.notes)
     assert health_table([measured("APO")]).rows == ()
 
 

@@ -83,7 +83,7 @@ def _evaluated(
         caption = " ".join(
             [
                 "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; "
-                f"crosses: {INTERVALS}. Hollow: published.",
+                f"crosses: {INTERVALS}.",
                 *(text for name, text in ARROW_CAPTIONS.items() if name in drawn),
             ]
         )
@@ -105,8 +105,7 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
             figure = sensitivity_figure(ours, sensitivity_points(paper, models[block], method, usual), usual)
             suffix = f"_{slug(block)}_{slug(method)}" if len(swept) > 1 else ""
             caption = (
-                f"Mean over benchmarks, one setting varied at a time; vertical lines: {INTERVALS}. Star: the default. "
-                "Hollow: published."
+                f"Mean over benchmarks, one setting varied at a time; vertical lines: {INTERVALS}. Star: the default."
             )
             yield NamedFigure(f"sensitivity{suffix}", f"Sensitivity of {method} on {block}", caption, figure)
 

@@ -1,6 +1,6 @@
 """Coverage, diversity and uncertainty of each policy."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from apo_lab.reporting.names import BENCHMARKS, benchmark_name, in_order, method_name, model_name
 from apo_lab.reporting.published import FAULTS, PublishedCell, published
@@ -23,8 +23,8 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
     """Pass@K [%], diversity (1 − Self-BLEU), semantic similarity, entropy [nats], mean MaxProb and support mass.
 
     A block for each model, way of measuring and benchmark, of what was evaluated with at least one of the last five;
-    the published rows last, which have no support mass. Bold marks the healthiest in the paper's sense, which calls
-    more spread healthier.
+    the published rows last, which have no support mass, if their model was evaluated. Bold marks the healthiest in the
+    paper's sense, which calls more spread healthier.
 
     Source: the paper's table of distributional health.
     """
@@ -39,27 +39,30 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
                     section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
                     rows.append(row_of(item.head.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
-    rows += _published() if rows else []
+    theirs = _published({item.head.model for item in items})
     note = (
         f"Pass@K in per cent, entropy in nats. Support mass: the policy's probability of the top K tokens of the model "
         f"before training. In brackets: {INTERVALS}. Bold: most spread of its block."
     )
     faults = dict.fromkeys(FAULTS[fault] for cell in published("distribution") for fault in cell.mark.split())
+    marked = [f"Marked: the published number {', or '.join(faults)}."] if theirs else []
     return Table(
         name="health",
         title="Distributional health",
         columns=(*left("Method"), SEEDS, *right("Pass@K ↑", *METRICS.values())),
-        rows=with_best_bold(rows, lower_is_better=LOWER_IS_HEALTHIER),
-        notes=(note, f"Marked: the published number {', or '.join(faults)}.", *data_notes(chosen)),
+        rows=with_best_bold(rows + theirs, lower_is_better=LOWER_IS_HEALTHIER),
+        notes=(note, *marked, *data_notes(chosen)),
     )
 
 
-def _published() -> list[TableRow]:
-    """A row for each method of the paper's table."""
+def _published(models: Collection[str]) -> list[TableRow]:
+    """A row for each method of the paper's table, if its model is among those with these printed names."""
     found: dict[str, dict[str, PublishedCell]] = {}
     for cell in published("distribution"):
         found.setdefault(cell.method, {})[cell.metric] = cell
     first = published("distribution")[0]
+    if model_name(first.model) not in models:
+        return []
     section = f"Published ({model_name(first.model)}, {benchmark_name(first.benchmark)}, K = 32)"
     return [
         row_of(
