@@ -16,6 +16,7 @@ from apo_lightning.evaluation.samples_file import require_same_identity
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.run.choices import options_of
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy
 from apo_lightning.run.stages import Stage
 from apo_lightning.types import Prompt
@@ -101,7 +102,8 @@ def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
     longest = getattr(evaluated.spec.load_config(), "max_position_embeddings", None)
     if longest is not None and benchmark.max_model_len > longest:
         room = longest - benchmark.max_prompt_tokens
-        remedy = f"give max_completion_tokens={room} or less" if room > 0 else "choose another benchmark="
+        others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
+        remedy = f"give max_completion_tokens={room} or less" if room > 0 else f"choose another benchmark= of {others}"
         raise ConfigError(
             f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "
             f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {evaluated.spec.name}, which "
