@@ -100,9 +100,8 @@ def fitted(puzzle, prompts, policy):
     for prompt in prompts:
         for answer in puzzle.answers(prompt.problem):
             spoilt = (START_OF_TURN + answer.text, answer.text[:2] + START_OF_TURN + answer.text[2:])
-            pairs += [
-                (prompt.problem, text) for text in (answer.text, answer.text, *spoilt, answer.text + START_OF_TURN)
-            ]
+            cut_off = answer.text + START_OF_TURN * puzzle.max_completion_tokens
+            pairs += [(prompt.problem, text) for text in (answer.text, answer.text, *spoilt, cut_off)]
     input_ids, labels = encode(pairs, policy.tokenizer)
     optimizer = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
     for _ in range(30):
