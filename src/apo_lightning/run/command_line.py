@@ -4,9 +4,11 @@ The module that does the work is imported last: `--help` and wrong overrides mus
 """
 
 import difflib
+import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -93,6 +95,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
             message = user_message(error)
             if message is None:
                 raise
+            _forget_refused_run()
             sys.exit(f"error: {message}")
         finally:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
@@ -104,6 +107,18 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
     finally:
         sys.argv = typed
+
+
+def _forget_refused_run() -> None:
+    """Remove the folder of this job if Hydra's copy of its configuration is all it has: `apo watch` would follow it."""
+    hydra: Any = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if hydra.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra.output_subdir]:
+        return
+    for handler in logging.root.handlers[:]:
+        if isinstance(handler, logging.FileHandler):  # a library's last warning would fail to open the job's log
+            logging.root.removeHandler(handler)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _job_of_a_sweep(prefix_length: int) -> AbstractContextManager[None]:

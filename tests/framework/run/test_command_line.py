@@ -1,6 +1,7 @@
 """What the command line refuses, in one line and before anything large is imported; and what it takes."""
 
 import ast
+import logging
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.spec import inside_package
 from apo_lightning.run import prepare, user_message
 from apo_lightning.run.choices import expand_glob
+from apo_lightning.run.command_line import main
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import PAPER, ROOT, composed, names
 from report_cases import write_run
@@ -73,6 +75,19 @@ def test_a_wrong_command_is_one_line_with_what_to_type(words, refusal):
     said, large = done.stderr.splitlines()
     assert (done.returncode, large) == (1, "")
     assert said.startswith(refusal)
+
+
+def test_a_refused_run_leaves_no_folder_and_takes_none_that_has_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "rollouts").mkdir(parents=True)
+    for name in ("mine", "new"):
+        words = ["train", "model=tiny", "model.path=/no/such", f"hydra.run.dir={name}"]
+        monkeypatch.setattr(sys, "argv", ["apo", *words])
+        with pytest.raises(SystemExit, match="error: model tiny: "):
+            main(words)
+        logging.getLogger().warning("at the end")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [".hydra", "rollouts", "run.log"]
 
 
 def test_options_and_modules_in_the_working_directory_are_found_and_win(tmp_path):
