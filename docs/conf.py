@@ -22,7 +22,6 @@ html_theme_options = {
 }
 html_static_path = ["_ext/site.css"]
 html_css_files = ["site.css"]
-pygments_style = "friendly"
 # Without sources, the page's Markdown is not offered for download; the repository has it.
 html_show_sourcelink = False
 

@@ -18,7 +18,7 @@ from apo_lab.commands.report import read_report
 from apo_lab.reporting.live import live_page, read_live
 from apo_lab.reporting.page import page
 from apo_lab.reporting.rollouts import read_rollouts, rollout_page
-from apo_lab.reporting.runs import PRUNED
+from apo_lab.reporting.runs import PRUNED, run_name
 from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError
 
@@ -32,7 +32,7 @@ OWN_PAGE = (
 PAGES: Mapping[str, Callable[[Path], str]] = {
     "/": lambda run: live_page(read_live(run, time.time())),
     "/rollouts.html": lambda run: rollout_page(read_rollouts(run, NUM_COMPLETIONS)),
-    "/report.html": lambda run: page(read_report([run], title=run.name, today=str(date.today()))),
+    "/report.html": lambda run: page(read_report([run], title=run_name(run), today=str(date.today()))),
 }
 """Pages that are made when they are asked for, so that they show the run as it is."""
 FILE = "default-src 'none'; style-src 'unsafe-inline'; sandbox"

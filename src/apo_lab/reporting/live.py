@@ -15,7 +15,7 @@ import yaml
 
 from apo_lab.reporting.render import template
 from apo_lab.reporting.rollouts import read_completions
-from apo_lab.reporting.runs import read_metrics, read_summary
+from apo_lab.reporting.runs import read_metrics, read_summary, run_name
 from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
 
@@ -87,7 +87,7 @@ def read_live(folder: Path, now: float) -> LiveRun:
     age = now - (path if path.is_file() else config).stat().st_mtime
     state = _state(folder, metrics, max_steps, age)
     return LiveRun(
-        title=folder.resolve().name,
+        title=run_name(folder),
         state=state,
         headline=_headline(state, metrics, max_steps, age),
         panels=panels(metrics),

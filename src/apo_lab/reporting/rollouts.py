@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from apo_lab.reporting.render import template
+from apo_lab.reporting.runs import run_name
 from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError
 
@@ -69,7 +70,7 @@ def read_rollouts(run: Path, limit: int) -> RolloutSample:
         texts |= head["texts"]
         num_completions += len(step)
     return RolloutSample(
-        title=run.resolve().name,
+        title=run_name(run),
         lines=lines,
         tokens=tokens,
         texts=texts,

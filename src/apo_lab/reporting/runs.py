@@ -26,6 +26,17 @@ RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method → its runs, which differ in their seed alone."""
 
 
+def run_name(folder: Path) -> str:
+    """The name of a run's folder; for a job of a sweep, whose folder is a number, that of the sweep before it.
+
+    Example:
+        >>> run_name(Path("/outputs/2026-11-26/17-22-44_apo_tiny")), run_name(Path("/multirun/2026-11-26/17-22-44/1"))
+        ('17-22-44_apo_tiny', '17-22-44/1')
+    """
+    parent, name = folder.resolve().parts[-2:]
+    return f"{parent}/{name}" if name.isdigit() else name
+
+
 def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
     """Every training run under the folders, in the order of their paths; each once.
 
