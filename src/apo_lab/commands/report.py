@@ -83,7 +83,7 @@ def training_defaults(algos: set[str]) -> dict[str, dict[str, str]]:
 
 def _folders(cfg: DictConfig) -> list[Path]:
     """The folders as given; of the two default folders those that exist."""
-    given = [Path(folder) for folder in ([cfg.runs] if not isinstance(cfg.runs, ListConfig) else cfg.runs)]
+    given = [Path(str(folder)) for folder in ([cfg.runs] if not isinstance(cfg.runs, ListConfig) else cfg.runs)]
     missing = [folder for folder in given if not folder.is_dir()]
     if missing and (len(missing) == len(given) or cfg.runs != ["outputs", "multirun"]):
         raise ConfigError(f"runs has {missing[0]}, which is no folder: name folders of runs, runs=[outputs,multirun]")

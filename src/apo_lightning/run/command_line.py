@@ -22,6 +22,7 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
@@ -31,6 +32,7 @@ from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.help_page import FLAGS, command_page, index_page
 from apo_lightning.run.launching import register_resolvers, use_expandable_segments, use_short_spins
 from apo_lightning.run.user_message import user_message
+from apo_lightning.run.value_types import check_numbers
 
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_resolvers()
@@ -65,12 +67,17 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(128 + signal.SIGINT)
     except InstantiationException:
         raise
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        sys.exit(f"error: {mark and f'{mark.name}:{mark.line + 1}: '}{error.problem}")
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         sys.exit(f"error: {one_line(error)}")
 
 
 def _run(command: Command, arguments: Sequence[str]) -> None:
     """Compose the configuration of the command with Hydra, once or for every job of a sweep, and run the command."""
+    primary = command.config
+    assert primary is not None
     # Without it Hydra shortens tracebacks and hides where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     use_expandable_segments()
@@ -82,6 +89,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
         # Lightning starts ranks with this command line, which must contain the command.
         sys.argv = [*prefix, *sys.argv[1:]]
         try:
+            check_numbers(cfg, primary)
             with _job_of_a_sweep(len(prefix)):
                 command.load()(cfg)
         except Preempted as stopped:
@@ -104,7 +112,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
         refuse_null(argument)
     sys.argv = [prefix[0], *map(expand_glob, arguments)]
     try:
-        hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
+        hydra.main(config_path=str(CONFIG_DIR), config_name=primary, version_base="1.3")(job)()
     finally:
         sys.argv = typed
 

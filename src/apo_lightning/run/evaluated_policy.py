@@ -108,15 +108,15 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     """
     if cfg.run == "":  # of a shell whose variable is empty: the base model would be measured in its place
         raise ConfigError("run= is empty: name a training run, or leave it out to measure a model")
-    if cfg.get("support_anchor_size") is not None and not cfg.run:
+    if cfg.get("support_anchor_size") is not None and cfg.run is None:
         raise ConfigError(
             f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
             "training run, or leave it null"
         )
     checkpoint = cfg.get("checkpoint", FINAL)
-    if checkpoint != FINAL and not cfg.run:
+    if checkpoint != FINAL and cfg.run is None:
         raise ConfigError(f"checkpoint is {checkpoint}, but there is no run=: name a training run, or leave it out")
-    run = trained_run(Path(cfg.run), overrides) if cfg.run else None
+    run = trained_run(Path(str(cfg.run)), overrides) if cfg.run is not None else None
     stages = stages_of(run.folder if run else None, checkpoint)
     spec: PolicySpec
     if run is None:

@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.run.choices import typed_overrides
+from apo_lightning.run.value_types import check_arguments
 
 
 def train_or_preflight(cfg: DictConfig) -> None:
@@ -17,7 +19,9 @@ def train_or_preflight(cfg: DictConfig) -> None:
         return
     with no_garbage_searched():
         from apo_lightning.run.training import train
+        from apo_lightning.update.settings import StepSettings
 
+    check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
     train(cfg, Path(HydraConfig.get().runtime.output_dir))
 
 
@@ -25,7 +29,9 @@ def plan(cfg: DictConfig) -> None:
     """Print the plan of a training run, and exit with status 1 if it cannot work."""
     with no_garbage_searched():
         from apo_lightning.run.preflight import preflight
+        from apo_lightning.update.settings import StepSettings
 
+    check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
     if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(status)
 
@@ -35,5 +41,7 @@ def evaluate_policy(cfg: DictConfig) -> None:
     with no_garbage_searched():
         from apo_lightning.run.evaluating import evaluate
         from apo_lightning.run.sweeping import is_swept
+        from apo_lightning.run.tasks import COUNTS
 
+    check_arguments(cfg, {"seed": int, **dict.fromkeys(COUNTS, int | None)})
     evaluate(cfg, typed_overrides(), is_swept=is_swept())

@@ -23,6 +23,8 @@ from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
+COUNTS = (*FOR_ALL, "samples_per_batch", "support_anchor_size")
+"""Settings of the command line that are whole numbers, or null."""
 NO_JUDGE = ("num_workers",)
 """Arguments of a reward that no verdict depends on."""
 SAMPLES_PER_BATCH = {"cpu": 256, "cuda": 4096}

@@ -37,7 +37,9 @@ def user_message(error: BaseException) -> str | None:
         if isinstance(cause, InterpolationKeyError):
             # One chosen option reads a key that no other has: `reward=puzzle` reads `data.puzzle`.
             what = str(cause).splitlines()[0]
-            group = what.partition("'")[2].partition(".")[0]
+            group, dot, _ = what.split("'")[1].partition(".")
+            if not dot:
+                return f"{what}: a configuration names it in ${{…}}, and no setting has that name"
             return f"{what}: an option reads it that the chosen {group}= does not go with; choose another of the two"
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             where = f" {cause.filename}" if cause.filename else ""

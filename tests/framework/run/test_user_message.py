@@ -81,6 +81,13 @@ def test_a_module_is_no_target():
     assert user_message(caught.value) == "algo.loss._target_ is no class or function: give the dotted name of one"
 
 
+def test_a_name_in_an_interpolation_that_is_no_setting_is_one_line():
+    with pytest.raises(InterpolationKeyError) as caught:
+        OmegaConf.resolve(OmegaConf.create({"loss": {"scale": "${strength}"}}))
+    said = "Interpolation key 'strength' not found: a configuration names it in ${…}, and no setting has that name"
+    assert user_message(caught.value) == said
+
+
 def test_a_key_that_an_option_reads_in_vain_names_the_group_that_lacks_it():
     cfg = OmegaConf.create({"data": {"name": "arithmetic"}, "reward": {"puzzle": "${data.puzzle}"}})
     with pytest.raises(InterpolationKeyError) as caught:
