@@ -10,12 +10,24 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.types import Needs
 from apo_lightning.update.settings import StepSettings
 
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+"""Values of `trainer.accelerator` that this project has been written for."""
+
 
 def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.device, int]:
-    """The kind of device that the trainer asks for, and how many per machine, whether or not they exist."""
+    """The kind of device that the trainer asks for, and how many per machine, whether or not they exist.
+
+    Raises `ConfigError` if it names no device or no number of them.
+    """
+    if accelerator not in ACCELERATORS:
+        raise ConfigError(f"trainer.accelerator is {accelerator}: choose {', '.join(ACCELERATORS)}")
+    if devices != "auto" and not (str(devices).isdigit() and int(devices) > 0):
+        raise ConfigError(
+            f"trainer.devices is {devices}: give their number, or auto (CUDA_VISIBLE_DEVICES chooses among them)"
+        )
     available = torch.cuda.device_count()
     wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
-    wanted = int(devices) if str(devices).isdigit() else max(available, 1)
+    wanted = max(available, 1) if devices == "auto" else int(devices)
     return torch.device("cuda" if wants_gpu else "cpu"), wanted
 
 

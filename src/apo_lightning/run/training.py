@@ -46,6 +46,7 @@ from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_fo
 from apo_lightning.types import Needs
 from apo_lightning.update.auxiliary import Auxiliary, AuxiliaryTerm
 from apo_lightning.update.dynamic_sampling import DynamicSampling
+from apo_lightning.update.schedule import try_schedule
 from apo_lightning.update.settings import StepSettings
 
 
@@ -178,6 +179,8 @@ def prepare(cfg: DictConfig) -> Parts:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     try_loss(loss)
+    num_steps = max(1, cfg.trainer.max_steps * settings.minibatches_per_step)
+    try_schedule(instantiate(cfg.optimizer), instantiate(cfg.scheduler), num_steps)
     dynamic_sampling = instantiate(cfg.algo.get("dynamic_sampling"))
     term: AuxiliaryTerm | None = instantiate(cfg.algo.get("auxiliary"))
     if term is not None and critic is not None:

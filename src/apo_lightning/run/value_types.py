@@ -1,4 +1,4 @@
-"""Refuses what is no number where a number is needed, by its key and before anything is made of the configuration."""
+"""Refuses what is no number, or not true or false, where one is needed, before anything is made of a configuration."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -11,22 +11,24 @@ from omegaconf import DictConfig, OmegaConf
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import config_folders
 
-_PLAIN = {bool, int, float, NoneType}
+_WANTED = {float: "a number", int: "a whole number", bool: "true or false"}
+"""What is asked for in words; of several kinds the first."""
+_PLAIN = {*_WANTED, NoneType}
 
 
 def check_numbers(cfg: DictConfig, primary: str) -> None:
-    """Raise `ConfigError` for text, or a fraction, where the file of the primary configuration has a number.
+    """Raise `ConfigError` for another kind of value than the number, or true or false, in the primary configuration.
 
     For all commands, and without imports: `apo evaluate seed=first` need not wait for torch.
     """
     file = next(path for folder in config_folders() if (path := folder / f"{primary}.yaml").is_file())
     for key, default in _leaves(OmegaConf.to_container(OmegaConf.load(file))):
-        if type(default) in (int, float):
+        if type(default) in _WANTED:
             _check(key, OmegaConf.select(cfg, key), {type(default), NoneType})  # many are off when null
 
 
 def check_arguments(cfg: DictConfig, root: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for text, a fraction or null where the class of a `_target_` annotates another number.
+    """Raise `ConfigError` for what is no number, or not true or false, where the class of a `_target_` annotates one.
 
     Imports every target of the configuration; `instantiate` has the message on one that cannot be imported. `root` has
     the annotations of the configuration's own keys.
@@ -45,15 +47,13 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _check_node(key: str, node: Any, kinds: set[Any]) -> None:
     """Check a value, which should be of these kinds, and all that it holds."""
-    if isinstance(node, Mapping):
-        inner = _kinds_of(node["_target_"]) if "_target_" in node else {}
-        for name, each in node.items():
-            _check_node(f"{key}.{name}", each, inner.get(str(name), set()))
-    elif isinstance(node, list):
-        for index, each in enumerate(node):
-            _check_node(f"{key}.{index}", each, set())
-    else:
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    if target is None:
         _check(key, node, kinds)
+    inner = _kinds_of(target) if target else {}
+    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, each in items:
+        _check_node(f"{key}.{name}", each, inner.get(str(name), set()))
 
 
 def _kinds_of(target: str) -> Mapping[str, set[Any]]:
@@ -82,14 +82,12 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 
 def _check(key: str, value: Any, kinds: set[Any]) -> None:
-    """Refuse a value if its kinds have a number, and it is none and of no other kind."""
-    wanted = "a number" if float in kinds else "a whole number" if int in kinds else None
-    is_wrong = (
-        isinstance(value, str)
-        or (isinstance(value, float) and float not in kinds)
-        or (value is None and NoneType not in kinds)
-    )
-    if wanted and is_wrong and not any(_may_be(value, kind) for kind in kinds - _PLAIN):
+    """Refuse a value if its kinds have a number or a truth value, and it is none and of no other kind."""
+    wanted = next((words for kind, words in _WANTED.items() if kind in kinds), None)
+    # An int is a number of any kind, and 0 and 1 are truth values: Python takes them so.
+    is_plain = isinstance(value, int) or (isinstance(value, float) and float in kinds)
+    is_allowed = is_plain or (value is None and NoneType in kinds)
+    if wanted and not is_allowed and not any(_may_be(value, kind) for kind in kinds - _PLAIN):
         raise ConfigError(f"{key} is {'null' if value is None else repr(value)}: give {wanted}")
 
 

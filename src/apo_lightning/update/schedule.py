@@ -4,8 +4,22 @@ import inspect
 import warnings
 from collections.abc import Callable
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from apo_lightning.errors import ConfigError, in_brief
+
+
+def try_schedule(make_optimizer: Callable[..., Optimizer], make: Callable[..., LRScheduler], num_steps: int) -> None:
+    """Make an optimizer of one matrix, and its schedule, as the run will; raises `ConfigError` if either fails."""
+    key = "optimizer"
+    try:
+        optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        key = "scheduler"
+        begin_schedule(make, optimizer, num_steps)
+    except Exception as error:
+        raise ConfigError(f"{key} cannot be made: {type(error).__name__}: {in_brief(error)}") from error
 
 
 def begin_schedule(make: Callable[..., LRScheduler], optimizer: Optimizer, num_steps: int) -> LRScheduler:

@@ -1,5 +1,6 @@
 """What is no number where a number is needed is refused by its key; what may be one of several kinds is not."""
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,10 +26,12 @@ OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}
         ("temperature=warm", "temperature is 'warm': give a number"),
         ("optimizer.lr=1e-6x", "optimizer.lr is '1e-6x': give a number"),
         ("averaging.weight=half", "averaging.weight is 'half': give a number"),
+        ("preflight=yes", "preflight is 'yes': give true or false"),
+        ("group_size=[4,8]", "group_size is [4, 8]: give a whole number"),
     ],
 )
 def test_what_the_primary_configuration_has_as_a_number_must_be_one(override, line):
-    with pytest.raises(ConfigError, match=f"^{line}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
         check_numbers(composed(override), "train")
 
 
@@ -43,11 +46,14 @@ def test_what_the_primary_configuration_has_as_a_number_must_be_one(override, li
         ("optimizer.lr=null", "optimizer.lr is null: give a number"),  # of torch, where it may also be a tensor
         ("group_size=null", "group_size is null: give a whole number"),
         ("seed=null", "seed is null: give a whole number"),
+        ("data.max_operand=[1,2]", "data.max_operand is [1, 2]: give a whole number"),
+        ("trainer.max_steps={a: 1}", "trainer.max_steps is {'a': 1}: give a whole number"),
+        ("algo.loss.exclude_sampled=no", "algo.loss.exclude_sampled is 'no': give true or false"),
         ("kv_cache_gib=x", "engine.vllm.kv_cache_gib is 'x': give a number"),
     ],
 )
 def test_what_a_class_annotates_as_a_number_must_be_one(override, line):
-    with pytest.raises(ConfigError, match=f"^{line}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
         check_arguments(composed(override), OF_TRAINING)
 
 
