@@ -87,10 +87,10 @@ class _Worker:
 class WorkerPool:
     """Judges pairs of gold and answer in child processes, which start on first use.
 
-    An answer that hangs costs its own deadline, in CPU time of the process that judges it, so that a verdict does not
-    depend on what else the machine does; it delays the verdict of another answer by no more than that. It does not
-    change it, unless many hang: while 5 of the latest 100 answers have timed out, all have a twentieth of the
-    deadline, so that a policy whose answers hang does not stop its training. Usual answers take milliseconds.
+    An answer that hangs costs its own deadline, in CPU time of the process that judges it, of which other programs of
+    the machine use nothing. It delays the verdict of another answer and does not change it, unless many hang: while 5
+    of the latest 100 answers have timed out, all have a twentieth of the deadline, so that a policy whose answers hang
+    does not stop its training. Usual answers take milliseconds.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):

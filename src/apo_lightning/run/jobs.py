@@ -19,9 +19,8 @@ def train_or_preflight(cfg: DictConfig) -> None:
         return
     with no_garbage_searched():
         from apo_lightning.run.training import train
-        from apo_lightning.update.settings import StepSettings
 
-    check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
+    _check_settings(cfg)
     train(cfg, Path(HydraConfig.get().runtime.output_dir))
 
 
@@ -29,11 +28,16 @@ def plan(cfg: DictConfig) -> None:
     """Print the plan of a training run, and exit with status 1 if it cannot work."""
     with no_garbage_searched():
         from apo_lightning.run.preflight import preflight
-        from apo_lightning.update.settings import StepSettings
 
-    check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
+    _check_settings(cfg)
     if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(status)
+
+
+def _check_settings(cfg: DictConfig) -> None:
+    from apo_lightning.update.settings import StepSettings
+
+    check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
 
 
 def evaluate_policy(cfg: DictConfig) -> None:

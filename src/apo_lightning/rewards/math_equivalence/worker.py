@@ -66,8 +66,8 @@ def _serve(requests: int, replies: int, is_busy: mmap.mmap) -> None:
     for request in os.fdopen(requests, "rb"):
         gold, answer, timeout_s = json.loads(request.decode("utf-8", "surrogatepass"))
         is_busy[0] = 1
-        # Without a handler the signal ends the process, even inside C code. CPU time: wall time would make the verdict
-        # depend on what else the machine does.
+        # Without a handler the signal ends the process, even inside C code. CPU time: in wall time, a busy machine
+        # would refuse ordinary answers.
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             status = judge(gold, answer)
