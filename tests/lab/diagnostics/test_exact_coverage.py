@@ -99,9 +99,9 @@ def fitted(puzzle, prompts, policy):
     pairs = []
     for prompt in prompts:
         for answer in puzzle.answers(prompt.problem):
-            spoilt = (START_OF_TURN + answer.text, answer.text[:2] + START_OF_TURN + answer.text[2:])
-            cut_off = answer.text + START_OF_TURN * puzzle.max_completion_tokens
-            pairs += [(prompt.problem, text) for text in (answer.text, answer.text, *spoilt, cut_off)]
+            inside = (START_OF_TURN + answer.text, answer.text[:2] + START_OF_TURN + answer.text[2:])
+            behind = (answer.text + START_OF_TURN * number for number in (1, puzzle.max_completion_tokens))
+            pairs += [(prompt.problem, text) for text in (answer.text, answer.text, *inside, *behind)]
     input_ids, labels = encode(pairs, policy.tokenizer)
     optimizer = torch.optim.Adam(policy.model.parameters(), lr=1e-2)
     for _ in range(30):
