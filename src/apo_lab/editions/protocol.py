@@ -11,6 +11,8 @@ import yaml
 
 from apo_lightning.errors import ConfigError
 
+ENDPOINTS = ("area", "passage", "last")
+"""Names that a question may give as its `endpoint`."""
 BLOCKS = 16
 """Blocks that problems are dealt into, for the variance over problems."""
 AVERAGED = "+average"
@@ -110,7 +112,7 @@ class Question:
     pairs: tuple[tuple[str, str], ...]
     """(before, after): names of methods or arms."""
     endpoint: str
-    """`area` or `last`: which leave-one-out columns are compared."""
+    """What is compared: `area`, or pass@64 at the first passage of L*, `passage`, or at the last step, `last`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,16 @@ class Prediction:
     source: str
     """`paper`, `theory` or `ours`."""
     statement: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """What every question of an edition must be able to find, checked before the first run."""
+
+    difference: float
+    """Fall of pass@64 in the last tenth of the levels up to L*, in (0, 1): 0.16 is 16 points."""
+    share: float
+    """Least share of studies in which it is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +154,8 @@ class Protocol:
     stages: tuple[Stage, ...]
     questions: tuple[Question, ...]
     predictions: tuple[Prediction, ...]
+    power: Power | None
+    """None: the edition states none."""
 
     def stage(self, name: str) -> Stage:
         """The stage of a name.
@@ -231,6 +245,7 @@ def _protocol(name: str, content: dict[str, Any]) -> Protocol:
             )
             for row in content["predictions"]
         ),
+        power=Power(**content["power"]) if "power" in content else None,
     )
 
 
@@ -285,6 +300,7 @@ def _checked(protocol: Protocol) -> Protocol:
     for question in protocol.questions:
         stage = protocol.stage(question.stage)
         named = [*stage.methods, *stage.arms, *protocol.tuned]
+        refuse(f"question {question.key}, endpoint", question.endpoint, ENDPOINTS)
         for world in question.worlds:
             refuse(f"question {question.key}", world, list(protocol.worlds))
         for method in itertools.chain(*question.pairs):

@@ -17,6 +17,7 @@ from torch import Tensor
 from apo_lab.editions.protocol import AVERAGED
 from apo_lab.laboratory.jobs import Job
 from apo_lab.laboratory.published import COST, POINT, Rows
+from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
 
 
@@ -102,7 +103,7 @@ def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> PolicyPath:
 def _run_row(path: PolicyPath, level: float) -> dict[str, Any]:
     first, last = path.points[0], path.points[-1]
     many, eight = (leave_one_block_out(path.success, k, level) for k in (64, 8))
-    ends = last_leave_one_block_out(path.success, 64)
+    ends, passage = last_leave_one_block_out(path.success, 64), passage_leave_one_block_out(path.success, 64, level)
     return {
         "steps": int(last["step"]),
         **{f"base_{name}": first[name] for name in ("pass@1", "pass@8", "pass@64")},
@@ -112,6 +113,7 @@ def _run_row(path: PolicyPath, level: float) -> dict[str, Any]:
         "area_8": eight.value,
         **_without("area", many),
         **_without("last", ends),
+        **({} if passage is None else {"passage": passage.value, **_without("passage", passage)}),
         **path.costs.iloc[-1],
     }
 

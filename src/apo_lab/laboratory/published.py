@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from apo_lab.editions.protocol import BLOCKS
+from apo_lab.editions.protocol import BLOCKS, ENDPOINTS
 from apo_lightning.common.files import write_atomically
 
 KEY = ("world", "method", "variant", "seed")
@@ -25,8 +25,8 @@ RUN_COLUMNS = (
     "reached",
     "area",
     "area_8",
-    *(f"area_without_{block}" for block in range(BLOCKS)),
-    *(f"last_without_{block}" for block in range(BLOCKS)),
+    "passage",
+    *(f"{endpoint}_without_{block}" for endpoint in ENDPOINTS for block in range(BLOCKS)),
     *COST,
     "config_sha256",
     "weights_sha256",

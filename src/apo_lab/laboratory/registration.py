@@ -19,6 +19,8 @@ DECISION_CODE = (
     "statistics/verdicts.py",
 )
 """Modules that turn runs into verdicts, below the package."""
+OF_ENDPOINT = {"passage": ("statistics/passage.py",)}
+"""Endpoint of a question → further modules: an edition that does not ask for it keeps its hash."""
 
 
 def registration(protocol: Protocol) -> str:
@@ -27,7 +29,9 @@ def registration(protocol: Protocol) -> str:
     Rows of runs carry it, and the page refuses rows of another. Comments, docstrings and formatting of the code do not
     change it; any other change does.
     """
-    parts = [protocol_text(protocol.name), *map(_code, DECISION_CODE)]
+    endpoints = {question.endpoint for question in protocol.questions}
+    code = [*DECISION_CODE, *(path for name, paths in OF_ENDPOINT.items() if name in endpoints for path in paths)]
+    parts = [protocol_text(protocol.name), *map(_code, code)]
     parts += [f"{name} {task_sha256(world)}" for name, world in protocol.worlds.items()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

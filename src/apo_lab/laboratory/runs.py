@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.jobs import Job, base_job, missing_jobs
+from apo_lab.laboratory.power import check_power
 from apo_lab.laboratory.published import Rows, append, read_runs
 from apo_lab.laboratory.registration import commit, registration
 from apo_lab.laboratory.view import LaboratoryView
@@ -32,12 +33,15 @@ def work_off(cfg: DictConfig) -> None:
     checkpoint when the command is repeated.
 
     Raises:
-        ConfigError: an unknown edition, stage, world or method, or no process; or a run failed, raised after all others
-            have finished.
+        ConfigError: an unknown edition, stage, world or method, or no process; as `check_power`, before the first run;
+            or a run failed, raised after all others have finished.
     """
     protocol, tables = load_protocol(cfg.edition), Path(cfg.tables)
     identity = {"commit": commit(), "registration": registration(protocol)}
-    missing = missing_jobs(cfg, protocol, read_runs(tables, identity["registration"]))
+    rows = read_runs(tables, identity["registration"])
+    if rows.empty:
+        check_power(protocol)
+    missing = missing_jobs(cfg, protocol, rows)
     view = LaboratoryView(cfg, protocol, identity)
     failed: list[Job] = []
     with _workers(cfg.processes) as submit:

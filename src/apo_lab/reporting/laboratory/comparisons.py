@@ -19,7 +19,9 @@ class Comparison:
     before: str
     after: str
     contrast: Contrast | None
-    """In the worlds where both have runs; None: in none."""
+    """In the worlds where both have runs with a value; None: in none."""
+    has_all_worlds: bool
+    """False: in a world no run of an arm has a value, since none has reached L*, or none is made."""
     last: Contrast | None
     """The same of pass@64 at the last step, a secondary endpoint without a verdict; None for averages too."""
     verdict: Verdict | None
@@ -80,11 +82,12 @@ def prediction_outcome(prediction: Prediction, questions: Sequence[Answered]) ->
 def _answer(edition: Edition, question: Question) -> Answered:
     found = [_compared(edition, question, before, after) for before, after in question.pairs]
     # A comparison that waits for runs counts in the family with p = 1: later, the others' adjusted p only falls.
-    verdicts = decide([_finished(each) or _WAITING for each in found], edition.protocol.margin)
+    decidable = [each.contrast if _is_finished(each) and each.has_all_worlds else None for each in found]
+    verdicts = decide([contrast or _WAITING for contrast in decidable], edition.protocol.margin)
     return Answered(
         question=question,
         comparisons=tuple(
-            replace(each, verdict=verdict if _finished(each) else None)
+            replace(each, verdict=verdict if _is_finished(each) else None)
             for each, verdict in zip(found, verdicts, strict=True)
         ),
     )
@@ -93,16 +96,18 @@ def _answer(edition: Edition, question: Question) -> Answered:
 def _compared(edition: Edition, question: Question, before: str, after: str) -> Comparison:
     stage = edition.protocol.stage(question.stage)
     arms = [edition.arm(stage, question.worlds, name) for name in (before, after)]
-    common = [world for world in question.worlds if all((arm.runs["world"] == world).any() for arm in arms)]
+    with_runs = [set(arm.scores(question.endpoint).tables) for arm in arms]
+    common = [world for world in question.worlds if all(world in worlds for worlds in with_runs)]
     is_averaged = before.endswith(AVERAGED) or after.endswith(AVERAGED)
 
     def contrast(endpoint: str) -> Contrast:
-        return compare(*(arm.within(common).scores[endpoint] for arm in arms))
+        return compare(*(arm.within(common).scores(endpoint) for arm in arms))
 
     return Comparison(
         before=before,
         after=after,
         contrast=contrast(question.endpoint) if common else None,
+        has_all_worlds=len(common) == len(question.worlds),
         last=contrast("last") if common and not is_averaged else None,
         verdict=None,
         num_done=sum(len(arm.runs) for arm in arms),
@@ -110,8 +115,8 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
     )
 
 
-def _finished(comparison: Comparison) -> Contrast | None:
-    return comparison.contrast if comparison.num_done == comparison.num_planned else None
+def _is_finished(comparison: Comparison) -> bool:
+    return comparison.num_done == comparison.num_planned
 
 
 _NOTHING = ArmScores(name="", tables={"": torch.zeros(1, 2)})

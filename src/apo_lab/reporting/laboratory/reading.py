@@ -23,15 +23,18 @@ KEY = ("world", "method", "variant", "seed")
 KS = (1, 8, 64)
 _TEXT = ("world", "method", "variant", "stage", "registration")
 _METRICS = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy", "tokens_sampled", "tokens_trained", "seconds")
-_WITHOUT = tuple(f"{name}_without_{block}" for name in ("area", "last") for block in range(BLOCKS))
+_ENDPOINTS = {"area": "area", "passage": "passage", "last": "pass@64"}
+"""Endpoint of a question → its column in `runs.csv`."""
+_WITHOUT = {name: tuple(f"{name}_without_{block}" for block in range(BLOCKS)) for name in _ENDPOINTS}
 _BASE = tuple(f"base_pass@{k}" for k in KS)
 COLUMNS = {
-    "runs": (*KEY, "stage", *_BASE, *_METRICS, "reached", "level", "area", "area_8", *_WITHOUT, "registration"),
+    "runs": (
+        *(*KEY, "stage", *_BASE, *_METRICS, "reached", "level", "area", "area_8", "registration"),
+        *(*_WITHOUT["area"], *_WITHOUT["last"]),
+    ),
     "curves": (*KEY, "step", "base_weight", *_METRICS),
 }
 """Columns that the page needs of each table."""
-_ENDPOINTS = {"area": "area", "last": "pass@64"}
-"""Endpoint of a question → its column in `runs.csv`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +76,30 @@ class ArmRuns:
         """Mean of a column over seeds, then over worlds."""
         return float(self.runs.groupby("world")[column].mean().mean())
 
-    @cached_property
-    def scores(self) -> Mapping[str, ArmScores]:
-        """`area` and `last`, each as `verdicts.compare` takes it."""
-        return {endpoint: self._scores(endpoint) for endpoint in _ENDPOINTS}
+    def scores(self, endpoint: str) -> ArmScores:
+        """An endpoint, as `verdicts.compare` takes it; without the runs that have none, and the worlds of these alone.
 
-    def _scores(self, endpoint: str) -> ArmScores:
-        tables = {}
-        for world, rows in self.runs.groupby("world", sort=False):
-            value = torch.tensor(rows[_ENDPOINTS[endpoint]].to_numpy(float))
-            without = rows[[f"{endpoint}_without_{block}" for block in range(BLOCKS)]].to_numpy(float)
-            tables[str(world)] = pseudo_values(value, torch.tensor(without))
+        Raises:
+            ConfigError: the tables were made before there was this endpoint.
+        """
+        if endpoint not in self._scores:
+            self._scores[endpoint] = self._scores_of(endpoint)
+        return self._scores[endpoint]
+
+    @cached_property
+    def _scores(self) -> dict[str, ArmScores]:
+        return {}
+
+    def _scores_of(self, endpoint: str) -> ArmScores:
+        column, without = _ENDPOINTS[endpoint], list(_WITHOUT[endpoint])
+        if column not in self.runs:
+            raise ConfigError(f"runs.csv has no column '{column}': make the table with this version of `apo lab`")
+        tables = {
+            str(world): pseudo_values(
+                torch.tensor(rows[column].to_numpy(float)), torch.tensor(rows[without].to_numpy(float))
+            )
+            for world, rows in self.runs.dropna(subset=[column]).groupby("world", sort=False)
+        }
         return ArmScores(name=self.name, tables=tables)
 
     @cached_property

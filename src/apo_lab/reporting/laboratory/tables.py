@@ -161,7 +161,7 @@ def compared_stages(edition: Edition) -> list[Stage]:
 
 def _arm_row(arm: ArmRuns, group: str) -> TableRow:
     one, eight_at_end, alive = (share_cell(bare(arm.mean(column))) for column in ("pass@1", "pass@8", "alive"))
-    last, area = (share_cell(estimate_of(mean_interval(arm.scores[endpoint]))) for endpoint in ("last", "area"))
+    last, area = (share_cell(estimate_of(mean_interval(arm.scores(endpoint)))) for endpoint in ("last", "area"))
     eight = share_cell(bare(arm.mean("area_8")))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
     runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
