@@ -154,7 +154,7 @@ class Protocol:
     stages: tuple[Stage, ...]
     questions: tuple[Question, ...]
     predictions: tuple[Prediction, ...]
-    power: Power | None
+    power: Power | None = None
     """None: the edition states none."""
 
     def stage(self, name: str) -> Stage:

@@ -14,7 +14,7 @@ NUM_POINTS = 41
 EASE, EASE_SD = -2.3, 1.0
 """Of the base model's log-odds: pass@1 0.13 and pass@64 0.97."""
 RISE, RISE_SD, RISE_OF_BOTH_SD = 1.9, 0.13, 0.3
-"""Of the log-odds over a run; spread over seeds, and over seeds × problems. A few runs do not reach a pass@1 of 0.36."""
+"""Of the log-odds over a run; spread over seeds, and over seeds × problems. A few runs end below a pass@1 of 0.36."""
 WOBBLE_SD = 0.02
 """Of all log-odds together, from one evaluation point to the next; as on locks."""
 CLIFF_SD, WORLD_SD, CLIFF_WIDTH = 0.008, 0.006, 0.006
