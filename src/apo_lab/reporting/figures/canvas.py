@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
@@ -186,6 +187,12 @@ def log2_axis(axes: Axes, name: str) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"{name} (log scale)")
+
+
+def ticks_in_per_cent(*axes: Axis) -> None:
+    """An axis of shares has its ticks in per cent."""
+    for axis in axes:
+        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
 
 
 def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str], *, most_columns: int = 6) -> None:

@@ -1,17 +1,16 @@
-"""The page's sentences: an answer to each question, the best candidate, and what to run; each names its rows."""
+"""The page's sentences: level by level, on each question, on the best candidate; each names the rows it rests on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from apo_lab.editions.protocol import AVERAGED
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison
+from apo_lab.reporting.laboratory.level_tables import apart, differences_name
+from apo_lab.reporting.laboratory.levels import groups
 from apo_lab.reporting.laboratory.long_runs import MEAN
-from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, arm_name
+from apo_lab.reporting.laboratory.reading import Edition, arm_name
 from apo_lab.reporting.records import Table, TableRow, left, row_of
 from apo_lab.statistics.verdicts import Outcome
 
-ALLOWANCE = 1.05
-"""A run with up to so many times the reference's seconds has the same budget."""
 MOST_LISTED = 12
 """Comparisons up to which an answer gives each difference."""
 
@@ -27,29 +26,34 @@ class BestCandidate:
     rests_on: str
 
 
-def answers_table(edition: Edition, questions: Sequence[Answered], tables: Sequence[Table]) -> Table:
-    """A sentence for each question, about the best candidate, about long runs and about cost.
+def answers_table(edition: Edition, questions: Sequence[Answered], long: Sequence[Table]) -> Table:
+    """A sentence for each group of worlds level by level, for each question, about the best candidate and long runs.
 
     Args:
         edition: the runs.
         questions: the verdicts.
-        tables: `lab_long` and `lab_cost`, if there are such runs.
+        long: `lab_long`, if there are such runs.
     """
-    rows = [
+    levels = "At which pass@1 does a method have another pass@64 than the first one? (explored after the runs)"
+    rows = [row_of(levels, group.name, apart(group), differences_name(group)) for group in groups(edition)]
+    rows += [
         row_of(each.question.text, _place(edition, each), answer(each), f"{each.table}: {each.question.key}")
         for each in questions
     ]
     if best := best_candidate(edition, questions):
         text = "Is there a method above the whole curve of every published one, in every world?"
         rows.append(row_of(text, "all", best.sentence, best.rests_on))
-    for table in tables:
-        rows += _of_long_runs(table) if table.name == "lab_long" else _of_cost(table)
+    rows += [row for table in long for row in _of_long_runs(table)]
     return Table(
         name="lab_answers",
         title="Answers",
         columns=left("Question", "Worlds", "Answer", "Rests on"),
         rows=tuple(rows),
-        notes=("In brackets: the difference [points]. Rests on: table, section and row.",),
+        notes=(
+            "In brackets: the difference [points]. Rests on: table, section and row. The questions were registered. "
+            "Their endpoint `area` is a mean over all levels of pass@1 up to L*: it hardly shows a fall at the last of "
+            "them, and counts a level that a run does not reach in its steps as 0.",
+        ),
     )
 
 
@@ -96,44 +100,9 @@ def best_candidate(edition: Edition, questions: Sequence[Answered]) -> BestCandi
     )
 
 
-def recommendations_table(edition: Edition, questions: Sequence[Answered]) -> Table:
-    """Aim, budget, what to run, and the row that it rests on."""
-    rows = [row for each in questions if each.question.stage == MAIN for row in _recommended(edition, each)]
-    best = best_candidate(edition, questions)
-    if best and best.is_above:
-        rows.append(row_of("pass@64 at equal pass@1, on any of these", "any", arm_name(best.name), best.rests_on))
-    return Table(
-        name="lab_recommendations",
-        title="What to run",
-        columns=left("Your aim", "Your budget", "What to run", "Rests on"),
-        rows=tuple(rows),
-        notes=("Made from the verdicts: an aim whose comparisons are not finished has no row.",),
-    )
-
-
-def _recommended(edition: Edition, each: Answered) -> Iterator[TableRow]:
-    aim = f"pass@64 at equal pass@1, on {_place(edition, each)}"
-    if any(comparison.verdict is None for comparison in each.comparisons):
-        return
-    higher = sorted(each.with_outcome(Outcome.HIGHER), key=_difference, reverse=True)
-    whole, first = f"{each.table}: {each.question.key}", each.comparisons[0].before
-    if all(comparison.after == comparison.before + AVERAGED for comparison in each.comparisons):
-        text = f"its average with the base model: {_listed(higher)}" if higher else "the policy: no average is higher"
-        yield row_of(aim, "a policy that is trained already", text, whole)
-    elif {comparison.before for comparison in each.comparisons} == {first}:
-        limit = ALLOWANCE * _arm(edition, each, first).mean("seconds")
-        cheap = [c for c in higher if _arm(edition, each, c.after).mean("seconds") <= limit]
-        for budget, found in (("any", higher), (f"the seconds of {arm_name(first)}", cheap)):
-            if found:
-                settings = _arm(edition, each, found[0].after).settings
-                run = f"{arm_name(found[0].after)}, {settings}: {_with_difference(found[0])}"
-                yield row_of(aim, budget, run, each.reference(found[0]))
-            else:
-                yield row_of(aim, budget, f"{arm_name(first)}: nothing is higher", whole)
-
-
 def _listed(comparisons: Sequence[Comparison]) -> str:
-    return "; ".join(f"{arm_name(each.after)} ({100 * _difference(each):+z.2f})" for each in comparisons)
+    shown = (f" ({100 * _difference(each):+z.2f})" if each.contrast else "" for each in comparisons)
+    return "; ".join(f"{arm_name(each.after)}{difference}" for each, difference in zip(comparisons, shown, strict=True))
 
 
 def _counts(each: Answered, name: str) -> str:
@@ -151,14 +120,6 @@ def _of_long_runs(table: Table) -> Iterator[TableRow]:
         )
 
 
-def _of_cost(table: Table) -> Iterator[TableRow]:
-    for section, rows in table.sections:
-        each = [[cell.text for cell in row.cells] for row in rows]
-        costs = (f"{name} {sampled} / {trained} / {seconds}" for name, sampled, trained, seconds, *_ in each)
-        text = f"Tokens sampled / tokens trained / seconds of a run: {'; '.join(costs)}."
-        yield row_of("What does it cost?", section, text, f"lab_cost: {section}")
-
-
 def _with_difference(comparison: Comparison) -> str:
     return f"{comparison.label} ({100 * _difference(comparison):+z.2f})"
 
@@ -166,10 +127,6 @@ def _with_difference(comparison: Comparison) -> str:
 def _difference(comparison: Comparison) -> float:
     assert comparison.contrast is not None
     return comparison.contrast.difference.mean
-
-
-def _arm(edition: Edition, each: Answered, name: str) -> ArmRuns:
-    return edition.arm(edition.protocol.stage(each.question.stage), each.question.worlds, name)
 
 
 def _place(edition: Edition, each: Answered) -> str:

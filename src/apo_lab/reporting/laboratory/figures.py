@@ -5,13 +5,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from apo_lab.editions.protocol import AVERAGED, Question
-from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled
+from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled, ticks_in_per_cent
 from apo_lab.reporting.laboratory.frontier import FAMILY, locks_frontier
+from apo_lab.reporting.laboratory.level_figures import level_figures
+from apo_lab.reporting.laboratory.levels import groups
 from apo_lab.reporting.laboratory.long_runs import STAGE as LONG
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.names import BASE, slug
@@ -29,10 +30,11 @@ Styles = Mapping[str, Style]
 
 
 def laboratory_figures(edition: Edition) -> list[NamedFigure]:
-    """A figure of paths for each question that has runs, then curves over cost and of long runs."""
+    """Level by level, a figure of paths for each question that has runs, then curves over cost and of long runs."""
     styles = _styles(edition)
+    by_level = [f for group in groups(edition) for f in level_figures(group, edition.protocol.worlds, styles)]
     found = [_of_question(edition, question, styles) for question in edition.protocol.questions]
-    return [*(figure for figure in found if figure), *_of_curves(edition, styles)]
+    return [*by_level, *(figure for figure in found if figure), *_of_curves(edition, styles)]
 
 
 @styled
@@ -63,7 +65,7 @@ def paths_figure(
             axes.set_title(arm_name(names[-1].removesuffix(AVERAGED)))
         axes.set_xlabel("pass@1")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
-        _per_cent(axes.xaxis, axes.yaxis)
+        ticks_in_per_cent(axes.xaxis, axes.yaxis)
     grid[0].set_ylabel("pass@64")
     labels = [BASE, *(arm.label for name, arm in arms.items() if not name.endswith(AVERAGED))]
     method_legend(figure, styles, labels, most_columns=2 if len(shown) == 1 else 4)
@@ -85,7 +87,7 @@ def curves_figure(arms: Sequence[ArmRuns], xs: Mapping[str, str], ys: Mapping[st
         axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if y.startswith("pass"):
-            _per_cent(axes.yaxis)
+            ticks_in_per_cent(axes.yaxis)
     method_legend(figure, styles, [arm.label for arm in arms], most_columns=5)
     return figure
 
@@ -141,8 +143,3 @@ def _styles(edition: Edition) -> Styles:
     styles = styles_of([BASE, *map(arm_name, names)])
     averages = {arm_name(name + AVERAGED): styles[arm_name(name)] for name in names}
     return styles | {label: replace(style, label=label, dash=DOTTED, marker="") for label, style in averages.items()}
-
-
-def _per_cent(*axes: Axis) -> None:
-    for axis in axes:
-        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))

@@ -18,19 +18,28 @@ FAMILY = "locks"
 @cache  # several questions have the same worlds
 def locks_frontier(worlds: tuple[World, ...], k: int) -> list[tuple[float, float]]:
     """`frontier` of the held-out problems of these worlds together, a policy for each."""
-    valid, group = [], []
-    for place, world in enumerate(worlds):
-        defaults = OmegaConf.create((resources.files("apo_lab") / "configs/data/locks.yaml").read_text())
-        own = [override.removeprefix("data.") for override in world.run if override.startswith("data.")]
-        settings = OmegaConf.merge(defaults, OmegaConf.from_dotlist(own))
-        puzzle = Locks(secret=settings.puzzle.secret)
-        for problem in puzzle.problems(settings.num_validation, settings.seed, held_out=True):
-            valid.append([puzzle.opens(problem, strategy) for strategy in range(len(puzzle.strategies))])
-            group.append((place, problem[0]))
+    held_out = [_held_out(world) for world in worlds]
+    group = [(place, problem[0]) for place, (problems, _) in enumerate(held_out) for problem in problems]
     groups = sorted(set(group))
-    return frontier(
-        torch.tensor(valid), torch.tensor([groups.index(each) for each in group]), k, num_points=12, num_steps=150
-    )
+    valid = torch.cat([valid for _, valid in held_out])
+    return frontier(valid, torch.tensor([groups.index(each) for each in group]), k, num_points=12, num_steps=150)
+
+
+def best_single_strategy(world: World) -> float:
+    """pass@1, over the held-out problems, of a policy that answers each of them with the strategy that opens most."""
+    return _held_out(world)[1].double().mean(0).max().item()
+
+
+@cache
+def _held_out(world: World) -> tuple[list[str], Bool[Tensor, "problems strategies"]]:
+    """The held-out problems of locks, and which strategies open each."""
+    defaults = OmegaConf.create((resources.files("apo_lab") / "configs/data/locks.yaml").read_text())
+    own = [override.removeprefix("data.") for override in world.run if override.startswith("data.")]
+    settings = OmegaConf.merge(defaults, OmegaConf.from_dotlist(own))
+    puzzle = Locks(secret=settings.puzzle.secret)
+    problems = puzzle.problems(settings.num_validation, settings.seed, held_out=True)
+    opened = [[puzzle.opens(problem, strategy) for strategy in range(len(puzzle.strategies))] for problem in problems]
+    return problems, torch.tensor(opened)
 
 
 def frontier(

@@ -115,7 +115,7 @@ class ArmRuns:
         return by_world.groupby(level="place").mean()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Edition:
     """A protocol and the rows of its registration."""
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from apo_lab.editions.protocol import Protocol
-from apo_lab.reporting.laboratory.answers import answers_table, recommendations_table
+from apo_lab.reporting.laboratory.answers import answers_table
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
+from apo_lab.reporting.laboratory.level_tables import level_tables
 from apo_lab.reporting.laboratory.long_runs import STAGE as LONG
 from apo_lab.reporting.laboratory.long_runs import long_table
 from apo_lab.reporting.laboratory.reading import MAIN, read_edition
@@ -52,12 +53,12 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
     long = [table for table in by_stage if table.name == "lab_long"]
     made = [
         progress_table(edition),
-        answers_table(edition, questions, [*long, *cost]),
+        answers_table(edition, questions, long),
         *by_stage,
+        *level_tables(edition),
         *cost,
         tuning_table(edition),
         prediction_table(edition, questions),
-        recommendations_table(edition, questions),
     ]
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",

@@ -1,0 +1,195 @@
+"""Tables of what was explored level by level: means, differences with bands, each world, and where methods commit."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+
+from apo_lab.reporting.laboratory.frontier import FAMILY, best_single_strategy
+from apo_lab.reporting.laboratory.levels import EXPLORED, Group, Levels, groups, pair_name
+from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition, Frame, arm_name
+from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
+from apo_lab.reporting.tables.cells import EMPTY, points_cell
+from apo_lab.statistics.levels import Band
+from apo_lightning.evaluation.records import Estimate
+
+LOST, COMMITTED = 0.9, 1.0
+"""A run is over its cliff where its pass@64 first falls below `LOST`, and has committed itself where the entropy of its
+choice of a strategy [nats] first falls below `COMMITTED`."""
+
+
+def level_tables(edition: Edition) -> list[Table]:
+    """Two tables for each group of worlds, and one of the instances of locks."""
+    found = groups(edition)
+    made = [table for group in found for table in (means_table(group), differences_table(group))]
+    return [*made, worlds_table(edition, found)]
+
+
+def means_table(group: Group) -> Table:
+    """Each arm at each level: mean over the runs that reach it, standard error and their number."""
+    rows: list[TableRow] = []
+    for title, metric, envelope in (
+        ("pass@64 where pass@1 first reaches the level", "pass@64", False),
+        ("The best pass@64 of a run at the level or above", "pass@64", True),
+        ("pass@8 where pass@1 first reaches the level", "pass@8", False),
+    ):
+        for name in group.arms:
+            curves = group.curves(name, group.levels, metric, envelope=envelope)
+            in_all = np.min([np.isfinite(each).any(1) for each in curves.values()], axis=0)
+            together = np.concatenate([*curves.values()], axis=1)
+            cells = (_mean_cell(values, everywhere) for values, everywhere in zip(together, in_all, strict=True))
+            rows.append(row_of(arm_name(name), *cells, section=title))
+    return Table(
+        name=f"lab_levels_{group.name}",
+        title=f"{EXPLORED}: pass@64 and pass@8 at equal pass@1, in per cent ({group.name})",
+        columns=(*left("Arm"), *right(*map(_level, group.levels), group="pass@1 of")),
+        rows=tuple(rows),
+        notes=(
+            "± standard error over the runs that reach the level; in brackets, how many do.",
+            "Marked: no run of a world reaches it. A mean over the other worlds can rise where no run does.",
+        ),
+    )
+
+
+def differences_table(group: Group) -> Table:
+    """The difference of each pair at each level: with its band, in pass@8 too, and in each world."""
+    rows: list[TableRow] = []
+    for metric in ("pass@64", "pass@8"):
+        for pair in group.pairs:
+            levels, band = group.band(pair, metric)
+            shown = np.isin(levels, group.levels)
+            columns = (values[shown].tolist() for values in (band.mean, band.low, band.high))
+            cells = (points_cell(Estimate(value=m, low=a, high=b)) for m, a, b in zip(*columns, strict=True))
+            sides = (_side(levels, band, is_apart) for is_apart in (band.low > 0, band.high < 0))
+            rows.append(row_of(pair_name(pair), *cells, *sides, section=metric))
+    for world in group.worlds if len(group.worlds) > 1 else ():
+        for pair in group.pairs:
+            curves = [group.curves(name, group.levels).get(world, np.zeros((len(group.levels), 0))) for name in pair]
+            cells = (_world_cell(before, after) for before, after in zip(*curves, strict=True))
+            rows.append(row_of(pair_name(pair), *cells, EMPTY, EMPTY, section=f"pass@64, {world}"))
+    return Table(
+        name=differences_name(group),
+        title=f"{EXPLORED}: differences at equal pass@1 [points] ({group.name})",
+        columns=(
+            *(*left("Difference"), *right(*map(_level, group.levels), group="pass@1 of")),
+            *right("above 0", "below 0", group="Band"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "In brackets: a band over seeds that holds the whole curve, at all levels together, in 95 % of cases, for "
+            "these worlds and problems. Band above and below 0: the levels of pass@1 at which it does not hold 0, and "
+            "the largest difference there. In one world: how many runs of both arms reach the level.",
+        ),
+    )
+
+
+def differences_name(group: Group) -> str:
+    """Name of `differences_table`, on which `apart` rests."""
+    return f"lab_level_differences_{group.name}"
+
+
+def apart(group: Group) -> str:
+    """Sentences: between which levels the band of another method lies above or below the first one."""
+    first, said = arm_name(group.trained[0]), []
+    bands = {name: group.band((group.trained[0], name)) for name in group.trained[1:]}
+    for word, side in (("above", lambda band: band.low > 0), ("below", lambda band: band.high < 0)):
+        cells = {arm_name(name): _side(levels, band, side(band)) for name, (levels, band) in bands.items()}
+        parts = [f"{name} {cell.text}" for name, cell in cells.items() if cell is not EMPTY]
+        said.append(f"{word.capitalize()} {first}: {'; '.join(parts) or 'none'}.")
+    return " ".join(said)
+
+
+def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
+    """The instances of locks: how good one strategy for all problems is, and where each method loses pass@64."""
+    rows = []
+    for group in found:
+        for world in (edition.protocol.worlds[name] for name in group.worlds):
+            if world.family == FAMILY:
+                single = best_single_strategy(world)
+                section = f"{world.name}, best single strategy {100 * single:.1f} %"
+                rows += [_cliff_row(group.arms[name].within([world.name]), single, section) for name in group.trained]
+    return Table(
+        name="lab_worlds",
+        title=f"{EXPLORED}: where methods commit themselves and lose pass@64, in the instances of locks",
+        columns=(
+            *left("Arm"),
+            *right("step", "pass@1", group="Commits"),
+            *right("pass@1", "share of the best single strategy", group="Cliff"),
+            *right("Highest pass@1", "Runs above it"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Means, from the lowest to the highest run. Commits: the entropy of its choice of a strategy first falls "
+            "below 1 nat. Cliff: pass@64 first falls below 90 %. Runs for which that does not happen are left out. "
+            "Best single strategy: pass@1 of a policy that answers every held-out problem with the one strategy that "
+            "opens most of them. Runs above it: how many reach this pass@1.",
+        ),
+    )
+
+
+def _mean_cell(values: Float[NDArray[np.float64], "runs"], is_in_all_worlds: np.bool) -> Cell:
+    reached = 100 * values[np.isfinite(values)]
+    if not len(reached):
+        return EMPTY
+    error = f" ± {reached.std(ddof=1) / np.sqrt(len(reached)):.1f}" if len(reached) > 1 else ""
+    return Cell(f"{reached.mean():.1f}{error} ({len(reached)})", reached.mean().item(), marked=not is_in_all_worlds)
+
+
+def _world_cell(before: Float[NDArray[np.float64], "_"], after: Float[NDArray[np.float64], "_"]) -> Cell:
+    runs = [100 * values[np.isfinite(values)] for values in (before, after)]
+    if not all(map(len, runs)):
+        return EMPTY
+    difference = (runs[1].mean() - runs[0].mean()).item()
+    return Cell(f"{difference:+.1f} ({len(runs[0])}, {len(runs[1])})", difference)
+
+
+def _side(levels: Levels, band: Band, is_apart: Bool[NDArray[np.bool], "levels"]) -> Cell:
+    """The stretches of levels where a band lies on one side of 0, and the largest difference there."""
+    places = np.flatnonzero(is_apart)
+    if not len(places):
+        return EMPTY
+    largest = places[np.abs(band.mean[places]).argmax()]
+    stretches = [levels[each] for each in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)]
+    ends = [dict.fromkeys(f"{100 * level:.1f}" for level in (each[0], each[-1])) for each in stretches]
+    text = ", ".join(" to ".join(each) for each in ends)
+    return Cell(f"{text} ({100 * band.mean[largest]:+.1f} at {100 * levels[largest]:.1f})")
+
+
+def _cliff_row(arm: ArmRuns, single: float, section: str) -> TableRow:
+    runs = [points for _, points in arm.curves.groupby([*KEY], sort=False)]
+    steps, ones = ([f[name] for run in runs for f in _falls(run, "strategy_entropy", COMMITTED)] for name in _PLACE)
+    cliffs = [fall["pass@1"] for run in runs for fall in _falls(run, "pass@64", LOST)]
+    highest = [float(points["pass@1"].max()) for points in runs]
+    return row_of(
+        arm.label,
+        *(_range(steps, 0), _range([100 * each for each in ones], 1)),
+        *(_range([100 * each for each in cliffs], 1), _range([each / single for each in cliffs], 2)),
+        *(_range([100 * each for each in highest], 1), f"{sum(each >= single for each in highest)} of {len(runs)}"),
+        section=section,
+    )
+
+
+_PLACE = ("step", "pass@1")
+
+
+def _falls(points: Frame, metric: str, below: float) -> Iterator[dict[str, float]]:
+    """Step and pass@1 where a metric first falls below a value, between two evaluation points; none if it does not."""
+    values = points[metric].to_numpy(float)
+    if (values < below).any():
+        after = int((values < below).argmax())
+        share = (values[after - 1] - below) / (values[after - 1] - values[after])
+        pairs = {name: points[name].to_numpy(float)[after - 1 : after + 1] for name in _PLACE}
+        yield {name: float(start + share * (end - start)) for name, (start, end) in pairs.items()}
+
+
+def _range(values: Sequence[float], decimals: int) -> Cell:
+    """The mean of some runs, with the lowest and the highest."""
+    if not values:
+        return EMPTY
+    low, mean, high = (f"{each:.{decimals}f}" for each in (min(values), float(np.mean(values)), max(values)))
+    return Cell(f"{mean} ({low} to {high})" if len(values) > 1 else mean, float(np.mean(values)))
+
+
+def _level(level: float) -> str:
+    return f"{100 * level:.3g}"
