@@ -1,77 +1,53 @@
-"""How often do two samples of one method get the verdict `higher` or `lower`? Prints a Markdown table; two CPU minutes.
+"""How often do verdicts err, and what do they find? Prints three Markdown tables; some four CPU minutes.
 
     python -m benchmarks.accuracy.verdicts
 
-Simulated: each of 200 families has a reference arm and 7 others of the same method, with seeds of their own. A run is
-a path of success probabilities with a cliff: at some progress, a part of the problems drops to nearly 0, so pass@64
-falls steeply while pass@1 hardly changes. When that happens depends on the seed; which problems drop depends on the
-problem and on seed × problem. Each run goes through `leave_one_block_out`, `pseudo_values`, `compare` and `decide`. For
-power, the last of the 7 has a later cliff. In "with interaction", the cliff also depends on the arm and world together.
+Simulated runs have a cliff (`apo_lab.statistics.cliffs`): near some pass@1 a share of the problems is lost, so pass@64
+falls steeply while pass@1 goes on rising. Each run goes through an endpoint, `pseudo_values`, `compare` and `decide`.
+
+1. Each of 200 families has a reference arm and 7 others of the same method, with seeds of their own. For power, the
+   last of the 7 has a later cliff. With an "interaction", the cliff also depends on the arm and world together.
+2. The power of each endpoint where methods part by 16 points near the last levels, as `check_power` asks.
+3. How often `difference_band` holds the whole true curve of no difference.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from scipy.stats import binomtest
 
+from apo_lab.editions.protocol import ENDPOINTS
+from apo_lab.laboratory.power import AT_CLIFF, K, power, scores
+from apo_lab.laboratory.power import LEVEL as LEVEL_OF_PASS_AT_1
+from apo_lab.statistics.cliffs import Cliff, SimulatedWorld, simulated_run
+from apo_lab.statistics.exact import exact_pass_at_k
+from apo_lab.statistics.levels import Curves, at_levels, difference_band
 from apo_lab.statistics.paths import leave_one_block_out
-from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, decide, pseudo_values
+from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, decide
 from benchmarks.accuracy.intervals import show
 
 NUM_FAMILIES = 200
 FAMILY = 7
-NUM_PROBLEMS, NUM_POINTS = 512, 21
-K, LEVEL_OF_PASS_AT_1 = 64, 0.36
-
-EASE, EASE_SD = -2.3, 1.0
-"""Of the base model's log-odds."""
-RISE, RISE_SD, RISE_OF_BOTH_SD = 2.6, 0.1, 0.3
-"""Of the log-odds over a run; spread over seeds, and over seeds × problems."""
-CLIFF, CLIFF_SD, CLIFF_WIDTH, DROP = 0.60, 0.03, 0.02, 8.0
-"""Where in a run a problem drops [share of the steps], its spread over seeds, and by how much [log-odds]."""
-DROPPING = 0.6
-"""Of a normal score with equal parts from problem and seed × problem: 27 % of the problems drop."""
-WOBBLE_SD = 0.05
-"""Of all log-odds together, from one evaluation point to the next."""
-INTERACTION_SD = 0.05
-"""Of the cliff of an arm in a world."""
-LATER_CLIFFS = (0.036, 0.12)
+NUM_PROBLEMS = 512
+REFERENCE = Cliff(middle=AT_CLIFF, share=0.26)
+INTERACTION_SDS = (0.008, 0.02)
+"""Of the cliff of an arm in a world [pass@1]: as between seeds, and more."""
+LATER_CLIFFS = (0.01, 0.03)
+"""Shifts of the last arm's cliff [pass@1]."""
 NUM_SEEDS_OF_TRUTH, NUM_PROBLEMS_OF_TRUTH = 300, 4096
+AT_16_POINTS = 0.16
+LEVELS = np.linspace(0.15, LEVEL_OF_PASS_AT_1, 43)
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The base model's log-odds and the tendency to drop [problems]."""
-
-    ease: np.ndarray
-    tendency: np.ndarray
-
-
-def world(num_problems: int, rng: np.random.Generator) -> World:
-    return World(ease=EASE + EASE_SD * rng.standard_normal(num_problems), tendency=rng.standard_normal(num_problems))
-
-
-def success(where: World, later: float, rng: np.random.Generator) -> torch.Tensor:
-    """The path of one run [points, problems]."""
-    progress = np.linspace(0, 1, NUM_POINTS)[:, None]
-    of_both, of_drop = rng.standard_normal((2, len(where.ease)))
-    rise = RISE + RISE_SD * rng.standard_normal() + RISE_OF_BOTH_SD * of_both
-    drops = (where.tendency + of_drop) / np.sqrt(2) > DROPPING
-    cliff = CLIFF + later + CLIFF_SD * rng.standard_normal()
-    fallen = 1 / (1 + np.exp((cliff - progress) / CLIFF_WIDTH))
-    wobble = WOBBLE_SD * rng.standard_normal((NUM_POINTS, 1)) * (progress > 0)
-    logits = where.ease + wobble + progress * rise - DROP * fallen * drops
-    return torch.from_numpy(1 / (1 + np.exp(-logits)))
-
-
-def table(where: World, num_seeds: int, later: float, rng: np.random.Generator) -> torch.Tensor:
+def table(where: SimulatedWorld, num_seeds: int, later: float, rng: np.random.Generator) -> torch.Tensor:
     """Pseudo-values of an arm in a world [seeds, blocks]."""
-    found = [leave_one_block_out(success(where, later, rng), K, LEVEL_OF_PASS_AT_1) for _ in range(num_seeds)]
-    return pseudo_values(
-        torch.tensor([b.value for b in found], dtype=torch.float64), torch.stack([b.without for b in found])
-    )
+    return scores("area", [simulated_run(where, moved(later), rng) for _ in range(num_seeds)])
+
+
+def moved(later: float) -> Cliff:
+    return replace(REFERENCE, middle=REFERENCE.middle + later)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +61,11 @@ class Design:
 
     def family(self, rng: np.random.Generator) -> list[list[Contrast]]:
         """A family without a difference, and the same with each of `later_cliffs` in its last comparison."""
-        worlds = [world(self.num_problems, rng) for _ in range(self.num_worlds)]
+        worlds = [SimulatedWorld.draw(self.num_problems, rng) for _ in range(self.num_worlds)]
 
         def arm(later: float) -> ArmScores:
-            moved = later + self.interaction_sd * rng.standard_normal(len(worlds))
-            tables = {str(n): table(where, self.num_seeds, moved[n], rng) for n, where in enumerate(worlds)}
+            shifts = later + self.interaction_sd * rng.standard_normal(len(worlds))
+            tables = {str(n): table(where, self.num_seeds, shifts[n], rng) for n, where in enumerate(worlds)}
             return ArmScores(name=f"cliff + {later}", tables=tables)
 
         reference, *others = (arm(0.0) for _ in range(1 + FAMILY))
@@ -100,12 +76,11 @@ class Design:
 DESIGNS = (
     Design(name="3 seeds × 4 worlds", num_seeds=3, num_worlds=4),
     Design(name="10 seeds × 1 world", num_seeds=10, num_worlds=1),
-    Design(
-        name="3 seeds × 4 worlds, with interaction",
-        num_seeds=3,
-        num_worlds=4,
-        interaction_sd=INTERACTION_SD,
-        later_cliffs=(),
+    *(
+        Design(
+            name=f"3 seeds × 4 worlds, interaction {sd}", num_seeds=3, num_worlds=4, interaction_sd=sd, later_cliffs=()
+        )
+        for sd in INTERACTION_SDS
     ),
 )
 
@@ -116,7 +91,9 @@ def true_difference(later: float) -> tuple[float, float]:
     for shift in (0.0, later):
         rng = np.random.default_rng(1)
         values = [
-            leave_one_block_out(success(world(NUM_PROBLEMS_OF_TRUTH, rng), shift, rng), K, LEVEL_OF_PASS_AT_1).value
+            leave_one_block_out(
+                simulated_run(SimulatedWorld.draw(NUM_PROBLEMS_OF_TRUTH, rng), moved(shift), rng), K, LEVEL_OF_PASS_AT_1
+            ).value
             for _ in range(NUM_SEEDS_OF_TRUTH)
         ]
         means.append(torch.logit(torch.tensor(values, dtype=torch.float64)).mean())
@@ -159,6 +136,32 @@ def simulated_rows(designs: Sequence[Design] = DESIGNS, num_families: int = NUM_
         yield [f"simulated, {design.name}", *cells, *[""] * (len(truths) - len(different))]
 
 
+def power_rows() -> Iterator[list[str]]:
+    for seeds, family in (([3] * 4, 7), ([10], 7), ([5], 2), ([3], 5)):
+        name = f"{seeds[0]} seeds × {len(seeds)} world{'s' if len(seeds) > 1 else ''}, family of {family}"
+        yield [name, *(f"{power(each, seeds, AT_16_POINTS, family=family):.2f}" for each in ENDPOINTS)]
+
+
+def band_rows(num_families: int = NUM_FAMILIES) -> Iterator[list[str]]:
+    for num_seeds, num_worlds in ((3, 4), (10, 1), (5, 1)):
+        rng, hits = np.random.default_rng(0), []
+        for _ in range(num_families):
+            worlds = [SimulatedWorld.draw(NUM_PROBLEMS, rng) for _ in range(num_worlds)]
+            band = difference_band(*(curves(worlds, num_seeds, rng) for _ in range(2)))
+            outside = (band.low > 0) | (band.high < 0)
+            hits.append(not outside.any())
+        yield [f"{num_seeds} seeds × {num_worlds} world{'s' if num_worlds > 1 else ''}", str(num_families), share(hits)]
+
+
+def curves(worlds: list[SimulatedWorld], num_seeds: int, rng: np.random.Generator) -> Curves:
+    found = {}
+    for place, where in enumerate(worlds):
+        runs = [simulated_run(where, REFERENCE, rng) for _ in range(num_seeds)]
+        ends = [(run.mean(1).numpy(), exact_pass_at_k(run, K).mean(1).numpy()) for run in runs]
+        found[str(place)] = np.stack([at_levels(ones, many, LEVELS) for ones, many in ends], axis=1)
+    return found
+
+
 HEADER = [
     "family of 7",
     "families",
@@ -172,3 +175,5 @@ HEADER = [
 
 if __name__ == "__main__":
     show(HEADER, simulated_rows())
+    show([f"power at {100 * AT_16_POINTS:.0f} points of pass@64 at the cliff", *ENDPOINTS], power_rows())
+    show(["95 % band of a difference", "studies", "hold the whole curve"], band_rows())

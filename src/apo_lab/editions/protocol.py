@@ -133,7 +133,7 @@ class Power:
     """What every question of an edition must be able to find, checked before the first run."""
 
     difference: float
-    """Fall of pass@64 in the last tenth of the levels up to L*, in (0, 1): 0.16 is 16 points."""
+    """Of pass@64, which methods get in the last fifth of the levels up to L*, in (0, 1): 0.16 is 16 points."""
     share: float
     """Least share of studies in which it is found."""
 

@@ -18,7 +18,7 @@ NUM_STUDIES, NUM_PROBLEMS, K = 100, 512, 64
 BASE, LEVEL = 0.13, 0.36
 """pass@1 of the simulated base model, and L*."""
 AT_CLIFF = BASE + 0.85 * (LEVEL - BASE)
-"""In the middle of the last tenth of the levels."""
+"""Where half of the lost probability is gone; half of the fall of pass@64 is then at 90 % of the levels up to L*."""
 KEPT_LOSS = 0.10
 """Share of the problems that the better method loses too: APO and a KL penalty lose as much on locks."""
 
@@ -37,7 +37,7 @@ def check_power(protocol: Protocol) -> None:
         if found < stated.share:
             raise ConfigError(
                 f"edition {protocol.name}, question {question.key}: where methods differ by "
-                f"{100 * stated.difference:.0f} points of pass@64 in the last tenth of the levels, endpoint "
+                f"{100 * stated.difference:.0f} points of pass@64 in the last fifth of the levels, endpoint "
                 f"'{question.endpoint}' finds it in {100 * found:.0f} % of simulated studies, and the edition states "
                 f"{100 * stated.share:.0f} %: take endpoint: passage, fewer pairs or more seeds"
             )
@@ -48,7 +48,7 @@ def power(
 ) -> float:
     """Share of simulated studies in which the method that keeps pass@64 is found to be `higher`.
 
-    Both methods have the same path of pass@1. In the last tenth of the levels up to L* the first loses `difference`
+    Both methods have the same path of pass@1. In the last fifth of the levels up to L* the first loses `difference`
     more of the problems than the second, which loses a tenth. The random numbers are the same at every call.
 
     Args:

@@ -46,7 +46,7 @@ class Cliff:
     """Where a method loses problems, and how many."""
 
     middle: float
-    """The pass@1 at which half of the loss has happened."""
+    """The pass@1 at which the lost problems have half of their probability; pass@64 falls at about 0.02 more."""
     share: float
     """Of the problems, in (0, 1): pass@64 falls by about this much."""
 

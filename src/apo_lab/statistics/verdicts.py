@@ -181,7 +181,9 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
     takes m_A as known, so it is the interval for a method with A's endpoint.
 
     With normal scores, 4 worlds and 3 seeds, a family of 7 without a difference gets a false verdict in 0.01 of cases.
-    If each arm differs by chance between worlds as much as between seeds, or more, it does in up to 0.075.
+    If each arm differs by chance between worlds as much as between seeds, or more, it does in up to 0.075; with the
+    skewed scores of runs near a cliff in 0.08, and in 0.125 if arms differ 2.5 times as much between worlds
+    (`benchmarks/accuracy/verdicts.py`).
 
     Source: as `seeds.seed_difference_intervals`.
 

@@ -46,6 +46,11 @@ def test_a_variant_names_the_settings_that_differ():
         ("[grpo, apo]", "[grppo, apo]", "question best: 'grppo' is not among"),
         ("stage: main", "stage: min", "stage 'min' is not in edition .*: choose from tuning, main, parts"),
         ("margin: 0.02", "", "lacks the key 'margin'"),
+        (
+            "stage: main,",
+            "stage: main, endpoint: end,",
+            "question best, endpoint: 'end' is not among area, passage, last",
+        ),
     ],
 )
 def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
@@ -55,5 +60,7 @@ def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
 
 
 def test_an_unknown_edition_is_refused():
-    with pytest.raises(ConfigError, match="edition=ful: choose from countdown_rates, full, hour, language, sizes"):
+    with pytest.raises(
+        ConfigError, match="edition=ful: choose from cliff, countdown_rates, full, hour, language, longer, si"
+    ):
         load_protocol("ful")

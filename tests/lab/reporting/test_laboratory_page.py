@@ -9,9 +9,10 @@ import pytest
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.reporting.laboratory import laboratory_page
-from apo_lab.reporting.laboratory.answers import answers_table, best_candidate, recommendations_table
+from apo_lab.reporting.laboratory.answers import answers_table, best_candidate
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
+from apo_lab.reporting.laboratory.level_tables import level_tables
 from apo_lab.reporting.laboratory.long_runs import long_runs, long_table
 from apo_lab.reporting.laboratory.reading import ArmRuns, read_edition
 from apo_lab.reporting.laboratory.tables import (
@@ -55,6 +56,7 @@ predictions:
 """
 LOSSES = {"grpo": 0.4, "apo": 0.2, "strong": 0.1, "weak": 0.6}
 OURS = "a1"
+OF_CURVES = ["lab_cost_locks", "lab_long_runs_locks"]
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,8 @@ def made(edition):
     questions = answered(edition)
     stages = edition.protocol.stages
     found = [table for stage in stages[1:] for table in (arms_table(edition, stage), verdicts_table(stage, questions))]
-    resting = [long_table(edition), cost_table(edition)]
-    found += [*resting, answers_table(edition, questions, resting), recommendations_table(edition, questions)]
+    long = long_table(edition)
+    found += [long, cost_table(edition), *level_tables(edition), answers_table(edition, questions, [long])]
     found += [progress_table(edition), tuning_table(edition), prediction_table(edition, questions)]
     return {table.name: table for table in found}
 
@@ -102,8 +104,8 @@ def rested(tables, reference):
 def test_every_sentence_has_the_numbers_and_verdicts_of_the_rows_that_it_names(edition):
     tables = made(edition)
     sentences = [(row["Answer"], row["Rests on"]) for row in texts(tables["lab_answers"])]
-    sentences += [(row["What to run"], row["Rests on"]) for row in texts(tables["lab_recommendations"])]
-    assert len(sentences) == 6 + 4
+    assert len(sentences) == 6
+    assert sentences[0][0].startswith("Above GRPO: APO ")
     for sentence, reference in sentences:
         rows = rested(tables, reference)
         assert rows, reference
@@ -114,30 +116,13 @@ def test_every_sentence_has_the_numbers_and_verdicts_of_the_rows_that_it_names(e
             assert {row["Verdict"] for row in rows if numbers & set(row.values())} == {outcome.lower()}
 
 
-def test_the_answer_about_cost_has_tokens_and_seconds_of_each_method(edition):
-    tables = made(edition)
-    (sentence,) = [row["Answer"] for row in texts(tables["lab_answers"]) if row["Rests on"].startswith("lab_cost")]
-    for row in texts(tables["lab_cost"]):
-        assert f"{row['Arm']} {row['Tokens sampled']} / {row['Tokens trained']} / {row['Seconds']}" in sentence
-
-
 def test_the_answer_of_the_best_is_its_row(edition):
     tables = made(edition)
     (row,) = texts(tables["lab_main_verdicts"], "best")
     assert row["Verdict"] == "higher"
-    answer = texts(tables["lab_answers"])[0]
+    answer = texts(tables["lab_answers"])[1]
     assert answer["Answer"] == f"Higher: APO ({row['Difference [points]']})."
     assert answer["Rests on"] == "lab_main_verdicts: best"
-
-
-def test_what_to_run_depends_on_the_budget(edition):
-    # The simulated APO takes 1.5 times the seconds of GRPO.
-    rows = texts(made(edition)["lab_recommendations"])
-    budgets = ["any", "the seconds of GRPO", "a policy that is trained already", "any"]
-    assert [row["Your budget"] for row in rows] == budgets
-    assert rows[0]["What to run"].startswith("APO, lr=0.1 pull_coef=0.1: APO − GRPO (+")
-    assert rows[1]["What to run"] == "GRPO: nothing is higher"
-    assert rows[3]["What to run"] == "strong"
 
 
 def test_a_candidate_above_all_is_named_and_else_the_nearest_with_its_distance(protocol, edition, tmp_path):
@@ -239,7 +224,8 @@ def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
 
 def test_figures_draw_the_mean_paths_and_the_level(edition):
     figures = {figure.name: figure for figure in laboratory_figures(edition)}
-    assert list(figures) == ["lab_best", "lab_average", "lab_candidates", "lab_cost_locks", "lab_long_runs_locks"]
+    by_level = ["lab_levels_locks", "lab_level_differences_locks"]
+    assert list(figures) == [*by_level, "lab_best", "lab_average", "lab_candidates", *OF_CURVES]
     (axes,) = figures["lab_best"].figure.axes
     path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path
     drawn = [line.get_ydata() for line in axes.lines if len(line.get_xdata()) == len(path)]
@@ -271,7 +257,7 @@ def test_a_verdict_waits_for_all_its_runs_and_only_gains_by_those_of_others(prot
     partial = read_edition(tmp_path, protocol, OURS)
     rows = texts(made(partial)["lab_candidates_verdicts"])
     assert [row["Verdict"] for row in rows] == ["higher", "higher", "11 of 12 runs", "11 of 12 runs"]
-    assert "2 of 4 comparisons wait for runs." in made(partial)["lab_answers"].rows[2].cells[2].text
+    assert "2 of 4 comparisons wait for runs." in made(partial)["lab_answers"].rows[3].cells[2].text
     early, late = ({c.label: c.verdict for c in answered(each)[2].comparisons} for each in (partial, edition))
     for label in ("strong − GRPO", "strong − APO"):
         assert early[label].adjusted_p_value >= late[label].adjusted_p_value
@@ -292,7 +278,6 @@ def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tm
     assert found.loc["main", "Planned"] == 12
     assert found.loc["main", "Finished"] == (4 if verdict else 0)
     names = {path.stem for path in (page.parent / "tables").iterdir()}
-    assert "lab_recommendations" not in names
     assert "lab_tuning" in names
     if verdict:
         assert set(pd.read_csv(page.parent / "tables/lab_main_verdicts.csv")["Verdict"]) == {verdict}
@@ -300,8 +285,9 @@ def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tm
 
 def test_a_question_without_a_run_of_what_it_asks_about_has_no_figure(protocol, tmp_path):
     half = read_edition(write_tables(tmp_path, protocol, LOSSES, OURS, stages=["tuning", "main"]), protocol, OURS)
-    assert [figure.name for figure in laboratory_figures(half)][:2] == ["lab_best", "lab_average"]
-    assert "lab_candidates" not in {figure.name for figure in laboratory_figures(half)}
+    names = [figure.name for figure in laboratory_figures(half)]
+    assert names[2:4] == ["lab_best", "lab_average"]
+    assert "lab_candidates" not in names
 
 
 def spoiled(tables: Path, folder: Path, change) -> Path:

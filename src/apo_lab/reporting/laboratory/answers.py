@@ -35,7 +35,7 @@ def answers_table(edition: Edition, questions: Sequence[Answered], long: Sequenc
         long: `lab_long`, if there are such runs.
     """
     levels = "At which pass@1 does a method have another pass@64 than the first one? (explored after the runs)"
-    rows = [row_of(levels, group.name, apart(group), differences_name(group)) for group in groups(edition)]
+    rows = [row_of(levels, each.name, apart(each), f"{differences_name(each)}: pass@64") for each in groups(edition)]
     rows += [
         row_of(each.question.text, _place(edition, each), answer(each), f"{each.table}: {each.question.key}")
         for each in questions

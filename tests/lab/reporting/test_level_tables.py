@@ -1,0 +1,130 @@
+"""What is told level by level: of runs made by hand, and of the published tables."""
+
+import pandas as pd
+import pytest
+
+from apo_lab.editions.protocol import load_protocol
+from apo_lab.reporting.laboratory.level_figures import differences_figure, worlds_figure
+from apo_lab.reporting.laboratory.level_tables import apart, differences_table, means_table, worlds_table
+from apo_lab.reporting.laboratory.levels import Group, groups
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
+from apo_lab.reporting.style import styles_of
+from composing import ROOT
+
+LEVELS = {"one": 0.30, "two": 0.20}
+"""Where grpo's runs in each world lose their pass@64, all of it between two evaluation points."""
+ONES = [0.10, 0.15, 0.20, 0.25, 0.30, 0.35]
+
+
+def rows_of(method, world, seed, many):
+    key = {"world": world, "method": method, "variant": "", "seed": seed}
+    curve = [
+        {**key, "step": 2 * place, "base_weight": None, "pass@1": one, "pass@64": value, "pass@8": value / 2}
+        for place, (one, value) in enumerate(zip(ONES, many, strict=False))
+    ]
+    return {**key, "level": 0.3, "reached": curve[-1]["pass@1"], "base_pass@1": 0.10}, curve
+
+
+@pytest.fixture(scope="module")
+def group():
+    """Two methods, two worlds, three seeds: grpo falls from 0.9 to 0.5, apo keeps 0.9; one run of apo stops at 0.20."""
+    runs, curves = [], []
+    for world, fall in LEVELS.items():
+        for seed in range(3):
+            noise = 0.01 * seed
+            for method, low in (("grpo", 0.5), ("apo", 0.9)):
+                many = [0.9 - noise if one < fall else low - noise for one in ONES]
+                stops = 3 if (method, world, seed) == ("apo", "two", 2) else len(ONES)
+                run, curve = rows_of(method, world, seed, many[:stops])
+                runs.append(run)
+                curves += curve
+    table, points = pd.DataFrame(runs), pd.DataFrame(curves).assign(strategy_entropy=1.5)
+    arms = {
+        name: ArmRuns(name=name, runs=table[table.method == name], all_curves=points, num_planned=6)
+        for name in ("grpo", "apo")
+    }
+    return Group(name="hand", worlds=("one", "two"), level=0.3, arms=arms)
+
+
+def cells(table, section, first):
+    (row,) = [row for row in table.rows if row.section == section and row.cells[0].text == first]
+    return [cell.text for cell in row.cells[1:]]
+
+
+def test_the_levels_are_fixed_distances_from_l_star_above_the_base_that_half_of_the_runs_reach(group):
+    assert group.levels.tolist() == pytest.approx([0.19, 0.24, 0.27, 0.285, 0.295, 0.30, 0.31, 0.33])
+
+
+def test_a_mean_has_its_error_and_the_number_of_runs_that_reach_the_level(group):
+    found = cells(means_table(group), "pass@64 where pass@1 first reaches the level", "APO")
+    # Six values 0.9, 0.89, 0.88 twice: their sd is 0.0089; without the run that stops at 0.20, five.
+    assert found[0] == "89.0 ± 0.4 (6)"
+    assert found[-1] == "89.2 ± 0.4 (5)"
+
+
+def test_a_mean_of_some_worlds_alone_is_marked(group):
+    # In world `two` the run that is left out is the only one: no run of that world reaches 0.3.
+    of_apo = group.arms["apo"]
+    alone = ArmRuns(
+        name="apo",
+        runs=of_apo.runs[(of_apo.runs.world == "one") | (of_apo.runs.seed == 2)],
+        all_curves=of_apo.all_curves,
+        num_planned=6,
+    )
+    some = Group(name="hand", worlds=group.worlds, level=0.3, arms={**group.arms, "apo": alone})
+    marks = [cell.marked for row in means_table(some).rows if row.cells[0].text == "APO" for cell in row.cells[1:]]
+    assert marks[:2] == [False, True]
+    assert not any(cell.marked for row in means_table(group).rows for cell in row.cells)
+
+
+def test_a_difference_has_a_band_and_each_world_its_own_with_the_runs_of_both(group):
+    table = differences_table(group)
+    # At 0.24 world `two` is 40 points apart and world `one` is not, so 20 on average.
+    assert cells(table, "pass@64", "APO − GRPO")[1].startswith("+20")
+    assert cells(table, "pass@64, one", "APO − GRPO")[1] == "+0.0 (3, 3)"
+    assert cells(table, "pass@64, two", "APO − GRPO")[1] == "+40.5 (3, 2)"
+    *_, above, below = cells(table, "pass@64", "APO − GRPO")
+    # World `two` falls between 15 and 20 %, world `one` between 25 and 30 %; then the difference is 0.4 in both.
+    assert above == "15.5 to 34.8 (+40.3 at 30.0)"
+    assert below == "–"
+
+
+def test_the_sentence_names_the_levels_where_the_band_is_apart(group):
+    said = apart(group)
+    assert said.startswith("Above GRPO: APO 1")
+    assert said.endswith("Below GRPO: none.")
+
+
+def test_figures_have_a_panel_a_world_and_one_for_each_other_method(group):
+    styles, worlds = (
+        styles_of(["Base", "GRPO", "APO"]),
+        {name: load_protocol("full").worlds["countdown_4"] for name in LEVELS},
+    )
+    assert [axes.get_title(loc="left") for axes in worlds_figure(group, worlds, styles).axes] == ["one", "two"]
+    assert [axes.get_title(loc="left") for axes in differences_figure(group, styles).axes] == ["APO"]
+
+
+@pytest.fixture(scope="module")
+def full():
+    protocol = load_protocol("full")
+    runs, curves = (pd.read_csv(ROOT / "docs" / "lab" / "full" / f"{name}.csv") for name in ("runs", "curves"))
+    return Edition(protocol=protocol, runs=runs.fillna({"variant": ""}), curves=curves, num_refused=0)
+
+
+def test_the_published_tables_say_that_grpo_collapses_at_equal_pass_at_1_in_three_of_four_instances(full):
+    group = groups(full)[0]
+    table = differences_table(group)
+    at_34_5 = [column.name for column in table.columns].index("34.5") - 1
+    found = {w: cells(table, f"pass@64, locks_{w}", "APO − GRPO")[at_34_5].split()[0] for w in "abcd"}
+    assert found == {"a": "+18.1", "b": "+23.0", "c": "-3.1", "d": "+25.9"}
+    means = means_table(group)
+    section = "pass@64 where pass@1 first reaches the level"
+    assert cells(means, section, "GRPO")[at_34_5] == "72.5 ± 3.8 (12)"
+    assert cells(means, section, "APO")[at_34_5] == "88.3 ± 1.1 (10)"
+
+
+def test_the_cliff_of_grpo_is_at_four_fifths_to_nine_tenths_of_the_best_single_strategy(full):
+    table = worlds_table(full, groups(full)[:1])
+    shares = [row.cells[4].value for row in table.rows if row.cells[0].text == "GRPO"]
+    assert len(shares) == 4
+    assert all(0.84 < share < 0.90 for share in shares)
