@@ -84,4 +84,6 @@ def append(folder: Path, rows: Rows) -> None:
 def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame(columns=pd.Index(columns))
-    return pd.read_csv(path, dtype=dict.fromkeys(TEXT, str), keep_default_na=False, na_values={"base_weight": [""]})
+    # A text may be empty, and "None" is no missing value; an empty number is one.
+    numbers = {name: [""] for name in columns if name not in TEXT}
+    return pd.read_csv(path, dtype=dict.fromkeys(TEXT, str), keep_default_na=False, na_values=numbers)

@@ -89,7 +89,7 @@ def difference_band(before: Curves, after: Curves, *, seed: int = 0) -> Band:
         variance = parts.sum(0)
         freedom = variance**2 / (parts**2 / (counts - 1)).sum(0)
     mean = centres[size:].mean(0) - centres[:size].mean(0)
-    has_band = (counts >= 2).all(0) & (variance > 0)
+    has_band = variance > 0  # NaN, where a method has one run in some world, compares as False
     half = np.full(len(mean), np.nan)
     if has_band.any():
         factors = np.concatenate(scaled, axis=1)[has_band] / np.sqrt(variance[has_band])[:, None]

@@ -125,7 +125,7 @@ def pseudo_values(
         other resampling plans", with a block in place of an observation.
     Departure: their values B·logit(θ) − (B − 1)·logit(θ_(−b)) are shifted, the same for all b, so that their mean is
         not corrected for bias. Where pass@k falls steeply the correction is mostly noise: in
-        `benchmarks/accuracy/verdicts.py` it makes the variance between seeds 1.4 to 2.4 times as large.
+        `benchmarks/accuracy/verdicts.py` it makes the variance between seeds 1.6 times as large on average.
 
     Args:
         value: θ, as `paths.BlockValues.value`.

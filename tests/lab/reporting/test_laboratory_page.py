@@ -263,6 +263,44 @@ def test_a_verdict_waits_for_all_its_runs_and_only_gains_by_those_of_others(prot
         assert early[label].adjusted_p_value >= late[label].adjusted_p_value
 
 
+def test_a_question_at_one_level_leaves_out_the_runs_that_do_not_reach_it_and_needs_three_in_each_world(
+    protocol, tables, tmp_path
+):
+    text = SMALL.replace("worlds: [hall, cellar], pairs: [[grpo, apo]]", "worlds: [hall], pairs: [[grpo, apo]]")
+    path = tmp_path / "passage.yaml"
+    path.write_text(
+        text.replace('"Is APO above GRPO?", stage: main', '"Is APO above GRPO?", endpoint: passage, stage: main')
+    )
+    asks = load_protocol(str(path))
+    runs = pd.read_csv(tables / "runs.csv")
+    # The area's values stand for those at L*: a run without one has not reached it.
+    values = {name.replace("area", "passage"): runs[name] for name in runs if re.match(r"area(_without_\d+)?$", name)}
+    with_passage = runs.assign(**values)
+
+    def verdict(num_apo, folder):
+        is_dropped = (runs.method == "apo") & (runs.stage == "main") & (runs.world == "hall") & (runs.seed > num_apo)
+        table = with_passage.copy()
+        table.loc[is_dropped, "passage"] = None
+        spoiled(tables, tmp_path / folder, lambda _: table)
+        (comparison,) = answered(read_edition(tmp_path / folder, asks, OURS))[0].comparisons
+        return comparison
+
+    assert verdict(3, "all").outcome == "higher"
+    two = verdict(2, "two")
+    assert (two.outcome, two.contrast.seeds[0].after) == ("too few seeds", 2)
+    none = verdict(0, "none")
+    assert (none.outcome, none.contrast) == ("too few seeds", None)
+
+
+def test_tables_from_before_an_endpoint_are_refused_where_a_question_asks_for_it(protocol, tables, tmp_path):
+    path = tmp_path / "passage.yaml"
+    path.write_text(
+        SMALL.replace('"Is APO above GRPO?", stage: main', '"Is APO above GRPO?", endpoint: passage, stage: main')
+    )
+    with pytest.raises(ConfigError, match="no column 'passage': make the table with this version"):
+        answered(read_edition(tables, load_protocol(str(path)), OURS))
+
+
 @pytest.mark.parametrize(("changes", "verdict"), [({"stages": ["tuning"]}, None), ({"seeds": 1}, "4 of 12 runs")])
 def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tmp_path, changes, verdict):
     tables = write_tables(tmp_path / "tables", protocol, LOSSES, OURS, **changes)

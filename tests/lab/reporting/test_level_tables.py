@@ -13,7 +13,7 @@ from composing import ROOT
 
 LEVELS = {"one": 0.30, "two": 0.20}
 """Where grpo's runs in each world lose their pass@64, all of it between two evaluation points."""
-ONES = [0.10, 0.15, 0.20, 0.25, 0.30, 0.35]
+ONES = [0.10, 0.125, 0.15, 0.175, 0.20, 0.225, 0.25, 0.275, 0.30, 0.325, 0.35]
 
 
 def rows_of(method, world, seed, many):
@@ -34,7 +34,7 @@ def group():
             noise = 0.01 * seed
             for method, low in (("grpo", 0.5), ("apo", 0.9)):
                 many = [0.9 - noise if one < fall else low - noise for one in ONES]
-                stops = 3 if (method, world, seed) == ("apo", "two", 2) else len(ONES)
+                stops = 5 if (method, world, seed) == ("apo", "two", 2) else len(ONES)
                 run, curve = rows_of(method, world, seed, many[:stops])
                 runs.append(run)
                 curves += curve
@@ -84,8 +84,8 @@ def test_a_difference_has_a_band_and_each_world_its_own_with_the_runs_of_both(gr
     assert cells(table, "pass@64, one", "APO − GRPO")[1] == "+0.0 (3, 3)"
     assert cells(table, "pass@64, two", "APO − GRPO")[1] == "+40.5 (3, 2)"
     *_, above, below = cells(table, "pass@64", "APO − GRPO")
-    # World `two` falls between 15 and 20 %, world `one` between 25 and 30 %; then the difference is 0.4 in both.
-    assert above == "15.5 to 34.8 (+40.3 at 30.0)"
+    # World `two` falls between 17.5 and 20 %, world `one` between 27.5 and 30 %; then the difference is 0.4 in both.
+    assert above == "17.8 to 34.8 (+40.3 at 30.0)"
     assert below == "–"
 
 

@@ -81,7 +81,9 @@ def best_candidate(edition: Edition, questions: Sequence[Answered]) -> BestCandi
             own = [comparison for comparison in each.comparisons if comparison.after == name]
             if tuned and {comparison.before for comparison in own} >= tuned:
                 found.setdefault(name, []).extend((each, comparison) for comparison in own)
-    complete = {name: rows for name, rows in sorted(found.items()) if all(row.verdict for _, row in rows)}
+    complete = {
+        name: rows for name, rows in sorted(found.items()) if all(row.verdict and row.contrast for _, row in rows)
+    }
     if not complete:
         return None
     worst = {name: min(rows, key=lambda row: _difference(row[1])) for name, rows in complete.items()}

@@ -62,9 +62,9 @@ class Answered:
 
 
 def answered(edition: Edition) -> list[Answered]:
-    """Every question that has a run of both arms of a pair."""
+    """Every question that has a run of both arms of a pair, or all its runs and none with a value."""
     found = [_answer(edition, question) for question in edition.protocol.questions]
-    return [each for each in found if any(comparison.contrast for comparison in each.comparisons)]
+    return [each for each in found if any(comparison.contrast or comparison.verdict for comparison in each.comparisons)]
 
 
 def prediction_outcome(prediction: Prediction, questions: Sequence[Answered]) -> tuple[str, str]:

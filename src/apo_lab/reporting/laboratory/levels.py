@@ -20,6 +20,9 @@ LEAST_SHARE = 0.5
 """A level is in the tables if so many runs of some arm reach it in each world."""
 SPACING = 0.0025
 """Of the levels that figures and bands have."""
+WIDEST_GAP = 0.03
+"""Of pass@1 between the evaluation points around a level, median over runs. Inside a wider one a value is that of a
+straight line, and its spread between runs is too small."""
 Levels = Float[NDArray[np.float64], "levels"]
 
 
@@ -49,12 +52,12 @@ class Group:
     def grid(self) -> Levels:
         """Levels from the base model's pass@1 to the highest that a run reaches."""
         highest = max(arm.runs["reached"].max() for arm in self.arms.values())
-        return np.arange(self._base + SPACING, highest, SPACING, dtype=np.float64)
+        return self._dense(np.arange(self._base + SPACING, highest, SPACING, dtype=np.float64))
 
     @cached_property
     def levels(self) -> Levels:
         """Those of the tables."""
-        found = np.array([self.level + distance for distance in FROM_L])
+        found = self._dense(np.array([self.level + distance for distance in FROM_L]))
         shares = [np.min([np.isfinite(each).mean(1) for each in self.curves(n, found).values()], 0) for n in self.arms]
         return found[(np.max(shares, axis=0) >= LEAST_SHARE) & (found > self._base)]
 
@@ -81,6 +84,17 @@ class Group:
         """(before, after, metric) → what `band` has computed: a page asks for it three times."""
         return {}
 
+    def _dense(self, levels: Levels) -> Float[NDArray[np.float64], "dense"]:
+        """The levels around which runs have evaluation points; see `WIDEST_GAP`."""
+        gaps: list[Levels] = []
+        for name in self.trained:
+            for _, points in self.arms[name].curves.groupby([*KEY], sort=False):
+                ones = points["pass@1"].to_numpy(float)
+                after = np.searchsorted(np.maximum.accumulate(ones), levels).clip(1, len(ones) - 1)
+                gaps.append(np.where(levels <= ones.max(), ones[after] - ones[after - 1], np.nan))
+        has_run = np.isfinite(gaps).any(0)
+        return levels[has_run][np.nanmedian(np.array(gaps)[:, has_run], axis=0) <= WIDEST_GAP]
+
     @property
     def _base(self) -> float:
         return max(arm.runs["base_pass@1"].max() for arm in self.arms.values())
@@ -88,7 +102,7 @@ class Group:
 
 @cache
 def groups(edition: Edition) -> list[Group]:
-    """The groups of worlds of the stage `main`; those of several L* or of one arm are left out."""
+    """The groups of worlds of the stage `main`; those of several L*, of one arm or without a level are left out."""
     stage = next((stage for stage in edition.protocol.stages if stage.name == MAIN), None)
     found = []
     for worlds, arms in edition.arms(stage).items() if stage else ():
@@ -96,7 +110,7 @@ def groups(edition: Edition) -> list[Group]:
         if len(levels) == 1 and len(arms) > 1:
             by_name = {arm.name: arm for arm in arms}
             found.append(Group(name=edition.group_name(worlds), worlds=worlds, level=min(levels), arms=by_name))
-    return found
+    return [group for group in found if len(group.grid)]
 
 
 def pair_name(pair: tuple[str, str]) -> str:

@@ -226,8 +226,9 @@ def arm_name(name: str) -> str:
 def _read(path: Path, columns: Sequence[str]) -> Frame:
     if not path.is_file():
         raise ConfigError(f"{path} is missing: `apo lab` writes it, or give the folder of the tables")
-    # Settings may be empty, and a text such as "None" is no missing value.
-    table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False, na_values={"base_weight": [""]})
+    # Settings may be empty, and a text such as "None" is no missing value; a run that never reaches L* has no passage.
+    may_be_missing = {name: [""] for name in ("base_weight", "passage", *_WITHOUT["passage"])}
+    table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False, na_values=may_be_missing)
     if missing := [column for column in columns if column not in table]:
         raise ConfigError(f"{path} has no column '{missing[0]}': make the table with this version of `apo lab`")
     for column in (column for column in columns if column not in _TEXT):
