@@ -71,8 +71,8 @@ def differences_figure(group: Group, styles: Mapping[str, Style]) -> Figure:
             if world in before and world in after:
                 difference = _mean(after[world]) - _mean(before[world])
                 axes.plot(levels, difference, color=style.color, linewidth=0.6, alpha=0.6, zorder=3)
-                drawn += [np.nanmin(difference), np.nanmax(difference)]
-        drawn += [np.nanmin(band.mean), np.nanmax(band.mean)]
+                drawn += difference[np.isfinite(difference)].tolist()
+        drawn += band.mean[np.isfinite(band.mean)].tolist()
         axes.plot(levels, band.mean, color=style.color, linewidth=1.6, zorder=4)
         axes.set_title(arm_name(name), fontsize="small")
         axes.set_xlabel("pass@1")

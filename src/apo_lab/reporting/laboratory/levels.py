@@ -50,9 +50,13 @@ class Group:
 
     @cached_property
     def grid(self) -> Levels:
-        """Levels from the base model's pass@1 to the highest that a run reaches."""
-        highest = max(arm.runs["reached"].max() for arm in self.arms.values())
-        return self._dense(np.arange(self._base + SPACING, highest, SPACING, dtype=np.float64))
+        """Levels from the base model's pass@1 to the highest that a run reaches, where runs have evaluation points."""
+        return self._dense(self._range)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether most levels have evaluation points around them."""
+        return len(self.grid) > len(self._range) / 2
 
     @cached_property
     def levels(self) -> Levels:
@@ -96,13 +100,18 @@ class Group:
         return levels[has_run][np.nanmedian(np.array(gaps)[:, has_run], axis=0) <= WIDEST_GAP]
 
     @property
+    def _range(self) -> Levels:
+        highest = max(arm.runs["reached"].max() for arm in self.arms.values())
+        return np.arange(self._base + SPACING, highest, SPACING, dtype=np.float64)
+
+    @property
     def _base(self) -> float:
         return max(arm.runs["base_pass@1"].max() for arm in self.arms.values())
 
 
 @cache
 def groups(edition: Edition) -> list[Group]:
-    """The groups of worlds of the stage `main`; those of several L*, of one arm or without a level are left out."""
+    """The groups of worlds of the stage `main`; those of several L*, of one arm or that are not dense are left out."""
     stage = next((stage for stage in edition.protocol.stages if stage.name == MAIN), None)
     found = []
     for worlds, arms in edition.arms(stage).items() if stage else ():
@@ -110,7 +119,7 @@ def groups(edition: Edition) -> list[Group]:
         if len(levels) == 1 and len(arms) > 1:
             by_name = {arm.name: arm for arm in arms}
             found.append(Group(name=edition.group_name(worlds), worlds=worlds, level=min(levels), arms=by_name))
-    return [group for group in found if len(group.grid)]
+    return [group for group in found if group.is_dense]
 
 
 def pair_name(pair: tuple[str, str]) -> str:

@@ -148,7 +148,8 @@ def prediction_table(edition: Edition, questions: Sequence[Answered]) -> Table:
 def stage_title(stage: Stage) -> str:
     """The title of a stage's tables."""
     if stage.name == MAIN and not stage.methods:
-        return "Each method as its file sets it"
+        is_of_files = all(len(overrides) == 1 for overrides in stage.arms.values())
+        return "Each method as its file sets it" if is_of_files else "Methods with the settings of the edition"
     return TITLES.get(stage.name, stage.name.replace("_", " ").capitalize())
 
 
