@@ -44,9 +44,9 @@ def at_levels(
     Example:
         >>> ones, many = np.array([0.1, 0.3, 0.2, 0.4]), np.array([1.0, 0.5, 0.9, 0.7])
         >>> at_levels(ones, many, np.array([0.2, 0.35, 0.5])).tolist()
-        [0.75, 0.8, nan]
+        [0.75, 0.75, nan]
         >>> at_levels(ones, many, np.array([0.2, 0.35, 0.5]), envelope=True).tolist()
-        [0.9, 0.8, nan]
+        [0.9, 0.75, nan]
     """
     found = first_passage(*(torch.tensor(each, dtype=torch.float64) for each in (ones, values, levels))).numpy()
     if envelope:

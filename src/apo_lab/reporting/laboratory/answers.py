@@ -11,6 +11,10 @@ from apo_lab.reporting.laboratory.reading import Edition, arm_name
 from apo_lab.reporting.records import Table, TableRow, left, row_of
 from apo_lab.statistics.verdicts import Outcome
 
+OF_AREA = (
+    "Their endpoint `area` is a mean over all levels of pass@1 up to L*: it hardly shows a fall at the last of them, "
+    "and counts a level that a run does not reach in its steps as 0."
+)
 MOST_LISTED = 12
 """Comparisons up to which an answer gives each difference."""
 
@@ -50,9 +54,8 @@ def answers_table(edition: Edition, questions: Sequence[Answered], long: Sequenc
         columns=left("Question", "Worlds", "Answer", "Rests on"),
         rows=tuple(rows),
         notes=(
-            "In brackets: the difference [points]. Rests on: table, section and row. The questions were registered. "
-            "Their endpoint `area` is a mean over all levels of pass@1 up to L*: it hardly shows a fall at the last of "
-            "them, and counts a level that a run does not reach in its steps as 0.",
+            "In brackets: the difference [points]. Rests on: table, section and row. The questions were registered.",
+            *([OF_AREA] if "area" in {each.question.endpoint for each in questions} else []),
         ),
     )
 

@@ -21,6 +21,12 @@ TITLES = {
     "candidates": "Candidates against every published method",
 }
 """Stages with a title of their own, in the order of the page; others follow under their names."""
+COMPARED = {
+    "area": "the areas",
+    "passage": "pass@64 where pass@1 first reaches L*, over the runs that reach it",
+    "last": "pass@64 at the last step",
+}
+"""Endpoint of a question → what its table compares."""
 AREA = (
     "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run does not "
     "reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, worlds. These values "
@@ -67,12 +73,13 @@ def arms_table(edition: Edition, stage: Stage) -> Table:
 
 def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
     """The comparisons of a stage, by question."""
+    own = [each for each in questions if each.question.stage == stage.name]
     rows = [
         _verdict_row(comparison, f"{each.question.key}: {each.question.text}")
-        for each in questions
-        if each.question.stage == stage.name
+        for each in own
         for comparison in each.comparisons
     ]
+    compared = " or ".join(text for name, text in COMPARED.items() if name in {each.question.endpoint for each in own})
     return Table(
         name=f"lab_{stage.name}_verdicts",
         title=f"{stage_title(stage)}: verdicts",
@@ -84,8 +91,8 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            "Difference of the areas, with its 95 % interval over seeds, problems and worlds. Adjusted p: Holm's, over "
-            "the comparisons of the question. Equivalent: the 90 % interval is within the margin. Last step: the "
+            f"Difference of {compared}, with its 95 % interval over seeds, problems and worlds. Adjusted p: Holm's, "
+            "over the comparisons of the question. Equivalent: the 90 % interval is within the margin. Last step: the "
             "difference of pass@64 there, secondary, without a correction or a verdict; pass@1 differs too.",
         ),
     )
