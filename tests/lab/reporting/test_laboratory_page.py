@@ -59,6 +59,12 @@ OURS = "a1"
 OF_CURVES = ["lab_cost_locks", "lab_long_runs_locks"]
 
 
+@pytest.fixture(autouse=True)
+def levels_between_evaluation_points_count(monkeypatch):
+    """The simulated runs have twelve evaluation points; see `test_level_tables` for what is dense enough."""
+    monkeypatch.setattr("apo_lab.reporting.laboratory.levels.WIDEST_GAP", 1.0)
+
+
 @pytest.fixture(scope="module")
 def protocol(tmp_path_factory):
     path = tmp_path_factory.mktemp("protocol") / "small.yaml"

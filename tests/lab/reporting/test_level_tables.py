@@ -1,5 +1,7 @@
 """What is told level by level: of runs made by hand, and of the published tables."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -53,6 +55,20 @@ def cells(table, section, first):
 
 def test_the_levels_are_fixed_distances_from_l_star_above_the_base_that_half_of_the_runs_reach(group):
     assert group.levels.tolist() == pytest.approx([0.19, 0.24, 0.27, 0.285, 0.295, 0.30, 0.31, 0.33])
+
+
+def test_levels_far_from_evaluation_points_are_left_out_and_with_most_of_them_the_group(group):
+    assert group.is_dense
+
+    def of_every(nth):
+        curves = next(iter(group.arms.values())).all_curves
+        kept = curves[curves.step % (2 * nth) == 0]
+        arms = {name: replace(arm, all_curves=kept) for name, arm in group.arms.items()}
+        return Group(name="hand", worlds=group.worlds, level=0.3, arms=arms)
+
+    coarse = of_every(2)  # 0.05 of pass@1 between two points
+    assert not len(coarse.grid)
+    assert not coarse.is_dense
 
 
 def test_a_mean_has_its_error_and_the_number_of_runs_that_reach_the_level(group):
