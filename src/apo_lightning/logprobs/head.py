@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from apo_lightning.common.compiling import compile_or_fail
 from apo_lightning.errors import ConfigError
 
 P = ParamSpec("P")
@@ -122,7 +123,7 @@ def overwrites_tiles(device: torch.device) -> bool:
 
 def tile_kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates element-wise work on a tile: compiled on a GPU, where each operation would read and write the tile."""
-    compiled = cache(lambda: torch.compile(function, dynamic=True))  # imports torch's compiler: seconds
+    compiled = cache(lambda: compile_or_fail(function))  # imports torch's compiler: seconds
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

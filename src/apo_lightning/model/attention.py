@@ -14,7 +14,7 @@ gives its share of the exact gradient, because softmax probabilities are e^{scor
 Source: Dao et al., *FlashAttention-2* (arXiv 2307.08691), §3.1, for the rescaling and the backward from (o, l).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,13 +27,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from apo_lightning.common.compiling import compile_or_fail
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Group
 
 SHARED_PROMPTS = "shared_prompts"
-MOST_VARIANTS = 64
-"""Most compiled graphs of flex attention in a process. Each number of heads, head size and dtype needs 8, torch's
-default limit; adapters that leave keys or values of the first layer without a gradient add 4."""
 
 # The kernel behind `scaled_dot_product_attention`, which does not return its log-sum-exp. It is private; torch has no
 # public alternative on the CPU: flex attention returns the log-sum-exp, but has no backward there.
@@ -249,16 +247,6 @@ def attend_registered(
 compiled_flex = cache(lambda: compile_or_fail(flex_attention))
 """Uncompiled, flex attention would hold the scores of all pairs of positions."""
 compiled_block_mask = cache(lambda: compile_or_fail(create_block_mask))
-
-
-def compile_or_fail(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function for symbolic lengths; past `MOST_VARIANTS` graphs a call raises, where torch runs eager.
-
-    Graphs and limit are separate from torch's defaults, under which vLLM compiles in the same process.
-    """
-    return torch.compile(  # pyright: ignore[reportCallIssue] - the overloads leave the last two out
-        function, dynamic=True, fullgraph=True, recompile_limit=MOST_VARIANTS, isolate_recompiles=True
-    )
 
 
 AttentionInterface.register(SHARED_PROMPTS, attend_registered)

@@ -183,6 +183,6 @@ def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
     for kernel, arguments, options in cases:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
         eager = kernel.__wrapped__(*arguments, **options)
-        compiled = torch.compile(kernel.__wrapped__, dynamic=True, backend="aot_eager_decomp_partition")
+        compiled = torch.compile(kernel.__wrapped__, dynamic=True, fullgraph=True, backend="aot_eager_decomp_partition")
         torch.testing.assert_close(compiled(*arguments, **options), eager, rtol=1e-5, atol=1e-5)
         assert all(a is b or torch.equal(a, b) for a, b in zip(arguments, before, strict=True)), kernel.__name__

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from apo_lightning.common import compiling
 from apo_lightning.errors import ConfigError
 from apo_lightning.model import attention
 from apo_lightning.model.attention import (
@@ -148,12 +149,13 @@ def test_all_lengths_with_a_gradient_and_without_fit_in_few_variants_of_flex_att
             ]
             with torch.set_grad_enabled(requires_grad):
                 found.append(graphs(flex, *tensors, block_mask=mask, scale=0.3, enable_gqa=True))
-    assert sum(found[:8]) == 6 <= attention.MOST_VARIANTS / 8, "1, up to 128 and more positions, each in two grad modes"
+    assert sum(found[:8]) == 6 <= compiling.MOST_VARIANTS / 8, "1, up to 128 and more positions, each in two grad modes"
     assert sum(found[8:]) == 0
 
 
+@torch._dynamo.config.patch(recompile_limit=2)  # the limit that counts before torch 2.13
 def test_attention_fails_past_its_variants_instead_of_running_uncompiled(graphs, monkeypatch):
-    monkeypatch.setattr(attention, "MOST_VARIANTS", 2)
+    monkeypatch.setattr(compiling, "MOST_VARIANTS", 2)
     flex = attention.compiled_flex.__wrapped__()
     for num_heads in (1, 2):
         assert graphs(flex, *torch.zeros(3, 1, num_heads, 4, 8)) == 1
