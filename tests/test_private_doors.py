@@ -170,6 +170,11 @@ def tiny_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
 
 
+def test_torch_has_a_limit_of_graphs_for_all_functions_together():
+    with door("torch"), torch._dynamo.config.patch(recompile_limit=3):
+        assert torch._dynamo.config.recompile_limit == 3
+
+
 def test_transformers_says_whether_attention_can_be_replaced_and_which_there_is():
     model = tiny_model()
     with door("transformers"):
@@ -245,7 +250,7 @@ def test_vllm_still_reads_so_where_it_is_replaced_or_heard(file: str, line: str)
 
 def test_nothing_private_is_used_but_what_is_named_here():
     known = {
-        *("_attn_implementation", "_can_set_attn_implementation", "_internal", "_register_custom_module"),
+        *("_attn_implementation", "_can_set_attn_implementation", "_dynamo", "_internal", "_register_custom_module"),
         *("_results", "_scaled_dot_product_flash_attention_for_cpu"),
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     }
