@@ -56,7 +56,7 @@ def simulated_run(world: SimulatedWorld, cliff: Cliff, rng: np.random.Generator)
 
     Without the cliff, problem i has the log-odds ease_i + t·rise_i + wobble_t after a share t of the steps. At the
     cliff a share s of the problems keeps a thousandth of its probability, and that of the others is divided by 1 − s,
-    so that pass@1 goes on as it was. Which problems are lost depends on the problem and on seed × problem in equal
+    so that pass@1 stays the same. Which problems are lost depends on the problem and on seed × problem in equal
     parts.
     """
     time = np.linspace(0, 1, NUM_POINTS)[:, None]
