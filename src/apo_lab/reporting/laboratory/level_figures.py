@@ -31,7 +31,7 @@ def level_figures(group: Group, worlds: Mapping[str, World], styles: Mapping[str
         f"lab_level_differences_{group.name}",
         f"{EXPLORED}: difference of pass@64 to {arm_name(group.trained[0])} at equal pass@1 ({group.name})",
         "Thick: mean over worlds, with a band over seeds that holds the whole curve in 95 % of cases; none where a "
-        "method has fewer than two runs in some world. Thin: each world.",
+        "method has fewer than two runs in some world, and cut at the frame where it is longer. Thin: each world.",
         differences_figure(group, styles),
     )
 
