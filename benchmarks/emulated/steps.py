@@ -70,6 +70,7 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
 
     from apo_lightning.update.minibatch_update import minibatch_gradient
     from apo_lightning.update.scoring import score_policy, score_reference
+    from apo_lightning.update.step_metrics import step_metrics
     from apo_lightning.update.step_plan import plan_step, step_table
     from apo_lightning.update.update_record import UpdateRecord
     from benchmarks.performance.update import estimate
@@ -87,7 +88,7 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
         optimizer.step()
         optimizer.zero_grad()
     record.close(plan.table, module.ranks)
-    module.step_metrics.compute(rollouts, plan.table.freeze(), record)
+    step_metrics(rollouts, plan.table.freeze(), record, module.ranks)
     return [parameter.detach() for parameter in module.policy.parameters()]
 
 

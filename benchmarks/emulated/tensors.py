@@ -25,7 +25,7 @@ TAKES_PLACES = {"index", "index_put", "index_put_", "_index_put_impl_"}
 """What is on the card may be asked for at places that the CPU knows, but not the other way round."""
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
 waits: Counter[str] = Counter()
-"""How often each line of ours made the host wait."""
+"""How often each line of ours made the host wait: for a number, or for a copy from memory that is not pinned."""
 
 
 class OnCard(Tensor):
@@ -70,12 +70,15 @@ def _run(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if is_on_card and name not in COPIES and not all(t.dim() == 0 or isinstance(t, OnCard) for t in together):
         shapes = [(type(tensor).__name__, tuple(tensor.shape)) for tensor in tensors]
         raise RuntimeError(f"{operation} of tensors of two devices: {shapes}")
+    if name == "_pin_memory":
+        return args[0]
     if is_on_card and (name in WAITS or _takes_a_mask(name, args)):
         _note_wait()
     asked = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)]
     if asked:
         goes_to_card = asked[0].type == "cuda"
-        if is_on_card and not goes_to_card:
+        is_copy = name in COPIES and goes_to_card != is_on_card
+        if is_copy and not (goes_to_card and kwargs.get("non_blocking")):
             _note_wait()
         is_on_card = goes_to_card
     given, options = tree_map(_numbers, args), tree_map(_numbers, kwargs)

@@ -49,7 +49,7 @@ from apo_lightning.update.schedule import begin_schedule
 from apo_lightning.update.scoring import score_policy, score_reference, score_values, table_to_check
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.speed import speed_metrics, total_work
-from apo_lightning.update.step_metrics import StepMetrics
+from apo_lightning.update.step_metrics import step_metrics
 from apo_lightning.update.step_plan import StepPlan, plan_step, step_table
 from apo_lightning.update.table import StepTable
 from apo_lightning.update.update_record import UpdateRecord
@@ -118,6 +118,7 @@ class RLVRModule(pl.LightningModule):
                     record.logprob_gap, record.logprob_gap_tolerance = self._check_engine(plan.table)
                 self._optimizer_step(may_step=record.count_step(minibatch, gradient))
             self._move_weights(rollouts.step)
+            self.ranks.finish_queued()  # the sync would be charged for the optimizer step, and perf/mfu too high
         with phase("probe"):
             probes = self.memory.retry(probing.score_after, self)
         self._publish()
@@ -188,7 +189,7 @@ class RLVRModule(pl.LightningModule):
         with self.clock.phase("metrics"):
             tokens = plan.table.freeze()
             record.close(plan.table, self.ranks)
-            metrics = self.step_metrics.compute(rollouts, tokens, record) | reward_metrics(rollouts)
+            metrics = step_metrics(rollouts, tokens, record, self.ranks) | reward_metrics(rollouts)
             extra, extra_work = ({}, Work()) if self.auxiliary is None else self.auxiliary.take()
             work = total_work(rollouts, record.work + extra_work, self.ranks)
         count_rollout(self.trainer)
@@ -229,7 +230,7 @@ class RLVRModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log pass@1 and pass@n of every held-out set."""
-        self.validation_outputs = self.validation.finish(self.global_step, self.device)
+        self.validation_outputs = self.validation.finish(self.global_step)
         for output in self.validation_outputs:
             self.log_dict({**output.metrics, "step": float(output.step)})
 
@@ -276,7 +277,6 @@ class RLVRModule(pl.LightningModule):
         self.memory = MemoryBudget(settings.tokens_per_microbatch)
         self.nonfinite = NonfiniteSteps(settings)
         self.engine_check = EngineCheck()
-        self.step_metrics = StepMetrics()
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.validation = ValidationPass(validation_names)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import lightning.pytorch as pl
-import torch
 
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.metrics.token_mean import pass_at_one_and_all
@@ -44,7 +43,7 @@ class ValidationPass:
         """Add one batch of a set, of which each rank scored its share; collective."""
         self._rollouts.setdefault(name, []).append(restore_prompt_order(from_all_ranks(share), len(batch)))
 
-    def finish(self, step: int, device: torch.device) -> list[ValidationOutput]:
+    def finish(self, step: int) -> list[ValidationOutput]:
         """Close the validation pass after `step`: samples and metrics of each set, over all ranks; collective.
 
         Raises:
@@ -56,9 +55,7 @@ class ValidationPass:
             check_error_rate(rollouts.verdicts, of=f"held-out {name} at step {step}")
         self.last_step = step
         return [
-            ValidationOutput(
-                step=step, name=name, rollouts=rollouts, metrics=validation_metrics(name, rollouts, device)
-            )
+            ValidationOutput(step=step, name=name, rollouts=rollouts, metrics=validation_metrics(name, rollouts))
             for name, rollouts in whole.items()
         ]
 
@@ -69,9 +66,9 @@ def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollou
     return concatenate([groups[i % len(shares)][i // len(shares)] for i in range(num_prompts)])
 
 
-def validation_metrics(name: str, rollouts: Rollouts, device: torch.device) -> dict[str, float]:
+def validation_metrics(name: str, rollouts: Rollouts) -> dict[str, float]:
     """pass@1 and pass@n of one held-out set and how its completions were judged, by log name."""
-    metrics = {f"val/{name}/pass@{k}": value for k, value in pass_at_one_and_all(rollouts, device).items()}
+    metrics = {f"val/{name}/pass@{k}": float(values.mean()) for k, values in pass_at_one_and_all(rollouts).items()}
     num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
     metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
     metrics |= {f"val/{name}/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}

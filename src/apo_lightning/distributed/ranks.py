@@ -48,6 +48,11 @@ class Ranks:
         """The maximum of a value over all ranks; collective."""
         return float(value) if self.world_size == 1 else float(self._reduce([value], torch.distributed.ReduceOp.MAX))
 
+    def finish_queued(self) -> None:
+        """Wait until this rank's GPU has done all that it was told to."""
+        if self.trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize(self.trainer.strategy.root_device)
+
     def _reduce(self, values: Sequence[float | int], operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.trainer.strategy.root_device)
         torch.distributed.all_reduce(tensor, op=operation)

@@ -23,7 +23,7 @@ class AllTokenMeansResult(NamedTuple):
     """NaN where none of the other completions was drawn, or where a scored value is not finite."""
     standard_errors: Float[Tensor, "2"]
     """Standard errors from the draw; 0 where every completion was scored, NaN where only one was drawn."""
-    num_nonfinite: Tensor
+    num_nonfinite: int
     """Totals of scored completions that are NaN or infinite."""
 
 
@@ -58,19 +58,13 @@ class AllTokenMeans(Metric):
     is_differentiable = False
     full_state_update = False
 
-    required: Tensor
-    drawn: Tensor
-    controls: Tensor
-    num_nonfinite: Tensor
+    sums: Float[Tensor, "77"]
+    """Second moments of (1, tokens, surprisal, probability, entropy, max-prob) over required completions and over drawn
+    ones, so that counts and totals are their first rows; Σ of the first four over all; values that are not finite."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Second moments of (1, tokens, surprisal, probability, entropy, max-prob) over completions: counts and totals
-        # stand in their first rows.
-        self.add_state("required", torch.zeros(6, 6, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("drawn", torch.zeros(6, 6, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("controls", torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("num_nonfinite", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(77, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(
         self,
@@ -80,42 +74,46 @@ class AllTokenMeans(Metric):
     ) -> None:
         """Add completions: `completion_totals`, of which the last two columns are read where required or drawn."""
         rows = torch.cat([torch.ones_like(totals[:, :1]), totals], dim=1)
-        self.required += rows[required].T @ rows[required]
-        self.drawn += rows[drawn].T @ rows[drawn]
-        self.controls += rows[:, :4].sum(0)
-        self.num_nonfinite += (~totals[required | drawn, 3:].isfinite()).sum()
+        moments = [(rows[chosen].T @ rows[chosen]).flatten() for chosen in (required, drawn)]
+        num_nonfinite = (~totals[required | drawn, 3:].isfinite()).sum().double()
+        self.sums += torch.cat([*moments, rows[:, :4].sum(0), num_nonfinite[None]]).to(self.sums.device)
 
     def compute(self) -> AllTokenMeansResult:
-        """The estimates so far, over all ranks."""
-        num_tokens = self.controls[1]
-        known = self.required[0, 4:] + self.drawn[0, 4:]
-        num_others, num_drawn = self.controls[0] - self.required[0, 0], self.drawn[0, 0]
+        """The estimates so far, over all ranks; on the CPU."""
+        required, drawn, controls, num_nonfinite = self.sums.cpu().split([36, 36, 4, 1])
+        required, drawn = required.view(6, 6), drawn.view(6, 6)
+        num_tokens, num_faults = controls[1], int(num_nonfinite)
+        known = required[0, 4:] + drawn[0, 4:]
+        num_others, num_drawn = controls[0] - required[0, 0], drawn[0, 0]
         if num_drawn == num_others:
-            return AllTokenMeansResult(known / num_tokens, 0 * known, self.num_nonfinite)
+            return AllTokenMeansResult(known / num_tokens, 0 * known, num_faults)
         if num_drawn == 0:
             unknown = torch.full_like(known, math.nan)
-            return AllTokenMeansResult(unknown, unknown, self.num_nonfinite)
-        coefficients = self._coefficients()
-        control = (self.controls - self.required[0, :4])[1:] @ coefficients
-        differences, squares = self._differences(coefficients)
-        total = self.required[0, 4:] + control + num_others / num_drawn * differences
+            return AllTokenMeansResult(unknown, unknown, num_faults)
+        coefficients = _coefficients(required)
+        control = (controls - required[0, :4])[1:] @ coefficients
+        differences, squares = _differences(drawn, coefficients)
+        total = required[0, 4:] + control + num_others / num_drawn * differences
         freedom = torch.where(num_drawn > 1, num_drawn - 1, math.nan)
         variance = (squares - differences.square() / num_drawn).clamp(min=0) / freedom
         error = num_others * ((1 - num_drawn / num_others) * variance / num_drawn).sqrt()
-        return AllTokenMeansResult(total / num_tokens, error / num_tokens, self.num_nonfinite)
+        return AllTokenMeansResult(total / num_tokens, error / num_tokens, num_faults)
 
-    def _coefficients(self) -> Float[Tensor, "3 2"]:
-        """Regression coefficients of the control variates."""
-        if self.required[0, 0] < FIT_FROM or not self.required.isfinite().all():
-            return torch.tensor(UNFITTED, dtype=torch.float64, device=self.required.device)
-        # Where all completions are equal, coefficients are not determined: the smallest are taken.
-        return torch.linalg.pinv(self.required[1:4, 1:4], rtol=1e-10, hermitian=True) @ self.required[1:4, 4:]
 
-    def _differences(self, coefficients: Float[Tensor, "3 2"]) -> tuple[Float[Tensor, "2"], Float[Tensor, "2"]]:
-        """Σ d_b and Σ d_b² over the drawn, d_b = t_b − a_b."""
-        weights = torch.cat([-coefficients, torch.eye(2, dtype=torch.float64, device=coefficients.device)])
-        moments = self.drawn[1:, 1:]
-        return self.drawn[0, 1:] @ weights, (weights * (moments @ weights)).sum(0)
+def _coefficients(required: Float[Tensor, "6 6"]) -> Float[Tensor, "3 2"]:
+    """Regression coefficients of the control variates."""
+    if required[0, 0] < FIT_FROM or not required.isfinite().all():
+        return torch.tensor(UNFITTED, dtype=torch.float64)
+    # Where all completions are equal, coefficients are not determined: the smallest are taken.
+    return torch.linalg.pinv(required[1:4, 1:4], rtol=1e-10, hermitian=True) @ required[1:4, 4:]
+
+
+def _differences(
+    drawn: Float[Tensor, "6 6"], coefficients: Float[Tensor, "3 2"]
+) -> tuple[Float[Tensor, "2"], Float[Tensor, "2"]]:
+    """Σ d_b and Σ d_b² over the drawn, d_b = t_b − a_b."""
+    weights = torch.cat([-coefficients, torch.eye(2, dtype=torch.float64)])
+    return drawn[0, 1:] @ weights, (weights * (drawn[1:, 1:] @ weights)).sum(0)
 
 
 def completion_totals(tokens: StepTokens) -> Float[Tensor, "completions 5"]:
@@ -123,8 +121,7 @@ def completion_totals(tokens: StepTokens) -> Float[Tensor, "completions 5"]:
 
     On the CPU, where sums are taken in one order: the same step gives the same bits.
     """
-    logprobs = tokens.rollout_logprobs.cpu().double()
-    columns = [torch.ones_like(logprobs), -logprobs, logprobs.exp(), tokens.entropy.cpu(), tokens.max_prob.cpu()]
-    values = torch.stack([column.double() for column in columns], dim=1)
-    totals = torch.zeros(len(tokens.required), len(columns), dtype=torch.float64)
-    return totals.index_add_(0, tokens.sequence_ids.cpu(), values)
+    columns = tokens.rollout_logprobs, tokens.entropy, tokens.max_prob, tokens.sequence_ids
+    logprobs, entropy, max_prob, owner = torch.stack([column.double() for column in columns]).cpu()
+    values = torch.stack([torch.ones_like(logprobs), -logprobs, logprobs.exp(), entropy, max_prob], dim=1)
+    return values.new_zeros(len(tokens.required), 5).index_add_(0, owner.long(), values)

@@ -1,5 +1,7 @@
-"""The mean of a per-token number over a step; infinite values are counted separately."""
+"""Means of per-token numbers over a step; infinite values are counted separately."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -11,58 +13,58 @@ from apo_lightning.metrics.functional import pass_at_k
 from apo_lightning.types import Rollouts
 
 
-class TokenMeanResult(NamedTuple):
-    """A mean over tokens, and how many faults did not enter it."""
+class TokenMeansResult(NamedTuple):
+    """Means over tokens, and how many faults did not enter each."""
 
-    mean: Tensor
-    """Mean over finite values; NaN where there is none."""
-    num_infinite: Tensor
+    means: Float[Tensor, "numbers"]
+    """Means over finite values; NaN where there is none."""
+    num_infinite: Float[Tensor, "numbers"]
     """Infinite values, which are always a fault."""
 
 
-class TokenMean(Metric):
-    """Mean over finite values: NaN is where the number does not apply, and infinite values are counted as faults.
+class TokenMeans(Metric):
+    """Means over finite values: NaN is where a number does not apply, and infinite values are counted as faults.
+
+    All numbers share one state, so that a step has one reduction over ranks and one copy from a GPU.
+
+    Args:
+        num_numbers: how many means.
 
     Example:
-        >>> metric = TokenMean()
-        >>> metric.update(torch.tensor([1.0, 2.0, torch.nan, torch.inf]))
-        >>> [value.item() for value in metric.compute()]
-        [1.5, 1]
+        >>> metric = TokenMeans(2)
+        >>> metric.update([torch.tensor([1.0, 2.0, torch.nan, torch.inf]), torch.tensor([3.0])])
+        >>> [values.tolist() for values in metric.compute()]
+        [[1.5, 3.0], [1.0, 0.0]]
     """
 
     is_differentiable = False
     full_state_update = False
 
-    total: Tensor
-    num_finite: Tensor
-    num_infinite: Tensor
+    sums: Float[Tensor, "numbers 3"]
+    """Σ of the finite values, their number, and that of infinite ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_numbers: int) -> None:
         super().__init__()
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        for name in ("num_finite", "num_infinite"):
-            self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(num_numbers, 3, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, values: Float[Tensor, "tokens"]) -> None:
-        """Add some tokens."""
-        values = values.detach()
-        finite = values.isfinite()
-        self.total += values[finite].double().sum()
-        self.num_finite += finite.sum()
-        self.num_infinite += values.isinf().sum()
+    def update(self, columns: Sequence[Float[Tensor, "_"]]) -> None:
+        """Add some tokens of each number; columns of one device next to one another are copied together."""
+        rows = groupby((_sums(column.detach()) for column in columns), key=lambda row: row.device)
+        self.sums += torch.cat([torch.stack(list(part)).to(self.sums.device) for _, part in rows])
 
-    def compute(self) -> TokenMeanResult:
-        """The mean so far, over all ranks."""
-        return TokenMeanResult(self.total / self.num_finite, self.num_infinite)
+    def compute(self) -> TokenMeansResult:
+        """The means so far, over all ranks; on the CPU."""
+        total, num_finite, num_infinite = self.sums.cpu().unbind(1)
+        return TokenMeansResult(total / num_finite, num_infinite)
 
 
-def pass_at_one_and_all(rollouts: Rollouts, device: torch.device) -> dict[int, float]:
-    """Mean pass@1 and pass@G over the problems of all ranks, by k; collective."""
-    num_correct = rollouts.is_correct.sum(1).to(device)
+def _sums(values: Float[Tensor, "tokens"]) -> Float[Tensor, "3"]:
+    finite = values.isfinite()
+    return torch.stack([values.double().where(finite, 0.0).sum(), finite.double().sum(), values.isinf().double().sum()])
+
+
+def pass_at_one_and_all(rollouts: Rollouts) -> dict[int, Float[Tensor, "problems"]]:
+    """pass@1 and pass@G of each problem, by k."""
+    num_correct = rollouts.is_correct.sum(1)
     num_samples = torch.full_like(num_correct, rollouts.group_size)
-    result = {}
-    for k in sorted({1, rollouts.group_size}):
-        mean = TokenMean().to(device)
-        mean.update(pass_at_k(num_samples, num_correct, k))
-        result[k] = float(mean.compute().mean)
-    return result
+    return {k: pass_at_k(num_samples, num_correct, k) for k in sorted({1, rollouts.group_size})}

@@ -29,7 +29,7 @@ from transformers.masking_utils import sdpa_mask
 
 from apo_lightning.common.compiling import compile_or_fail
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.packing import Group
+from apo_lightning.model.packing import Group, on_device
 
 SHARED_PROMPTS = "shared_prompts"
 
@@ -95,8 +95,8 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
     for group in groups:
         prompts += [len(lengths)] * (1 + len(group.completion_lengths))
         lengths += [group.prompt_length, *group.completion_lengths]
-    segment = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
-    prompt = torch.tensor(prompts).to(device)[segment]
+    segment = on_device(torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)), device)
+    prompt = on_device(torch.tensor(prompts), device)[segment]
 
     # Uncompiled, building the mask would take a [positions, positions] tensor.
     make = compiled_block_mask() if device.type == "cuda" else create_block_mask

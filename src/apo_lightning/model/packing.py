@@ -200,13 +200,20 @@ class PackedSequences:
                 input_ids += completion[:-1]
                 position_ids += range(len(prompt), len(prompt) + length)
         return Microbatch(
-            input_ids=torch.tensor(input_ids).to(device),
-            position_ids=torch.tensor(position_ids).to(device),
+            input_ids=on_device(torch.tensor(input_ids), device),
+            position_ids=on_device(torch.tensor(position_ids), device),
             groups=tuple(groups),
-            rows=torch.tensor(rows).to(device),
-            targets=torch.tensor([token for b in by_owner for token in self.completions[b]]).to(device),
-            token_index=torch.cat([torch.arange(len(self.completions[b])) + starts[b] for b in by_owner]).to(device),
+            rows=on_device(torch.tensor(rows), device),
+            targets=on_device(torch.tensor([token for b in by_owner for token in self.completions[b]]), device),
+            token_index=on_device(
+                torch.cat([torch.arange(len(self.completions[b])) + starts[b] for b in by_owner]), device
+            ),
         )
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """The host's values on a device; copied from pageable memory, they would make the host wait for a GPU."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def padding_microbatch(device: torch.device) -> Microbatch:

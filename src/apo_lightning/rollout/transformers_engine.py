@@ -83,10 +83,12 @@ class TransformersEngine(RolloutEngine):
         ).logits[:, -1]
 
     def _release_memory(self) -> None:
-        self._model.cpu()
+        for weight in self._parameters.values():
+            weight.untyped_storage().resize_(0)
 
     def _claim_memory(self) -> None:
-        self._model.to(self.context.device)
+        for weight in self._parameters.values():
+            weight.untyped_storage().resize_(weight.nbytes)
 
     def _stop(self) -> None:
         del self._model, self._parameters

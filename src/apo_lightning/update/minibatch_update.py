@@ -24,7 +24,7 @@ from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
 from apo_lightning.update.step_plan import StepPlan
 from apo_lightning.update.table import StepTable
-from apo_lightning.update.update_record import MinibatchGradient, TokenLosses
+from apo_lightning.update.update_record import MinibatchGradient, TokenLosses, total_loss
 
 
 def minibatch_gradient(
@@ -66,8 +66,9 @@ def minibatch_gradient(
     if run.critic is not None:
         critic_norm = clip_grad_norm(run.critic.parameters.values(), run.settings.gradient_clip_norm)
         norm = norm if math.isfinite(critic_norm) else critic_norm
-    norm = run.nonfinite.check_step(norm, losses, minibatch, plan.table, run.ranks, run.trainer.default_root_dir)
-    return MinibatchGradient(losses=losses, norm=norm)
+    gradient = MinibatchGradient(losses=losses, loss=total_loss(losses), norm=norm)
+    norm = run.nonfinite.check_step(gradient, minibatch, plan.table, run.ranks, run.trainer.default_root_dir)
+    return replace(gradient, norm=norm)
 
 
 def microbatch_loss(

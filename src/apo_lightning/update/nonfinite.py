@@ -18,7 +18,7 @@ from apo_lightning.errors import NonfiniteError
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.settings import StepSettings
 from apo_lightning.update.table import StepTable
-from apo_lightning.update.update_record import TokenLosses
+from apo_lightning.update.update_record import MinibatchGradient, TokenLosses
 
 _logger = logging.getLogger(__name__)
 
@@ -36,36 +36,29 @@ class NonfiniteSteps:
         """Optimizer steps skipped since the last that was finite; state of the run."""
 
     def check_step(
-        self,
-        grad_norm: float,
-        losses: Sequence[TokenLosses],
-        minibatch: Minibatch,
-        table: StepTable,
-        ranks: Ranks,
-        folder: str,
+        self, gradient: MinibatchGradient, minibatch: Minibatch, table: StepTable, ranks: Ranks, folder: str
     ) -> float:
         """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show. Collective.
 
-        `losses` are of the tokens that this rank ran, and `folder` is that of the run, where `nonfinite/` goes.
+        `gradient` has the losses of this rank's tokens; `folder` is that of the run, where `nonfinite/` goes.
 
         Raises:
             NonfiniteError: `max_nonfinite_steps` is reached. The batch is saved.
         """
         step = table.rollouts.step
-        is_finite = math.isfinite(grad_norm) and all(math.isfinite(part.weighted_sum) for part in losses)
-        is_finite = is_finite and table.has_any_logprob
+        is_finite = math.isfinite(gradient.norm) and math.isfinite(gradient.loss) and table.has_any_logprob
         if not ranks.max(not is_finite):
             # Without a kept token there was no step to be finite.
             self.num_in_a_row = 0 if minibatch.num_tokens else self.num_in_a_row
-            return grad_norm
+            return gradient.norm
         self.num_in_a_row += 1
         _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
         if self.num_in_a_row >= self.settings.max_nonfinite_steps:
             path = Path(folder) / "nonfinite" / f"step_{step:06d}.pt"
             size = len(table.rollouts.completions) // self.settings.minibatches_per_step
             first = minibatch.number * size
-            rows = completion_rows(table, losses, range(first, first + size))
-            _save(path, {"step": step, "minibatch": minibatch.number, "grad_norm": grad_norm}, rows)
+            rows = completion_rows(table, gradient.losses, range(first, first + size))
+            _save(path, {"step": step, "minibatch": minibatch.number, "grad_norm": gradient.norm}, rows)
             raise NonfiniteError(
                 f"step {step}: loss or gradient not finite, {self.num_in_a_row} optimizer steps in a row "
                 f"(max_nonfinite_steps): look for NaN and inf in the rewards, advantages and log-probs of {path}"

@@ -1,6 +1,6 @@
 """What the stages of a step read of the run that they belong to."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -17,7 +17,6 @@ from apo_lightning.update.nonfinite import NonfiniteSteps
 from apo_lightning.update.settings import StepSettings
 
 
-@runtime_checkable
 class Run(Protocol):
     """The training module, as far as planning, scoring and the update know it; none of them assigns to it."""
 

@@ -90,9 +90,11 @@ class StepTable:
         """Micro-batches that were cut for a larger budget, cut again; the others as they are."""
         result = []
         for microbatch in microbatches:
+            if len(microbatch.input_ids) <= tokens_per_microbatch:
+                result.append(microbatch)
+                continue
             completions = self.sequence_ids[microbatch.token_index].unique().tolist()
-            fits = len(microbatch.input_ids) <= tokens_per_microbatch or len(completions) <= 1
-            result += [microbatch] if fits else self.microbatches(completions, tokens_per_microbatch)
+            result += self.microbatches(completions, tokens_per_microbatch) if len(completions) > 1 else [microbatch]
         return result
 
     def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
@@ -229,8 +231,8 @@ class StepTable:
     @property
     def has_any_logprob(self) -> bool:
         """False where tokens were scored by the sampling policy and none of their log-probs is finite."""
-        scored = (self.required | self.drawn).to(self.device)[self.sequence_ids]
-        return not scored.any() or bool(self.old_logprobs[scored].isfinite().any())
+        num_scored = self.lengths[self.required | self.drawn].sum()
+        return not num_scored or bool(self.old_logprobs.isfinite().any())  # of the others it is NaN
 
     def freeze(self) -> StepTokens:
         """The rows of the tokens that this rank sampled, on whichever rank they ran; collective."""

@@ -29,11 +29,18 @@ class TokenLosses:
     """What these tokens add to the mini-batch's scalar loss."""
 
 
+def total_loss(losses: Sequence[TokenLosses]) -> float:
+    """Their part of the mini-batch's scalar loss; one wait for a GPU, and not finite where any of them is not."""
+    return float(torch.stack([part.weighted_sum.double() for part in losses]).sum()) if losses else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinibatchGradient:
     """The gradient of a mini-batch, which the parameters hold, and the losses that it is the gradient of."""
 
     losses: Sequence[TokenLosses]
+    loss: float
+    """The mini-batch's scalar loss, this rank's share."""
     norm: float
     """Before clipping, over all ranks; NaN where the loss of any token or the gradient is not finite."""
 
@@ -75,9 +82,8 @@ class UpdateRecord:
     def add(self, minibatch: Minibatch, gradient: MinibatchGradient) -> None:
         """Enter a mini-batch that has run."""
         self.work += work_of(minibatch.active_microbatches)
-        for part in gradient.losses:
-            self.loss += float(part.weighted_sum)
-            self.parts.append((part.token_index, part.metrics))
+        self.loss += gradient.loss
+        self.parts += [(part.token_index, part.metrics) for part in gradient.losses]
 
     def needs_engine_check(self, gradient: MinibatchGradient) -> bool:
         """Whether to compare engine and policy before this optimizer step: once a step.

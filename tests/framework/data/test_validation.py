@@ -65,7 +65,7 @@ def looked_at(statuses):
 
 def test_how_the_completions_of_a_validation_pass_were_judged_is_logged():
     held_out = looked_at(["correct"] * 20 + ["incorrect"] * 69 + ["unparsed"] * 7 + ["timeout"] * 3 + ["error"])
-    [output] = held_out.finish(4, torch.device("cpu"))
+    [output] = held_out.finish(4)
     counts = {"correct": 20, "incorrect": 69, "unparsed": 7, "timeout": 3, "error": 1}
     logged = {name: value for name, value in output.metrics.items() if "/num_" in name}
     assert logged == {f"val/sums/num_{status}": count for status, count in counts.items()}
@@ -76,5 +76,5 @@ def test_a_validation_pass_of_which_too_much_could_not_be_judged_ends_the_run_an
     # None in the first batch, 2 of 40 in the second: 2 % of the whole.
     held_out = looked_at(["incorrect"] * 98 + ["error"] * 2)
     with pytest.raises(VerifierError, match="2 of 100 completions of held-out sums at step 0 could not be judged"):
-        held_out.finish(0, torch.device("cpu"))
+        held_out.finish(0)
     assert held_out.last_step is None

@@ -19,7 +19,6 @@ from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
 from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
 from apo_lightning.update.engine_check import EngineCheck
-from apo_lightning.update.step_metrics import StepMetrics
 from running import SIGNAL, run_train, train_tiny, training_rows
 from running import weights as final_weights
 
@@ -277,7 +276,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
         slow(apo_lightning.update.step_plan, name)
     slow(apo_lightning.update.scoring, "score_for_check")
     slow(EngineCheck, "run")
-    slow(StepMetrics, "compute")
+    slow(apo_lightning.module, "step_metrics")
     slow(apo_lightning.module, "total_work")
     for name in ("hidden_states", "as_reference"):
         slow(Policy, name)
