@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.advantages import AdvantageEstimator, advantages_of, reads_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
+from apo_lightning.checkpoints.run_state import TrainingRun
 from apo_lightning.common.console import say
 from apo_lightning.common.phases import StepTimer
 from apo_lightning.data.validation import ValidationPass
@@ -37,7 +38,7 @@ from apo_lightning.types import (
     ValidationOutput,
 )
 from apo_lightning.update.auxiliary import Auxiliary
-from apo_lightning.update.dynamic_sampling import DynamicSampling, refill
+from apo_lightning.update.dynamic_sampling import DynamicSampling, SamplingRun, refill
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
 from apo_lightning.update.memory import MemoryBudget
@@ -58,7 +59,7 @@ PHASES = ("generate", "reward", "prepare", "values", "reference", "old_logprobs"
 """The stages of `training_step`. One that does not run in a step took 0.0 s."""
 
 
-class RLVRModule(pl.LightningModule):
+class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
     """On-policy RL with verifiable rewards.
 
     It knows no algorithm: the loss declares what it reads (`needs`), the advantage estimator says which completions are

@@ -1,7 +1,7 @@
 """The state of a run: its large tensors by name, and everything else as plain data."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
 import torch
@@ -19,6 +19,7 @@ from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
 
 
+@runtime_checkable
 class Run(update_run.Run, Protocol):
     """The attributes of the Lightning module that checkpoints need."""
 
@@ -27,6 +28,7 @@ class Run(update_run.Run, Protocol):
     validation: ValidationPass
 
 
+@runtime_checkable
 class TrainingRun(Run, Protocol):
     """The attributes that the module has once training starts."""
 

@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -105,6 +105,7 @@ class DynamicSampling:
         return "algo.dynamic_sampling throws away groups that are all wrong or all correct: SignedReward trains on them"
 
 
+@runtime_checkable
 class SamplingRun(Run, Protocol):
     """The training module, as far as dynamic sampling knows it."""
 

@@ -1,6 +1,6 @@
 """What the stages of a step read of the run that they belong to."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import lightning.pytorch as pl
 import torch
@@ -17,8 +17,12 @@ from apo_lightning.update.nonfinite import NonfiniteSteps
 from apo_lightning.update.settings import StepSettings
 
 
+@runtime_checkable
 class Run(Protocol):
-    """The training module, as far as planning, scoring and the update know it; none of them assigns to it."""
+    """The training module, as far as planning, scoring and the update know it; none of them assigns to it.
+
+    The module inherits from it: from Python 3.12 on, `isinstance` does not find a module's submodules by itself.
+    """
 
     policy: Policy
     reference: Reference | None

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
