@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes constraints/cpu.txt and constraints/vllm.txt: the versions in .venv, with which the tests have passed, wherever
-# an extra accepts them, and else the newest that it accepts. Names and versions alone: no address, no hash.
+# an extra accepts them, and else the newest that it accepts. And constraints/gpu-2.11.txt, without an engine: the
+# oldest torch that training was run with, on Python 3.12. Names and versions alone: no address, no hash.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,7 +29,13 @@ compile() {
 
 compile cpu --overrides "$folder/torch.txt" --excludes scripts/cpu-excludes.txt
 compile vllm
+# A GPU machine as one finds it: these came with its image, the others are the newest that go with them.
+printf '%s\n' torch==2.11.0 triton==3.6.0 transformers==5.17.0 lightning==2.6.6 torchmetrics==1.9.0 numpy==2.5.2 \
+    jaxtyping==0.3.11 peft==0.21.2 tokenizers==0.23.2 accelerate==1.15.0 hydra-core==1.3.8 >"$folder/image.txt"
+"$python" -m uv pip compile pyproject.toml --extra benchmarks --extra dev --constraints "$folder/image.txt" \
+    --python-version 3.12 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet \
+    --output-file "$folder/gpu-2.11.txt"
 # The CUDA packages are dependencies of PyPI's torch, in whose place set-up installs the CPU build.
 sed -i -E '/^(nvidia|cuda|triton)[a-z0-9-]*==/d' "$folder/cpu.txt"
 mkdir -p constraints
-mv "$folder/cpu.txt" "$folder/vllm.txt" constraints/
+mv "$folder/cpu.txt" "$folder/vllm.txt" "$folder/gpu-2.11.txt" constraints/

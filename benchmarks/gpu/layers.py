@@ -45,8 +45,8 @@ def worst(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 def layer_rows(kind: str) -> Iterator[Row]:
     device = torch.device(kind)
-    for model in MODELS[kind]:
-        for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.bfloat16, torch.float32):
+        for model in MODELS[kind]:
             refuse_eager()
             name = f"compiled layers, {model}, {str(dtype).removeprefix('torch.')}"
             yield from attempt(name, model_rows(name, model, dtype, device))

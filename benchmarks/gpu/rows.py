@@ -110,13 +110,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def cells(row: Row) -> str:
+    """As one line of a Markdown table."""
+    return f"| {' | '.join(str(getattr(row, column)).replace('|', chr(92) + '|') for column in COLUMNS)} |"
+
+
 def table(rows: Sequence[Row]) -> str:
     """As Markdown."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|" + ":--|" * len(COLUMNS)]
-    for row in rows:
-        cells = (str(getattr(row, column)).replace("|", "\\|") for column in COLUMNS)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([f"| {' | '.join(COLUMNS)} |", "|" + ":--|" * len(COLUMNS), *map(cells, rows)])
 
 
 def count_verdicts(rows: Sequence[Row]) -> str:

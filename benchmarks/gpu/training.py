@@ -103,10 +103,10 @@ class Run:
 
 
 def train(folder: Path, overrides: Sequence[str]) -> Run:
-    """A run in a process of its own; raises with the line that it ended with."""
+    """A run of `train.py` in a process of its own; raises with the line that it ended with."""
     begun = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "train.py", *COMMON, *overrides, f"hydra.run.dir={folder}"],
+        [sys.executable, "train.py", *overrides, f"hydra.run.dir={folder}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -118,8 +118,6 @@ def train(folder: Path, overrides: Sequence[str]) -> Run:
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
         raise RuntimeError(f"status {done.returncode}: {said[-1]}")
-    if not (folder / "checkpoints" / f"step_{STEPS:06d}").is_dir():
-        raise RuntimeError("the run left no checkpoint of its last step")
     return Run(folder, time.perf_counter() - begun)
 
 
@@ -151,7 +149,9 @@ def ways_of(kind: str, root: Path) -> list[Way]:
 
 def way_row(model: str, way: Way, own: Sequence[str], root: Path) -> Iterator[Row]:
     """Steps, held-out passes, and the largest gap between engine and trainer, which the run itself judges."""
-    run = train(root / way.folder, [*own, *way.overrides])
+    run = train(root / way.folder, [*COMMON, *own, *way.overrides])
+    if not (run.folder / "checkpoints" / f"step_{STEPS:06d}").is_dir():
+        raise RuntimeError("the run left no checkpoint of its last step")
     steps, passes = run.steps, run.num_passes
     seconds = min(float(row["time/step"]) for row in steps)
     gap = max(float(row["sync/logprob_gap"] or "nan") for row in steps)

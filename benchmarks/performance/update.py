@@ -261,35 +261,50 @@ def plain(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Act
     return action
 
 
-def trl(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype) -> Action:
+def trl(
+    model: PreTrainedModel,
+    rollouts: Rollouts,
+    dtype: torch.dtype,
+    *,
+    device: torch.device = CPU,
+    completions_per_microbatch: int | None = None,
+    with_liger: bool = False,
+    recomputes: bool = False,
+) -> Action:
     """`GRPOTrainer.compute_loss` on the tensors it would have made of these rollouts; `dapo` is our token mean."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
+    together = completions_per_microbatch or len(rollouts.completions)
     with tempfile.TemporaryDirectory() as folder:
         trainer: Any = GRPOTrainer(
             model=model,
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
             args=GRPOConfig(
                 output_dir=folder,
-                use_cpu=True,
+                use_cpu=device.type == "cpu",
                 bf16=dtype == torch.bfloat16,
-                gradient_checkpointing=False,
-                per_device_train_batch_size=len(rollouts.completions),
+                gradient_checkpointing=recomputes,
+                per_device_train_batch_size=together,
                 num_generations=rollouts.group_size,
                 beta=0.0,
                 loss_type="dapo",
+                use_liger_kernel=with_liger,
                 report_to=[],
             ),
             train_dataset=Dataset.from_list([{"prompt": "1"}]),
             processing_class=character_tokenizer(),
         )
     trainer.current_gradient_accumulation_steps = 1
-    inputs = padded(rollouts)
+    inputs = {name: value.to(device) for name, value in padded(rollouts).items()}
+    total = inputs.pop("num_items_in_batch")
+    parts = zip(*(value.split(together) for value in inputs.values()), strict=True)
+    batches = [dict(zip(inputs, part, strict=True)) | {"num_items_in_batch": total} for part in parts]
 
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
-        trainer.accelerator.backward(trainer.compute_loss(trainer.model, inputs))
+        for batch in batches:
+            trainer.accelerator.backward(trainer.compute_loss(trainer.model, batch))
         return gradients(model)
 
     return action

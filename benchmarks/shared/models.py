@@ -31,6 +31,15 @@ QWEN7B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Qwen2.5-7B."""
+QWEN1_5B: dict[str, Any] = QWEN7B | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+"""Qwen2.5-1.5B."""
 SMOLLM2: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 576,

@@ -80,4 +80,10 @@ def _forget_passes(policy: nn.Module) -> None:
     for parameter in policy.parameters():
         if not isinstance(parameter, DTensor):
             parameter.grad = None
-    policy.reset_iter_state()
+    if can_repeat_sharded():  # else the run ends: `MemoryBudget.halve` asks too
+        policy.reset_iter_state()
+
+
+def can_repeat_sharded() -> bool:
+    """Whether FSDP2 can forget a failed pass, since torch 2.13."""
+    return hasattr(FSDPModule, "reset_iter_state")

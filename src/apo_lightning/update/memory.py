@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from apo_lightning.common.process_group import num_processes
+from apo_lightning.distributed.root_params import can_repeat_sharded
 from apo_lightning.errors import DoesNotFitError
 
 Result = TypeVar("Result")
@@ -52,15 +53,21 @@ class MemoryBudget:
         """Halve the budget after an error of memory; any other error is raised again.
 
         Raises:
-            DoesNotFitError: the budget was halved before, or there are several ranks.
+            DoesNotFitError: the budget was halved before, or the pass cannot be repeated.
         """
         if not is_out_of_memory(error):
             raise error
         num_ranks = num_processes()
         budget = self.tokens_per_microbatch
         smaller = max(1, budget // 2)
-        if num_ranks > 1 or self.was_halved:
-            why = "and it was halved before" if self.was_halved else f"and {num_ranks} ranks cannot repeat a pass"
+        why = ""
+        if self.was_halved:
+            why = "and it was halved before"
+        elif num_ranks > 1:
+            why = f"and {num_ranks} ranks cannot repeat a pass"
+        elif torch.distributed.is_initialized() and not can_repeat_sharded():
+            why = f"and FSDP2 of torch {torch.__version__} cannot repeat a pass (2.13 can)"
+        if why:
             raise DoesNotFitError(
                 f"out of memory with tokens_per_microbatch={budget}, {why}: start with "
                 f"tokens_per_microbatch={smaller}, or with model.gradient_checkpointing=true"

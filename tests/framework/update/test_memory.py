@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from apo_lightning.errors import DoesNotFitError
@@ -82,6 +83,16 @@ def test_several_ranks_repeat_nothing():
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with pytest.raises(DoesNotFitError, match=r"2 ranks cannot .* tokens_per_microbatch=128"):
+            MemoryBudget(256).retry(fail)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_shard_whose_failed_pass_fsdp2_cannot_forget_repeats_nothing(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "reset_iter_state", raising=False)  # as before torch 2.13
+    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        with pytest.raises(DoesNotFitError, match=r"FSDP2 of torch .* cannot repeat .* tokens_per_microbatch=128"):
             MemoryBudget(256).retry(fail)
     finally:
         torch.distributed.destroy_process_group()

@@ -1,0 +1,102 @@
+"""One update of a model in the shape of Qwen2.5-1.5B: ours, TRL's and TRL's with Liger, on one device, for `make gpu`."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from apo_lightning.types import Rollouts
+from apo_lightning.update.minibatch_update import minibatch_gradient
+from benchmarks.gpu.rows import Row, attempt, not_run
+from benchmarks.gpu.update import GIB, ON_A_CPU
+from benchmarks.performance.update import Shape, build_module, gradients, make_rollouts, only_minibatch, trl
+from benchmarks.shared.models import QWEN1_5B, config_of, random_model
+from benchmarks.shared.timing import has_peer, interleave, waited_for
+
+ROUNDS = 2
+GROUP_SIZE = 8
+"""Two prompts, one micro-batch each; all recompute their layers."""
+SHAPES = {"cuda": Shape(512, 1024, 1024), "cpu": Shape(16, 8, 24)}
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A way of computing the same gradient; `needs` are the packages of another's."""
+
+    name: str
+    make: Callable[[PreTrainedModel, Rollouts, torch.device], Action]
+    needs: tuple[str, ...] = ()
+
+
+def ours(model: PreTrainedModel, rollouts: Rollouts, device: torch.device, *, is_compiled: bool) -> Action:
+    """As the module's own."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    budget = len(rollouts.prompts[0].token_ids) + GROUP_SIZE * int(rollouts.lengths.max())
+    module = build_module(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
+    module.policy.compiles_layers = is_compiled
+    module.policy.compile_layers()
+    plan, minibatch = only_minibatch(module, rollouts)
+
+    def action() -> object:
+        model.zero_grad(set_to_none=True)
+        return minibatch_gradient(module, plan, minibatch)
+
+    return action
+
+
+def theirs(model: PreTrainedModel, rollouts: Rollouts, device: torch.device, *, with_liger: bool) -> Action:
+    """As `GRPOTrainer`'s own."""
+    how = {"device": device, "completions_per_microbatch": GROUP_SIZE, "recomputes": True}
+    return trl(model, rollouts, torch.bfloat16, with_liger=with_liger, **how)
+
+
+PEERS = (
+    Peer("ours, compiled layers", lambda *given: ours(*given, is_compiled=True)),
+    Peer("ours, eager layers", lambda *given: ours(*given, is_compiled=False)),
+    Peer("TRL", lambda *given: theirs(*given, with_liger=False), ("trl",)),
+    Peer("TRL with Liger", lambda *given: theirs(*given, with_liger=True), ("trl", "liger-kernel")),
+)
+
+
+def peer_rows(kind: str) -> Iterator[Row]:
+    """One after the other, each with a model of its own, of the same weights."""
+    device, norms = torch.device(kind), {}
+    for peer in PEERS:
+        missing = [name for name in peer.needs if not has_peer(name)]
+        if missing or ("liger-kernel" in peer.needs and kind == "cpu"):
+            yield not_run(
+                f"peers: {peer.name}", f"{missing[0]} is not installed" if missing else "its kernels need a GPU"
+            )
+            continue
+        yield from attempt(f"peers: {peer.name}", peer_row(peer, device, norms))
+        gc.collect()
+        if kind == "cuda":
+            torch.cuda.empty_cache()
+
+
+def peer_row(peer: Peer, device: torch.device, norms: dict[str, float]) -> Iterator[Row]:
+    """Seconds of forward, loss and backward, and the most memory; the gradient's norm says that all compute the same."""
+    kind = device.type
+    fields = QWEN1_5B | (ON_A_CPU if kind == "cpu" else {})
+    torch.manual_seed(0)
+    model = random_model(config_of(fields), device).train()
+    rollouts = make_rollouts(SHAPES[kind], fields["vocab_size"], 2, GROUP_SIZE)
+    begun = time.perf_counter()
+    action = peer.make(model, rollouts, device)
+    if kind == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    timing = interleave({peer.name: waited_for(action, device)}, ROUNDS)[peer.name]
+    seconds, tokens = timing.minimum, int(rollouts.lengths.sum())
+    norms[peer.name] = float(torch.stack([gradient.float().norm() for gradient in gradients(model)]).norm())
+    memory = f", {torch.cuda.max_memory_allocated() / GIB:.1f} GiB" if kind == "cuda" else ""
+    apart = norms[peer.name] / norms[next(iter(norms))] - 1
+    said = f"{1e3 * seconds:,.0f} ms, {tokens / seconds:,.0f} response tokens/s{memory}, norm {apart:+.1%}"
+    figures = {"seconds": timing.seconds, "gradient_norm": norms[peer.name], "all_seconds": time.perf_counter() - begun}
+    yield Row(check=f"peers: {peer.name}", result=said, figures=figures)
+
+
+SECTIONS = {"peers": peer_rows}
