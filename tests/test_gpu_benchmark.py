@@ -15,10 +15,11 @@ from transformers import AutoConfig
 from apo_lightning.preflight.memory_shapes import shape_of
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import rows as gpu_rows
+from benchmarks.gpu import sections as gpu_sections
 from benchmarks.gpu import update as gpu_update
 from composing import ROOT
 
-SECTION = gpu.Section("b", "gpu.kernels", "made up", 60)
+SECTION = gpu_sections.Section("b", "gpu.kernels", "made up", 60)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +67,26 @@ def test_the_table_has_a_line_a_row_and_no_cell_more():
     assert [row.is_bad for row in rows] == [False, True]
 
 
-def test_parts_come_in_the_order_of_the_table_and_others_are_refused():
-    assert gpu.parts_of("d, rates,a") == ["rates", "a", "d"]
-    with pytest.raises(argparse.ArgumentTypeError, match="no part f"):
-        gpu.parts_of("a,f")
+def names(sections):
+    return [section.name for section in sections]
+
+
+def test_sections_are_asked_for_by_call_part_or_name_and_each_comes_once():
+    assert names(gpu_sections.chosen(["head tiles", "rates", "a", "head tiles"])) == [
+        "head tiles",
+        "rates",
+        "tiny",
+        "smollm2",
+    ]
+    assert gpu_sections.chosen(["first"]) == list(gpu_sections.FIRST)
+    assert gpu_sections.chosen([]) == list(gpu_sections.SECTIONS)
+    with pytest.raises(argparse.ArgumentTypeError, match="no section 'f': choose among 'first', 'second', 'run', 'a'"):
+        gpu_sections.chosen(["a", "f"])
 
 
 def test_what_cannot_run_here_has_a_row_with_its_reason():
-    sections, rows = gpu.divide(["a", "d"], frozenset({"cpu"}))
-    assert [section.name for section in sections] == ["tiny"]
+    sections, rows = gpu_sections.divide(gpu_sections.chosen(["a", "d"]), frozenset({"cpu"}))
+    assert names(sections) == ["tiny"]
     verdicts = {row.check: row.verdict for row in rows}
     assert verdicts["smollm2"] == "not run: no GPU"
     assert verdicts["graphs, 512"] == "not run: no GPU and vLLM is not installed"
@@ -82,14 +94,27 @@ def test_what_cannot_run_here_has_a_row_with_its_reason():
 
 
 def test_a_gpu_with_vllm_runs_everything_but_what_stands_in_for_it():
-    sections, rows = gpu.divide(list(gpu.PARTS), frozenset({"cuda", "vllm"}))
+    sections, rows = gpu_sections.divide(gpu_sections.SECTIONS, frozenset({"cuda", "vllm"}))
     assert rows == []
-    assert set(gpu.SECTIONS) - set(sections) == {s for s in gpu.SECTIONS if "cpu" in s.needs}
+    assert set(gpu_sections.SECTIONS) - set(sections) == {s for s in gpu_sections.SECTIONS if "cpu" in s.needs}
+
+
+def test_what_is_timed_on_a_gpu_runs_alone_and_in_its_place():
+    lots = list(map(names, gpu_sections.together(gpu_sections.FIRST, "cuda")))
+    assert lots[:3] == [["real run", "attention", "head tiles"], ["llama3b, compiled"], ["head"]]
+    assert [name for lot in lots for name in lot] == names(gpu_sections.FIRST)
+    assert list(gpu_sections.together(gpu_sections.FIRST, "cpu")) == [list(gpu_sections.FIRST)]
+
+
+def test_sections_behind_the_budget_are_not_begun(tmp_path):
+    (row,) = gpu.run_section(SECTION, "cpu", tmp_path, time.monotonic() + gpu.LEAST_SECONDS - 1)
+    assert (row.part, row.verdict) == ("b kernels", "not run: the time was up")
 
 
 def run_python(code, folder, seconds):
-    rows_file = folder / "rows.jsonl"
-    row = gpu_rows.to_line(gpu_rows.Row(check="one"))
+    (folder / "logs").mkdir()
+    rows_file = folder / "logs" / "made_up.jsonl"
+    row = gpu_rows.to_line(gpu_rows.Row(check="one", part="b kernels"))
     head = f"import pathlib; pathlib.Path({str(rows_file)!r}).write_text({row + chr(10)!r})\n"
     return gpu.in_own_process(SECTION, [sys.executable, "-c", head + code], rows_file, seconds)
 
@@ -102,13 +127,14 @@ def test_a_process_that_ends_well_leaves_its_rows(tmp_path):
     ("code", "reason"),
     [
         ("raise SystemExit('no memory\\n')", "no memory"),
-        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL; the log is rows.log"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL; the log is made_up.log"),
     ],
 )
 def test_a_process_that_dies_leaves_what_it_had_and_why(code, reason, tmp_path):
     one, last = run_python(code, tmp_path, 60)
     assert one.check == "one"
     assert (last.check, last.verdict) == ("behind “one”", f"FAILED: {reason}")
+    assert gpu_rows.from_line((tmp_path / "rows.jsonl").read_text()) == last
 
 
 def test_a_process_that_hangs_is_killed_with_all_that_it_started(tmp_path):
@@ -139,7 +165,7 @@ def test_fewer_layers_have_the_parameters_that_a_smaller_model_has():
         return shape_of(AutoConfig.for_model("llama", num_hidden_layers=layers, **fields))
 
     assert gpu_update.with_layers(shape(6), 2) == shape(2)
-    run = gpu_update.run_shape("cuda", 1000, 100, recomputes=True)
+    run = gpu_update.run_shape("cuda", 1000, 100, "recomputing")
     needed = gpu_update.planned_bytes(shape(4), run)
     assert [gpu_update.layers_that_fit(shape(6), run, needed + more) for more in (0, -1)] == [4, 3]
 
@@ -174,7 +200,7 @@ def test_a_step_on_an_emulated_card_ends_in_a_cpus_weights_and_a_tensor_elsewher
 
 @pytest.mark.slow
 def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
-    options = ("--parts=rates", "--device=cpu", f"--output={tmp_path / 'out'}")
+    options = ("rates", "--device=cpu", f"--output={tmp_path / 'out'}")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *options],
         cwd=ROOT,
@@ -185,6 +211,8 @@ def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
         stdin=subprocess.DEVNULL,
     )
     assert "| rates | overrides | `rates.matmul_flops_per_second=" in done.stdout, done.stderr
+    rows = [gpu_rows.from_line(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert gpu_rows.table(rows) in done.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["machine"]["device"] == "cpu"
     rates = next(row["figures"] for row in results["rows"] if row["check"] == "overrides")

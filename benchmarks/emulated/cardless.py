@@ -1,8 +1,9 @@
 """What torch's compiler makes of a function for an NVIDIA GPU, on a machine that has none.
 
-`pretend()` first, before torch is imported: it loads a card without memory or arithmetic (`cardless.cpp`). Functions
+`pretend()` first, before torch is imported: it loads a card without memory or arithmetic (`cardless_*.cpp`). Functions
 are then traced on tensors without numbers, and what Triton makes of them is real: its compiler and `ptxas` need no
-card. For the process's whole life, so for `make gpu`'s sections alone. Seen to hold with torch 2.13 and Triton 3.9.
+card. For the process's whole life, so for `make gpu`'s sections alone. Seen to hold with torch 2.13 and Triton
+3.9, and on the CUDA build of torch 2.11.
 """
 
 import ctypes
@@ -64,18 +65,33 @@ def pretend() -> None:
     """Let torch believe in a card, whose tensors have no numbers."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already, and has looked for cards")
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    torch_folder, stub = Path(str(found.origin)).parent, Path(_folder.name) / "cardless.so"
-    compiler = os.environ.get("CXX") or shutil.which("c++") or "c++"
-    libraries = torch_folder / "lib"
-    options = ["-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", f"-L{libraries}"]
-    linked = [f"-Wl,-rpath,{libraries}", "-Wl,--no-as-needed", "-lc10", "-ltorch_cpu"]
-    source = str(Path(__file__).with_suffix(".cpp"))
-    subprocess.run([compiler, *options, source, "-o", str(stub), *linked], check=True)
-    ctypes.CDLL(str(stub), mode=ctypes.RTLD_GLOBAL)
+    hooks, guard = compiled("cardless_hooks"), compiled("cardless_guard")
+    ctypes.CDLL(hooks(), mode=ctypes.RTLD_GLOBAL)
+    import torch  # noqa: F401
+
+    ctypes.CDLL(guard(), mode=ctypes.RTLD_GLOBAL)
     _describe_card()
     _let_compilers_run()
+
+
+def compiled(name: str) -> Callable[[], str]:
+    """Begin to compile this C++ file beside the module; what is returned waits for the library."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    torch_folder, library = Path(str(found.origin)).parent, Path(_folder.name) / f"{name}.so"
+    compiler, libraries = os.environ.get("CXX") or shutil.which("c++") or "c++", torch_folder / "lib"
+    options = ["-std=c++20", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", f"-L{libraries}"]
+    linked = [f"-Wl,-rpath,{libraries}", "-Wl,--no-as-needed", "-lc10", "-ltorch_cpu"]
+    source = str(Path(__file__).with_name(f"{name}.cpp"))
+    command = [compiler, *options, source, "-o", str(library), *linked]
+    process = subprocess.Popen(command)
+
+    def wait() -> str:
+        if process.wait() != 0:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        return str(library)
+
+    return wait
 
 
 def _describe_card() -> None:

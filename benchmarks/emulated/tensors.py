@@ -14,7 +14,6 @@ from unittest import mock
 import torch
 import torch.cuda.amp.common
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -153,7 +152,9 @@ def _attend_by_definition(
 ) -> Tensor:
     places = torch.arange(query.shape[2], device=query.device)
     mask = block_mask.mask_mod(None, None, places[:, None], places[None, :])
-    return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+    scores = (scale * query.float() @ key.float().mT).where(mask, -torch.inf)
+    return (scores.softmax(-1) @ value.float()).to(query.dtype)
 
 
 def move_to_card(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""One update of a model in the shape of Qwen2.5-1.5B: ours, TRL's and TRL's with Liger, on one device, for `make gpu`."""
+"""One update of a model in the shape of Qwen2.5-1.5B: ours, TRL's, TRL's with Liger on one device."""
 
 import gc
 import time
@@ -79,7 +79,7 @@ def peer_rows(kind: str) -> Iterator[Row]:
 
 
 def peer_row(peer: Peer, device: torch.device, norms: dict[str, float]) -> Iterator[Row]:
-    """Seconds of forward, loss and backward, and the most memory; the gradient's norm says that all compute the same."""
+    """Seconds of forward, loss and backward, and the most memory; all must compute a gradient of the same norm."""
     kind = device.type
     fields = QWEN1_5B | (ON_A_CPU if kind == "cpu" else {})
     torch.manual_seed(0)

@@ -129,5 +129,6 @@ def together(sections: Sequence[Section], device: str) -> Iterator[list[Section]
     if device == "cpu":
         yield list(sections)
         return
-    for is_alone, lot in groupby(sections, key=lambda section: section.alone):
-        yield from ([section] for section in lot) if is_alone else [list(lot)]
+    for is_alone, group in groupby(sections, key=lambda section: section.alone):
+        lot = list(group)
+        yield from ([section] for section in lot) if is_alone else [lot]

@@ -42,6 +42,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 SLEEP_LEVEL = 2
 LOGGER = logging.getLogger("vllm")
 
+ONE_ENGINE = "can only be used for one instance per process"
+"""What vLLM asserts on a GPU where tensors of an earlier engine are still alive."""
 CPU_CACHE_GIB = 1.0
 """Default memory for keys and values on a CPU [GiB]."""
 
@@ -170,6 +172,13 @@ class VLLMEngine(RolloutEngine):
                 self._llm = LLM(**self._arguments(context))
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
+            except AssertionError as error:
+                if ONE_ENGINE not in str(error):
+                    raise
+                raise ConfigError(
+                    "vLLM: the weights of an engine that this process had before are still in the GPU's memory; give "
+                    "each run a process of its own: in place of one sweep (-m), one command a run"
+                ) from error
         _open.add(self._llm)
         # Starts with different keys compile twice and leave two entries in the cache.
         key = self._llm.llm_engine.vllm_config.compute_hash()

@@ -82,6 +82,32 @@ assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES
     )
 
 
+@needs_vllm
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_a_second_engine_beside_the_first_ends_in_one_line(tmp_path):
+    run_script(
+        tmp_path,
+        f"""
+import importlib.util, pathlib, vllm
+from apo_lightning.errors import ConfigError
+from apo_lightning.rollout.vllm_engine import ONE_ENGINE
+from engine_bench import Bench
+# Only a GPU's worker says it; that it does stands in the installed source.
+assert ONE_ENGINE in pathlib.Path(importlib.util.find_spec("vllm.v1.worker.gpu_worker").origin).read_text()
+def refuse(**arguments):
+    assert False, f"CuMem allocator {{ONE_ENGINE}}."
+vllm.LLM = refuse
+try:
+    Bench("vllm", True, "{tmp_path}")
+except ConfigError as error:
+    assert "give each run a process of its own" in str(error)
+else:
+    raise SystemExit("not refused")
+""",
+    )
+
+
 def test_a_model_that_the_cpu_build_cannot_run_is_refused_on_the_cpu_alone():
     config = LlamaConfig(hidden_size=96, num_attention_heads=2, head_dim=None)
     with pytest.raises(ConfigError, match=r"llama model has attention heads of 48.*64, 80.*engine=transformers"):

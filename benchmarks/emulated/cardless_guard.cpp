@@ -1,6 +1,6 @@
-// A card that is not there, for `cardless.py`: enough of one for torch to trace, differentiate and compile for it.
+// The guard of a card that is not there, for `cardless.py`: torch takes the last one that is registered, so it is loaded
+// behind torch, whose CUDA build has one.
 
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace {
@@ -21,22 +21,5 @@ struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
 };
 
 c10::impl::DeviceGuardImplRegistrar guard(c10::DeviceType::CUDA, new Guard());
-
-// torch looks its hooks up by this name.
-struct CUDAHooks : at::CUDAHooksInterface {
-  CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override {}
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  void setCurrentDevice(c10::DeviceIndex) const override {}
-};
-
-using at::CUDAHooksRegistry;
-using at::RegistererCUDAHooksRegistry;
-REGISTER_CUDA_HOOKS(CUDAHooks)
 
 } // namespace
