@@ -16,7 +16,7 @@ packages=(hydra-core omegaconf antlr4-python3-runtime)
 [[ ${2:-} == --peers ]] && packages+=(trl liger-kernel datasets dill multiprocess)
 
 mkdir -p "$kit"
-git archive HEAD src benchmarks train.py docs/lab/bases/locks_a constraints | tar -x -C "$kit"
+git archive HEAD src configs benchmarks train.py docs/lab/bases/locks_a | tar -x -C "$kit"
 pins=()
 for package in "${packages[@]}"; do
     pins+=("$(grep -E "^$package==" constraints/gpu-2.11.txt | cut -d ' ' -f 1)")

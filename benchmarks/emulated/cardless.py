@@ -105,7 +105,7 @@ def _describe_card() -> None:
         "is_bf16_supported": True,
         "current_device": 0,
         "device_count": 1,
-        "get_rng_state": None,
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": None,
     }
     interface = device_interface.CudaInterface

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import math
 
@@ -45,7 +46,7 @@ def test_a_run_leaves_its_summary(scripted_run):
     # Steps 1-5 against 8-12.
     assert summary["train"]["metrics"]["train/reward"] == {"first": 3.0, "last": 10.0}
     assert summary["verdicts"] == {"correct": 12, "incorrect": 12, "unparsed": 0}
-    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["versions"]["torch"] == importlib.metadata.version("torch")
     assert summary["weights_sha256"] == weights_sha256(run.module.policy)
     assert (run.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
