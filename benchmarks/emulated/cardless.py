@@ -107,8 +107,7 @@ def _describe_card() -> None:
         "device_count": 1,
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": None,
-        "_exchange_device": 0,
-        "_maybe_exchange_device": 0,
+        "is_available": False,  # where it is True, patterns of attention are traced on tensors with numbers
     }
     interface = device_interface.CudaInterface
     for name, answer in answers.items():
