@@ -1,7 +1,6 @@
 """The head alone, forward, loss and backward, for `make gpu`: against the time that its products alone would take."""
 
 from collections.abc import Callable, Iterator
-
 from unittest import mock
 
 import torch
