@@ -25,7 +25,7 @@ train: setup  ## Train: ARGS="algo=apo model=tiny …" are Hydra overrides
 lab: setup  ## Train six methods on two small worlds, three seeds each, and compare them on one page (half an hour)
 	@$(python) -m apo_lightning lab $(ARGS)
 
-gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (ARGS="--parts a,b,c,d,rates")
+gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (ARGS="first --minutes 6")
 	@$(python) -m benchmarks.gpu $(ARGS)
 
 # With more threads than cores, processes wait for one another.

