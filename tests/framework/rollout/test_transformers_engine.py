@@ -47,6 +47,15 @@ def test_long_prompts_stand_together(tmp_path):
     assert shapes_of_forwards(engine, requests) == [(2, 31), (2, 5)]
 
 
+def test_asleep_it_holds_no_weights(tmp_path):
+    engine = ready_engine(tmp_path, 4)
+    weights = list(engine._model.parameters())
+    engine.sleep()
+    assert sum(weight.untyped_storage().nbytes() for weight in weights) == 0
+    engine.wake()
+    assert all(weight.untyped_storage().nbytes() == weight.nbytes for weight in weights)
+
+
 def test_an_engine_is_born_without_weights_and_dies_once(tmp_path):
     tiny_llama(tied=True).config.save_pretrained(tmp_path)
     engine = TransformersEngine(sequences_per_batch=4)
