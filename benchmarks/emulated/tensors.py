@@ -53,6 +53,9 @@ class OnCard(Tensor):
         _note_wait()
         return self.numbers.tolist()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.numbers.untyped_storage()
+
 
 class Emulation(TorchDispatchMode):
     """Tensors are made on the card where that is asked for."""
@@ -137,6 +140,7 @@ def emulation() -> Iterator[None]:
         with (
             mock.patch.object(torch.cuda, "_lazy_init"),
             mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+            mock.patch.object(torch, "inference_mode", torch.no_grad),  # torch 2.11 knows no such tensors of a subclass
             mock.patch.object(torch, "compile", lambda function, **options: function),
             mock.patch.object(attention, "compiled_flex", return_value=_attend_by_definition),
             mock.patch.object(attention, "compiled_block_mask", return_value=attention.create_block_mask),
