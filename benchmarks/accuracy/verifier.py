@@ -1,4 +1,4 @@
-"""How often the verifier accepts right and wrong answers, and how fast, next to plain math-verify.
+"""How often the verifier accepts right and wrong answers, and how fast, next to plain math-verify where it is there.
 
     python -m benchmarks.accuracy.verifier --data DIR
 
@@ -8,6 +8,7 @@ Prints Markdown. Takes a few minutes on two cores.
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -15,10 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
 from apo_lightning.rewards import MathVerifyReward
 from benchmarks import ROOT
+from benchmarks.shared.timing import has_peer
 
 # The rules that make the answers are the tests' own.
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
@@ -54,11 +54,14 @@ def main() -> None:
         "--plain-sample", type=int, default=40, help="answers a kind and benchmark for plain math-verify"
     )
     arguments = parser.parse_args()
+    if not has_peer("math-verify"):
+        arguments.plain_sample = 0
     reward = MathVerifyReward(num_workers=2)
     reward.score([r"\boxed{\sqrt{2}}", r"\boxed{\sqrt{3}}"], ["x", "y"])  # starts both workers
     made = {name: list(rewrites(read_golds(arguments.data / f"{name}.jsonl"))) for name in BENCHMARKS}
     judged = [row for name in BENCHMARKS for row in judge(name, made[name], reward, arguments.plain_sample)]
-    speeds = measure([rewrite for name in BENCHMARKS for rewrite in made[name]], reward)
+    everything = [rewrite for name in BENCHMARKS for rewrite in made[name]]
+    speeds = measure(everything, reward, with_plain=arguments.plain_sample > 0)
     reward.close()
     print_report(judged, speeds, arguments.plain_sample)
 
@@ -88,12 +91,14 @@ def sample_per_kind(made: Sequence[Rewrite], size: int) -> set[int]:
 
 def plain(rewrite: Rewrite) -> bool:
     """Math-verify as trainers commonly call it: the gold answer in a box, the completion as it is, in one process."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
     gold = parse(rf"\boxed{{{rewrite.gold}}}", [LatexExtractionConfig()])
     answer = parse(rewrite.completion, [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()])
     return bool(verify(gold, answer))
 
 
-def measure(made: Sequence[Rewrite], reward: MathVerifyReward) -> list[Speed]:
+def measure(made: Sequence[Rewrite], reward: MathVerifyReward, *, with_plain: bool) -> list[Speed]:
     """Speeds on random answers; ours with two workers, plain math-verify in one process."""
     draw = random.Random(1)
     integers = [rewrite for rewrite in made if rewrite.gold.isdigit()]
@@ -107,9 +112,10 @@ def measure(made: Sequence[Rewrite], reward: MathVerifyReward) -> list[Speed]:
     speeds = []
     for what, group in groups.items():
         few, many = draw.sample(group, 200), draw.sample(group, min(1500, len(group)))
-        speeds.append(Speed(what, per_second(many, lambda rows: score(reward, rows)), per_second(few, score_plain)))
+        plain_speed = per_second(few, score_plain) if with_plain else math.nan
+        speeds.append(Speed(what, per_second(many, lambda rows: score(reward, rows)), plain_speed))
     step = [Rewrite(str(n // 8), "integer", rf"so it is \boxed{{{n // 8 + n % 2}}}", n % 2 == 0) for n in range(4096)]
-    plain_speed = per_second(step[:200], score_plain)
+    plain_speed = per_second(step[:200], score_plain) if with_plain else math.nan
     return [*speeds, Speed("a step of 4096 integers", per_second(step, lambda rows: score(reward, rows)), plain_speed)]
 
 

@@ -1,13 +1,14 @@
 """Rows of a data set, and the conversion of raw records in the usual layouts."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.extraction import last_boxed
+from math_answers.extraction import last_boxed
 
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "target", "reward_model.ground_truth")
@@ -15,6 +16,7 @@ ID_COLUMNS = ("id", "unique_id")
 OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 """Not handed on to rewards as columns of the data set, as in TRL: rewards get these from the run."""
 
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 DAPO_PREFIX = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -84,7 +86,7 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
     if layout.answer_is_boxed:
         solution, answer = answer, (last_boxed(answer) or "").strip()
     elif "####" in answer:
-        solution, answer = answer, answer.rpartition("####")[2].strip().replace(",", "")
+        solution, answer = answer, _THOUSANDS.sub("", answer.rpartition("####")[2].strip())
         if not answer:
             raise ConfigError(f"{where} has nothing after its '####': fill in the answer or remove the row")
     row_id = next((record[column] for column in ID_COLUMNS if record.get(column) is not None), default_id)

@@ -21,8 +21,8 @@ from apo_lightning.evaluation.records import (
 from apo_lightning.metrics.diversity import Encoder, self_bleu, semantic_similarity
 from apo_lightning.metrics.functional import majority_at_n, pass_at_k_curve
 from apo_lightning.metrics.intervals import Interval, mean_intervals
-from apo_lightning.rewards.normalise import normalise
 from apo_lightning.types import VerdictStatus, count_statuses
+from math_answers import equal
 
 NO_VOTE, CORRECT = -1, 0
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
@@ -61,7 +61,7 @@ def summarise(
     values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
     classes = torch.tensor([answer_classes((s.extracted, s.status) for s in group) for group in problems.values()])
     values[f"maj@{settings.num_samples}"] = majority_at_n(classes, classes == CORRECT)
-    notes["maj"] = "correct answers vote together, wrong ones by their normalised text; ties count by expectation"
+    notes["maj"] = "correct answers vote together, wrong ones with those that equal them; ties count by expectation"
     values |= _sample_means(problems)
     texts = [[sample.text for sample in group] for group in problems.values()]
     if measure_diversity:
@@ -148,8 +148,16 @@ def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[
         elif answer is None:
             classes.append(NO_VOTE)
         else:
-            classes.append(wrong.setdefault(normalise(answer), len(wrong) + 1))
+            classes.append(_class_of(answer, wrong))
     return classes
+
+
+def _class_of(answer: str, wrong: dict[str, int]) -> int:
+    """The class of a wrong answer: that of an equal one, or a new one."""
+    if answer not in wrong:
+        equals = (number for other, number in wrong.items() if equal(other, answer))
+        wrong[answer] = next(equals, len(set(wrong.values())) + 1)
+    return wrong[answer]
 
 
 def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[Tensor, "problems"]]:

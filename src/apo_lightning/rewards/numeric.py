@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.exact import MAX_NUMBER_CHARS, Number, read_number
-from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, last_boxed, last_line_after, unwrap
-from apo_lightning.rewards.normalise import normalise
 from apo_lightning.rewards.reward import Reward
 from apo_lightning.types import Verdict
+from math_answers.extraction import last_boxed, last_line_after
+from math_answers.nodes import UnreadError
+from math_answers.reader import read
+from math_answers.text import MAX_CHARS, unwrap
+from math_answers.values import exact
 
-_MARKER = re.compile(r"(?:answer|答案)\s*[:：]|####", re.IGNORECASE)
+_MARKER = re.compile(r"(?:answer|答案)\s*(?:\*{1,2}|</b>|</strong>)?\s*[:：]|####", re.IGNORECASE)
 _NUMBER = re.compile(
     r"""
     (?:(?<![\w)\]}.])[-+−])?            # after a digit or a bracket a minus subtracts and is not a sign
@@ -73,7 +76,7 @@ class NumericReward(Reward):
         number = _value(stated)
         if stated is None or number is None:
             return Verdict(reward=0.0, status="unparsed")
-        is_correct = number.value == expected.value
+        is_correct = number == expected
         status = "correct" if is_correct else "incorrect"
         return Verdict(reward=float(is_correct), status=status, extracted=stated.group())
 
@@ -91,7 +94,7 @@ class NumericReward(Reward):
 
 def _lone_number(text: str | None) -> re.Match[str] | None:
     """The number, if the text consists of it and at most a unit."""
-    if text is None or len(text) > MAX_ANSWER_CHARS:
+    if text is None or len(text) > MAX_CHARS:
         return None
     text = unwrap(text).replace("{,}", ",")
     number = _NUMBER.match(text)
@@ -100,8 +103,12 @@ def _lone_number(text: str | None) -> re.Match[str] | None:
     return number
 
 
-def _value(number: re.Match[str] | None) -> Number | None:
+def _value(number: re.Match[str] | None) -> Fraction | None:
     """The exact value of the number; None for n/0 or a number that is too long."""
-    if number is None or len(number.group()) > MAX_NUMBER_CHARS:
+    if number is None or len(number.group()) > MAX_CHARS:
         return None
-    return read_number(normalise(number.group()))
+    try:
+        found = read(number.group())
+        return exact(found.args[0] if found.head == "quantity" else found)
+    except UnreadError:
+        return None

@@ -1,4 +1,4 @@
-"""Main function of a worker process that judges answers; started by `rewards.worker_pool`, never imported there.
+"""Main function of a worker process that judges answers; started by `math_answers.pool`, never imported there.
 
 Protocol: one line in, `[gold, answer, timeout_s]` as JSON; one line out, the status. The worker first writes `ready`.
 
@@ -9,15 +9,14 @@ answer took too much time or memory, is replaced in milliseconds; the reply is t
 import contextlib
 import ctypes
 import json
-import logging
 import mmap
 import os
 import resource
 import signal
 import sys
 
-from apo_lightning.rewards.math_equivalence import OUT_OF_MEMORY
-from apo_lightning.rewards.math_equivalence.judge import judge
+from math_answers import judge
+from math_answers.pool import OUT_OF_MEMORY
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,14 +28,13 @@ def main(memory_limit_bytes: int) -> None:
         memory_limit_bytes: limit of the address space.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends workers
-    logging.disable()  # math-verify warns once per worker that its own time-outs are off
-    judge("x", r"\frac{2x}{2}")  # loads the grammar, so that the first answer's deadline does not include it
+    judge("x", r"\frac{2x}{2}")  # makes tables, so that the first answer's deadline does not include it
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     if hard_limit != resource.RLIM_INFINITY:
         memory_limit_bytes = min(memory_limit_bytes, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, hard_limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Output of sympy must not reach the reply pipe.
+    # Output of libraries must not reach the reply pipe.
     requests, replies = os.dup(0), os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -11,13 +11,40 @@ from pathlib import Path
 
 import pytest
 
-import apo_lightning.rewards.worker_pool as worker_pool_module
-from apo_lightning.errors import VerifierError
-from apo_lightning.rewards.worker_pool import WorkerPool
+from math_answers import pool as pool_module
+from math_answers.pool import WorkerPool, WorkersFailedError
 
 HALF = (r"\frac{1}{2}", "0.5")
 WRONG = (r"\frac{1}{2}", "0.6")
-HANGING = ("3", r"\binom{30000000}{15000000}")  # one long call into C, which no signal handler interrupts
+HANGING, BUSY, LARGE = ("3", "hang"), ("3", "a tenth of a second"), ("3", "3.5 GiB")
+START_WORKER = """
+import math, sys, time
+sys.path.insert(0, sys.argv[1])
+import math_answers
+del sys.path[0]
+judge = math_answers.judge
+
+def costly(gold, answer):
+    if answer == "hang":
+        math.comb(30_000_000, 15_000_000)  # one long call into C, which no signal handler interrupts
+    elif answer == "a tenth of a second":
+        end = time.process_time() + 0.1
+        while time.process_time() < end:
+            pass
+    elif answer == "3.5 GiB":
+        bytearray(3_500 * 2**20)
+    return judge(gold, answer)
+
+math_answers.judge = costly
+from math_answers.worker import main
+main(int(sys.argv[2]))
+"""
+"""As the pool starts a worker, but some answers cost what no real one may."""
+
+
+@pytest.fixture
+def costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_START_WORKER", START_WORKER)
 
 
 @pytest.fixture
@@ -50,13 +77,15 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("costly")
 def test_hanging_answers_time_out_alone_and_the_order_is_kept(pool: WorkerPool):
     pool.timeout_s = 1.5  # of which the other answers take 3 ms
-    pairs = [HALF, HANGING, WRONG, ("3", r"\sum_{k=1}^{10^9} \frac{1}{k+\sqrt{k}}"), HALF, WRONG]
+    pairs = [HALF, HANGING, WRONG, HANGING, HALF, WRONG]
     assert pool.judge(pairs) == ["correct", "timeout", "incorrect", "timeout", "correct", "incorrect"]
     assert len(pids_of(pool)) <= 2
 
 
+@pytest.mark.usefixtures("costly")
 def test_the_time_an_answer_waits_for_a_worker_is_not_held_against_it():
     pool = WorkerPool(num_workers=1, timeout_s=1.5, memory_limit_bytes=2**30)
     # The last answer waits for 3 s behind the others, twice its own deadline.
@@ -71,7 +100,7 @@ def test_a_reply_that_came_while_the_parent_was_stopped_counts(monkeypatch):
     assert pool.judge([HALF]) == ["correct"]
     [worker] = pids_of(pool)
     judge = child_of(worker)
-    monkeypatch.setattr(worker_pool_module, "_GRACE_S", 0.5 - pool.timeout_s)
+    monkeypatch.setattr(pool_module, "_GRACE_S", 0.5 - pool.timeout_s)
 
     def stop(*_: object) -> None:
         os.kill(judge, signal.SIGCONT)
@@ -87,6 +116,7 @@ def test_a_reply_that_came_while_the_parent_was_stopped_counts(monkeypatch):
         pool.close()
 
 
+@pytest.mark.usefixtures("costly")
 def test_the_time_in_which_the_machine_runs_something_else_is_not_held_against_an_answer():
     pool = WorkerPool(num_workers=1, timeout_s=1.0, memory_limit_bytes=2**30)
     assert pool.judge([HALF]) == ["correct"]
@@ -102,10 +132,8 @@ def test_the_time_in_which_the_machine_runs_something_else_is_not_held_against_a
     busy_machine = threading.Thread(target=leave_it_a_thirtieth)
     busy_machine.start()
     try:
-        # 0.1 s of CPU time, so 3 s in all.
-        assert pool.judge([(r"A e^{-k t} \sin \left(\omega t\right)", r"A e^{-k t} \sin \left(2\omega t\right)")]) == [
-            "incorrect"
-        ]
+        # So 3 s in all.
+        assert pool.judge([BUSY]) == ["unparsed"]
         assert child_of(pids_of(pool)[0]) == judge
     finally:
         is_done.set()
@@ -118,32 +146,14 @@ def test_a_judge_that_never_runs_is_a_timeout_and_is_replaced(monkeypatch):
     assert pool.judge([HALF]) == ["correct"]
     os.kill(child_of(pids_of(pool)[0]), signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(worker_pool_module, "_GRACE_S", 0.5 - pool.timeout_s)
+        patch.setattr(pool_module, "_GRACE_S", 0.5 - pool.timeout_s)
         assert pool.judge([WRONG]) == ["timeout"]
     assert pool.judge([WRONG, HALF]) == ["incorrect", "correct"]
     assert pool.num_started == 2
     pool.close()
 
 
-def test_while_many_answers_hang_each_has_a_twentieth_of_the_deadline(monkeypatch, caplog):
-    pool = WorkerPool(num_workers=1, timeout_s=2.0, memory_limit_bytes=2**30)
-    deadlines, send = [], worker_pool_module._Worker.send
-
-    def observed(worker, task, gold, answer, timeout_s):
-        deadlines.append(timeout_s)
-        send(worker, task, gold, answer, timeout_s)
-
-    monkeypatch.setattr(worker_pool_module._Worker, "send", observed)
-    assert pool.judge([HANGING] * 5) == ["timeout"] * 5
-    assert caplog.text.count("an answer has 0.1 s") == 1
-    pool.timeout_s = 60.0
-    assert pool.judge([HANGING, HALF]) == ["timeout", "correct"]
-    assert pool.judge([HALF] * 96)[-1] == "correct"
-    # Six hung; two of them have left the latest 100 before the 103rd answer is sent.
-    assert deadlines == [2.0] * 5 + [3.0] * 97 + [60.0]
-    pool.close()
-
-
+@pytest.mark.usefixtures("costly")
 @pytest.mark.parametrize("is_child", [False, True])
 def test_a_worker_or_child_that_is_killed_costs_its_own_answer_only(pool: WorkerPool, is_child: bool):
     pool.judge([HALF, WRONG])
@@ -182,16 +192,15 @@ def test_a_child_that_dies_between_two_batches_is_replaced_and_does_not_answer_f
     assert pool.num_started == 2
 
 
+@pytest.mark.usefixtures("costly")
 def test_an_answer_that_outgrows_the_memory_limit_takes_no_other_with_it():
     pool = WorkerPool(num_workers=1, timeout_s=600.0, memory_limit_bytes=2**28)
-    large = r"\gcd(2^{30000000000}, 3)"  # 3.5 GiB
-    assert pool.judge([HALF, ("x", large), HALF]) == ["correct", "timeout", "correct"]
+    assert pool.judge([HALF, LARGE, HALF]) == ["correct", "timeout", "correct"]
     assert pool.num_started == 1
     pool.close()
 
 
 def test_text_of_any_kind_reaches_the_worker_as_it_is(pool: WorkerPool):
-    pool.timeout_s = 1.5  # one of them takes half a minute
     odd = ["\x00", "a\nb", "\u2028", "\ud800", '"', "\\", "(" * 300 + ")" * 300, "{" * 2000 + "}" * 2000, "\x01" * 4096]
     statuses = pool.judge([(text, "0.5") for text in odd] + [HALF])
     assert statuses[-1] == "correct"
@@ -231,6 +240,7 @@ def test_several_threads_can_judge_at_once(pool: WorkerPool):
     assert answers == {n: ["correct", "incorrect"] * (n + 1) for n in range(3)}
 
 
+@pytest.mark.usefixtures("costly")
 def test_an_interrupted_batch_does_not_answer_for_the_next(pool: WorkerPool):
     pool.judge([HALF])
 
@@ -249,29 +259,30 @@ def test_an_interrupted_batch_does_not_answer_for_the_next(pool: WorkerPool):
 
 
 def test_workers_that_cannot_start_are_reported_and_not_tried_for_ever(pool: WorkerPool, monkeypatch, tmp_path: Path):
-    package = tmp_path / "apo_lightning"
+    package = tmp_path / "math_answers"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit(7)\n")
-    monkeypatch.setattr(worker_pool_module, "__file__", str(package / "rewards" / "worker_pool.py"))
-    with pytest.raises(VerifierError, match=r"exit status 7"):
+    monkeypatch.setattr(pool_module, "__file__", str(package / "pool.py"))
+    with pytest.raises(WorkersFailedError, match=r"exit status 7"):
         pool.judge([HALF, HALF])
     assert pids_of(pool) == []
     assert pool.num_started <= 5
 
 
-PARENT = """
+PARENT = f"""
 import os, signal, threading, time
-from apo_lightning.rewards.worker_pool import WorkerPool
+from math_answers import pool as pool_module
 
-pool = WorkerPool(num_workers=2, timeout_s=1.0, memory_limit_bytes=2**30)
+pool_module._START_WORKER = {START_WORKER!r}
+pool = pool_module.WorkerPool(num_workers=2, timeout_s=1.0, memory_limit_bytes=2**30)
 assert pool.judge([("1/2", "0.5"), ("1/2", "0.5")]) == ["correct", "correct"]
 for pid in [worker.process.pid for worker in pool._workers]:
-    while not (child := open(f"/proc/{pid}/task/{pid}/children").read()):
+    while not (child := open(f"/proc/{{pid}}/task/{{pid}}/children").read()):
         time.sleep(0.01)
     print(pid, child, flush=True)
 pool.timeout_s = 3.0
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-pool.judge([("3", r"\\binom{30000000}{15000000}")])
+pool.judge([{HANGING!r}])
 """
 
 
@@ -284,11 +295,10 @@ def test_workers_idle_or_hanging_do_not_outlive_a_parent_that_is_killed():
     wait_until_gone(pids)
 
 
-def test_a_worker_loads_neither_torch_nor_another_part_of_this_package():
+def test_a_worker_loads_neither_torch_nor_the_framework():
     code = (
-        "import sys, apo_lightning.rewards.math_equivalence.worker;"
-        "ours = {name.partition('.math_equivalence')[0] for name in sys.modules if name.startswith('apo_lightning.')};"
-        "print({'torch', 'vllm', 'jaxtyping'} & set(sys.modules) | ours)"
+        "import sys, math_answers.worker;"
+        "print({'torch', 'vllm', 'sympy', 'jaxtyping', 'apo_lightning', 'apo_lab'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
-    assert result.stdout.strip() == "{'apo_lightning.rewards'}", result.stderr
+    assert result.stdout.strip() == "set()", result.stderr

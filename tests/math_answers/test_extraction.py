@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.rewards.extraction import MAX_ANSWER_CHARS, final_boxes, last_boxed, last_line_after, unwrap
+from math_answers import equal, extract
+from math_answers.extraction import final_boxes, last_boxed, last_line_after, stated_answer
+from math_answers.text import MAX_CHARS, unwrap
 
 ANSWER = re.compile("Answer:")
 
@@ -20,8 +22,11 @@ ANSWER = re.compile("Answer:")
         (r"\boxed{a \\} b", r"a \\"),  # \\ is a line break, and } closes
         (r"\boxed{}", ""),
         (r"\boxed{1} and \boxed{2", None),
+        (r"\boxed{42 \text{ or } \boxed{43}}", r"42 \text{ or } \boxed{43}"),  # a box around it says more
         (r"\boxed", None),
         (r"\boxed 5", "5"),
+        (r"so $\boxed 2$", "2"),
+        (r"\boxed2.", "2"),
         (r"so $\boxed 25$", "2"),  # as LaTeX reads it: the next token
         (r"$\boxed\pi$", r"\pi"),
         (r"$\boxed$ 5", None),
@@ -94,7 +99,6 @@ def test_the_answer_is_on_the_line_of_the_last_marker_or_on_the_next():
         ("5.0", "5.0"),
         ("$5$,", "5"),
         ("1,2;", "1,2"),
-        (r"5\,", r"5\,"),  # a thin space
         ("$3$ and $4$", "$3$ and $4$"),
         ("$5", "$5"),
         ("$", "$"),
@@ -121,7 +125,7 @@ def test_unwrapping_twice_is_unwrapping_once(answer: str):
         (r"\boxed{}", "", "", True),
         ("\\", None, None, True),
         ("Answer:", None, None, False),  # behind the last marker there is nothing
-        ("$", None, None, True),
+        ("$", None, None, False),  # display maths with nothing in it
         (" ", None, None, False),
         ("\x00", None, None, True),
         ("1", None, None, True),
@@ -134,4 +138,98 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(unit: str, begun: str | N
     assert last_boxed(r"\boxed{" + text) == begun
     assert last_boxed(text) == alone
     assert last_line_after("Answer:" + text, ANSWER) == (text if has_line else None)
-    assert unwrap(text[:MAX_ANSWER_CHARS]) == text[:MAX_ANSWER_CHARS].strip()
+    answer = unit * (MAX_CHARS // len(unit)) + "1"
+    assert unwrap(answer) == answer.strip()
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["", "42", "the result is 42", r"\boxed{42", "Answer:", "Answer: 42 \\boxed{42", r"\boxed{" + "1" * 4097 + "}"],
+)
+def test_an_answer_that_is_not_stated_or_too_long_is_none(completion: str):
+    assert extract(completion) is None
+    assert extract(completion, "42") is None
+
+
+@pytest.mark.parametrize("completion", [r"\boxed{}", r"\boxed{ }"])
+def test_an_empty_box_states_nothing(completion: str):
+    assert not (extract(completion) or "").strip()
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"so it is \boxed{042}.", "042"),
+        (r"Answer: 1, or \boxed{2}", "2"),
+        (r"\boxed{2}, so Answer: 1", "2"),
+        ("thus\nAnswer: $GOLD$.", "$GOLD$."),
+        (r"**Answer:** $\frac12$", r"$\frac12$"),
+        ("**Answer**: 7", "7"),
+        ("ANSWER: 7", "7"),
+        ("答案：7", "7"),
+        ("Answer:\n\\[\nx +\ny\n\\]", "x +\ny"),
+        ("Answer:\n$$\n7\n$$ as said", "7"),
+        ("Answer: $$7", None),
+    ],
+)
+def test_the_box_comes_first_then_the_line_behind_the_marker(completion: str, answer: str | None):
+    assert stated_answer(completion) == answer
+    assert extract(completion) == answer
+
+
+# Each a gold answer and a completion.
+SEVERAL_RIGHT = [
+    ("2, 3", r"\boxed{2}, \boxed{3}"),
+    ("2,3", r"so $x = \boxed{3}$ or $x = \boxed{2}$."),
+    (r"\{2, 3\}", r"\boxed{2} and \boxed{3}"),
+    (r"2 \text{ or } 3", r"\boxed{2} \text{ and } \boxed{3}"),
+    ("(2,2), (6,2)", r"\boxed{(2,2)} and \boxed{(6,2)}"),
+    ("(2,2), (6,2)", r"First \boxed{1}. They are $\boxed{(6,2)}$, $\boxed{(2,2)}$."),
+    ("k=45, n=2", r"\boxed{k=45}, \boxed{n=2}"),
+    ("k=45, n=2", r"$k=\boxed{45}$ and $n=\boxed{2}$"),
+    (r"1 \pm \sqrt{5}", r"$\boxed{1+\sqrt{5}}$ or $\boxed{1-\sqrt{5}}$"),
+    (r"\{1\pm\sqrt{5},-2\}", r"$\boxed{1+\sqrt{5}}$, $\boxed{1-\sqrt{5}}$, $\boxed{-2}$"),
+    (r"\text{B, E, and G}", r"\boxed{B}, \boxed{E} and \boxed{G}"),
+    ("2, 3", r"\boxed{$2$.}, \boxed{$3$.}"),
+    ("2, 3", r"\boxed{5}, \boxed{2, 3}"),  # the last box is the whole answer
+    ("3", r"\boxed{2}, \boxed{3}"),  # a single gold keeps the last box
+    ("(2, 3)", r"\boxed{(0, 1)}, \boxed{(2, 3)}"),  # a point is single
+    ("58,500", r"\boxed{1} or \boxed{58,500}"),
+]
+SEVERAL_WRONG = [
+    ("2, 3", r"\boxed{2}, \boxed{2}"),
+    ("2, 3", r"\boxed{2}, \boxed{4}"),
+    ("2, 3", r"\boxed{1}, \boxed{2}, \boxed{3}"),
+    ("2, 3", r"\boxed{2}, \boxed{3}, \boxed{2}"),
+    ("2, 3", r"\boxed{2}. No, it is \boxed{3}"),
+    ("2, 3", r"\boxed{2} \boxed{3}"),
+    ("2, 3", r"\boxed{2}, \boxed{3}, so \boxed{6}"),
+    ("2, 3", r"\boxed{2}, \boxed{3"),
+    ("2", r"\boxed{2}, \boxed{3}"),
+    ("k=45, n=2", r"\boxed{n=45}, \boxed{k=2}"),
+    ("k=45, n=2", r"$n=\boxed{45}$ and $k=\boxed{2}$"),
+    ("(2,2), (6,2)", r"\boxed{(2,2)} and \boxed{(2,6)}"),
+    ("(2, 3)", r"\boxed{2}, \boxed{3}"),  # two numbers need not be a point
+    ("58,500", r"\boxed{58}, \boxed{500}"),
+    (r"(-\infty, 2) \cup (5, \infty)", r"\boxed{(-\infty, 2)}, \boxed{(5, \infty)}"),
+]
+
+
+@pytest.mark.parametrize(("gold", "completion"), SEVERAL_RIGHT)
+def test_boxes_that_end_a_completion_together_are_one_answer_where_the_gold_has_as_many_parts(
+    gold: str, completion: str
+):
+    answer = extract(completion, gold)
+    assert answer is not None
+    assert equal(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "completion"), SEVERAL_WRONG)
+def test_other_boxes_are_not_combined(gold: str, completion: str):
+    answer = extract(completion, gold)
+    assert answer is None or not equal(gold, answer)
+
+
+def test_boxes_are_combined_for_a_gold_of_several_parts_alone():
+    assert extract(r"\boxed{2}, \boxed{3}", "2, 3") == "2, 3"
+    assert extract(r"\boxed{2}, \boxed{3}") == "3"

@@ -13,30 +13,30 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
-from apo_lightning.errors import VerifierError
-from apo_lightning.rewards.math_equivalence import OUT_OF_MEMORY
-from apo_lightning.types import VerdictStatus
+Status = Literal["correct", "incorrect", "unparsed", "timeout", "error"]
+OUT_OF_MEMORY = 3
+"""Exit status of a worker's child whose answer needed more memory than it may have."""
 
 _START_TIMEOUT_S = 120.0
-"""Time for a worker to start: importing sympy from a cold network file system takes a minute."""
+"""Time for a worker to start: a cold network file system takes a minute."""
 _MAX_FAILED_STARTS = 3
 _START_WORKER = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import apo_lightning; del sys.path[0]; "
-    "from apo_lightning.rewards.math_equivalence.worker import main; main(int(sys.argv[2]))"
+    "import sys; sys.path.insert(0, sys.argv[1]); import math_answers; del sys.path[0]; "
+    "from math_answers.worker import main; main(int(sys.argv[2]))"
 )
 """Imports the same package as the parent; its folder is first on sys.path for that import only."""
 _GRACE_S = 60.0
 """A worker ends an answer at its deadline, in CPU time; one silent for so much longer in wall time is replaced [s]."""
 _ENDED = "ended"
 """First word of a reply about an answer that ended its process; the exit status follows."""
-_RECENT = 100
-_MANY = 5
-_DIVISOR = 20.0
-"""While at least `_MANY` of the `_RECENT` latest answers have timed out, the deadline is divided by this."""
 
 _logger = logging.getLogger(__name__)
+
+
+class WorkersFailedError(RuntimeError):
+    """Workers cannot be started at all."""
 
 
 class _Worker:
@@ -46,7 +46,7 @@ class _Worker:
         # Not forked: this process has the threads and CUDA contexts of torch and vLLM. Not multiprocessing's spawn: it
         # imports the parent's __main__. -P keeps the working directory off sys.path, where a user's sympy.py would
         # hide the library.
-        package = Path(__file__).resolve().parents[1]
+        package = Path(__file__).resolve().parents[0]
         command = [sys.executable, "-P", "-c", _START_WORKER, str(package.parent), str(memory_limit_bytes)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None
@@ -87,10 +87,8 @@ class _Worker:
 class WorkerPool:
     """Judges pairs of gold and answer in child processes, which start on first use.
 
-    An answer that hangs costs its own deadline, in CPU time of the process that judges it, of which other programs of
-    the machine use nothing. It delays the verdict of another answer and does not change it, unless many hang: while 5
-    of the latest 100 answers have timed out, all have a twentieth of the deadline, so that a policy whose answers hang
-    does not stop its training. Usual answers take milliseconds.
+    A verdict depends on gold and answer alone: work is counted before it is done (`values`), and the deadline, in CPU
+    time of the process that judges, is the last net below that.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, memory_limit_bytes: int):
@@ -101,14 +99,12 @@ class WorkerPool:
         """Number of workers started so far, replacements included."""
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
-        self._recent: deque[bool] = deque(maxlen=_RECENT)
-        """Whether each of the latest answers timed out."""
 
-    def judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
+    def judge(self, pairs: Sequence[tuple[str, str]]) -> list[Status]:
         """The status of each (gold, answer), in order.
 
         Raises:
-            VerifierError: workers cannot be started at all.
+            WorkersFailedError: workers cannot be started at all.
         """
         with self._lock:
             try:
@@ -123,8 +119,8 @@ class WorkerPool:
         with self._lock:
             self._end_all()
 
-    def _judge(self, pairs: Sequence[tuple[str, str]]) -> list[VerdictStatus]:
-        statuses: dict[int, VerdictStatus] = {}
+    def _judge(self, pairs: Sequence[tuple[str, str]]) -> list[Status]:
+        statuses: dict[int, Status] = {}
         waiting = deque(range(len(pairs)))
         num_failed_starts = 0
         while len(statuses) < len(pairs):
@@ -145,7 +141,7 @@ class WorkerPool:
                         self._check_starts(worker, num_failed_starts)
         return [statuses[index] for index in range(len(pairs))]
 
-    def _status(self, reply: str, pair: tuple[str, str]) -> VerdictStatus:
+    def _status(self, reply: str, pair: tuple[str, str]) -> Status:
         """The status that a reply says, or that follows from how the process of the answer ended."""
         status, _, code = reply.strip().partition(" ")
         if status == _ENDED:
@@ -153,18 +149,7 @@ class WorkerPool:
             status = "timeout" if int(code) in (-signal.SIGPROF, OUT_OF_MEMORY) else "error"
             message = "verifier ended (%s, exit status %s) on the gold %.200r and the answer %.200r"
             _logger.warning(message, status, code, *pair)
-        was_flooded = self._is_flooded
-        self._recent.append(status == "timeout")
-        if self._is_flooded and not was_flooded:
-            _logger.warning(
-                "%d of the latest %d answers took longer than %g s: until fewer do, an answer has %g s",
-                *(sum(self._recent), len(self._recent), self.timeout_s, self.timeout_s / _DIVISOR),
-            )
-        return cast(VerdictStatus, status)
-
-    @property
-    def _is_flooded(self) -> bool:
-        return sum(self._recent) >= _MANY
+        return cast(Status, status)
 
     def _hand_out(self, waiting: deque[int], pairs: Sequence[tuple[str, str]]) -> None:
         """Give every idle worker an answer, and start enough workers for the rest."""
@@ -172,8 +157,7 @@ class WorkerPool:
             if not waiting:
                 return
             try:
-                timeout_s = self.timeout_s / _DIVISOR if self._is_flooded else self.timeout_s
-                worker.send(waiting[0], *pairs[waiting[0]], timeout_s)
+                worker.send(waiting[0], *pairs[waiting[0]], self.timeout_s)
                 waiting.popleft()
             except BrokenPipeError:  # it died while idle, so this answer is not the cause
                 self._discard(worker)
@@ -206,8 +190,8 @@ class WorkerPool:
 
     def _check_starts(self, worker: _Worker, num_failed_starts: int) -> None:
         if num_failed_starts >= _MAX_FAILED_STARTS:
-            raise VerifierError(
+            raise WorkersFailedError(
                 f"the last {num_failed_starts} verifier workers ended before they could start (exit status "
                 f"{worker.process.returncode}): see their output above, and run "
-                f'`{sys.executable} -c "import math_verify"`'
+                f'`{sys.executable} -c "import math_answers"`'
             )

@@ -3,11 +3,9 @@
 import re
 from dataclasses import dataclass
 
-MAX_ANSWER_CHARS = 4096
-"""A longer answer [characters] is treated as missing: no gold is that long, and parsing it would take long.
-
-An answer and a gold of this length fit into a 64 KiB pipe even at 6 bytes a character (see `worker_pool`).
-"""
+_MARKER = re.compile(r"(?:answer|答案)\s*(?:\*{1,3}|_{1,2}|</b>|</strong>)?\s*[:：]", re.IGNORECASE)
+_FIRST_WINDOW = 2**16
+"""Characters from the end in which the marker is looked for first."""
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\s{}$\\]", re.DOTALL)
@@ -16,10 +14,18 @@ _SEPARATOR = r"[,;$\n和或与及、]|\\\\|\\[()\[\]]|\\q?quad(?![A-Za-z])|\\tex
 _BLANK = r"(?:\s|\\[,;: ])*+"
 _NAME = r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:\w|\{\w+\})|')?(?:\([A-Za-z0-9]\))?"
 _BETWEEN = re.compile(rf"(?:[^\S\n]|\\[,;: ])*+(?:(?:{_SEPARATOR}){_BLANK})++(?:(?P<name>{_NAME})\s*=\s*)?")
+_MOST_AROUND = 8
+"""Boxes before the last one that may stand around it."""
 _MAX_BETWEEN = 64
 """Most characters between two boxes of one answer; a longer gap is prose."""
-_PUNCTUATION = re.compile(r"(?<!\\)[.,;]$|。$")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+
+
+def stated_answer(text: str, marker: re.Pattern[str] = _MARKER) -> str | None:
+    """The content of the last box, and without a box the line after the last "Answer:"; None where there is neither.
+
+    An unclosed box means a truncated completion: an earlier "Answer:" does not count.
+    """
+    return last_boxed(text) if r"\boxed" in text else last_line_after(text, marker)
 
 
 def last_boxed(text: str) -> str | None:
@@ -34,6 +40,11 @@ def last_boxed(text: str) -> str | None:
         '\\frac{1}{2}'
     """
     box = _last_box(text, len(text))
+    # A box around it may say more: \boxed{42 \text{ or } \boxed{43}}.
+    around = box
+    for _ in range(_MOST_AROUND):
+        around = None if around is None else _last_box(text, around.start, len(text))
+        box = around if around is not None and box is not None and around.end > box.end else box
     return None if box is None else box.content
 
 
@@ -66,9 +77,10 @@ class _Box:
     content: str
 
 
-def _last_box(text: str, end: int) -> _Box | None:
-    """The last box that begins before `end`; None where there is none or it is not closed."""
-    at = text.rfind(r"\boxed", 0, end)
+def _last_box(text: str, before: int, end: int | None = None) -> _Box | None:
+    """The last box that begins before `before`; None where there is none or it is not closed by `end`, or by there."""
+    at = text.rfind(r"\boxed", 0, before)
+    end = before if end is None else end
     while at >= 0 and not _BOX.match(text, at, end):
         at = text.rfind(r"\boxed", 0, at)
     box = _BOX.match(text, at, end) if at >= 0 else None
@@ -86,26 +98,26 @@ def _last_box(text: str, end: int) -> _Box | None:
     return None
 
 
-def last_line_after(text: str, marker: re.Pattern[str]) -> str | None:
-    """The rest of the line (or the next line, if that is empty) after the last occurrence of the marker."""
-    *_, last = [None, *marker.finditer(text)]
+def last_line_after(text: str, marker: re.Pattern[str] = _MARKER) -> str | None:
+    """The rest of the line after the last occurrence of the marker, or what stands below it, where that is empty.
+
+    Display maths may take several lines.
+    """
+    window, last = _FIRST_WINDOW, None
+    while last is None:
+        *_, last = [None, *marker.finditer(text, max(0, len(text) - window))]
+        if window >= len(text):
+            break
+        window *= 16
     if last is None:
         return None
-    return text[last.end() :].lstrip(" \t\r\n*").partition("\n")[0].rstrip() or None
-
-
-def unwrap(answer: str) -> str:
-    r"""The answer without the marks around it in prose: dollars, `\( \)`, asterisks, a full stop or comma, spaces.
-
-    Quadratic in the worst case: pass at most `MAX_ANSWER_CHARS`.
-    """
-    previous = None
-    while answer != previous:
-        previous = answer = answer.strip()
-        if not answer.endswith(r"\right."):  # this full stop is a delimiter, and LaTeX fails without it
-            answer = _PUNCTUATION.sub("", answer).rstrip()
-        for left, right in _WRAPPERS:
-            inner = answer[len(left) : -len(right)]
-            if answer == f"{left}{inner}{right}" and left not in inner and right not in inner:
-                answer = inner
-    return answer
+    rest = text[last.end() :].lstrip()
+    for opening, closing in ((r"\[", r"\]"), ("$$", "$$")):
+        if rest.startswith(opening):
+            inside, found, _ = rest[len(opening) :].partition(closing)
+            return inside.strip() or None if found else None
+    line = rest.partition("\n")[0].rstrip()
+    for mark in ("***", "**", "*", "__", "_", "</b>", "</strong>"):
+        if line.startswith(mark) and line.count(mark) % 2:  # it closes what the marker stands in
+            line = line[len(mark) :].strip()
+    return line or None

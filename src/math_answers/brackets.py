@@ -1,0 +1,151 @@
+r"""Points, intervals, sets and matrices."""
+
+from math_answers.expressions import Expressions
+from math_answers.nodes import Node, UnreadError, number
+from math_answers.stream import END
+
+_PRINTED = {"lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")"}
+_ENVIRONMENTS = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "cases", "array", "smallmatrix"])
+
+
+class Brackets(Expressions):
+    """What stands between brackets of all kinds."""
+
+    def separator(self) -> str | None:
+        """See `Reader`."""
+        raise NotImplementedError
+
+    def set_expression(self) -> Node:
+        """See `Reader`."""
+        raise NotImplementedError
+
+    def quantity(self) -> Node:
+        """See `Reader`."""
+        raise NotImplementedError
+
+    def relation_operator(self) -> str | None:
+        """See `Reader`."""
+        raise NotImplementedError
+
+    def bracketed(self, opening: str) -> Node:
+        """A group, a point, an interval."""
+        self.depth_of_lists += 1
+        bars, self.bars = self.bars, 0
+        found = self.items((")", "]", "[", "rangle", "rparen", "rbrack"))
+        self.bars = bars
+        self.depth_of_lists -= 1
+        closing = self.take().text
+        opening, closing = _PRINTED.get(opening, opening), _PRINTED.get(closing, closing)
+        opening_mark, closing_mark = opening, closing
+        if closing not in (")", "]", "["):
+            raise UnreadError("a bracket that is not closed")
+        # ]2, 5[ is (2, 5).
+        opening, closing = {"]": "("}.get(opening, opening), {"[": ")"}.get(closing, closing)
+        turned = opening != opening_mark or closing != closing_mark
+        if found.head != "list":
+            if opening + closing in ("()", "[]"):
+                is_label = found.head in ("words", "symbol") and len(found.args) == 1 and len(found.args[0]) == 1
+                is_choice = found.head == "words" or (self.at == 3 and found.args[0] in tuple("ABCDEFGHIJ"))
+                return self.choice(found) if is_label and is_choice and opening == "(" else found
+            raise UnreadError("brackets of two kinds")
+        if len(found.args) == 2 and (turned or opening + closing != "()"):
+            return Node("interval", (opening + closing, *found.args))
+        if opening + closing not in ("()", "[]"):
+            raise UnreadError("brackets of two kinds")
+        return Node("tuple", found.args)
+
+    def choice(self, letter: Node) -> Node:
+        """The label of a choice, with its value where that follows."""
+        if self.next is END or self.is_next(",", ";", ")", "]"):
+            return letter
+        value = self.set_expression()
+        if value.head in ("words", "choice", "symbol"):
+            raise UnreadError("two choices")
+        return Node("choice", (letter, value))
+
+    def braces(self) -> Node:
+        """A group, a set, or a binomial."""
+        self.depth_of_lists += 1
+        bars, self.bars = self.bars, 0
+        if self.takes("}"):
+            self.bars, self.depth_of_lists = bars, self.depth_of_lists - 1
+            return self.base() if self.next is not END else Node("set", ())
+        found = self.items(("}", "choose"))
+        if self.takes("choose"):
+            found = Node("call", ("binomial", found, self.sum()))
+        self.bars = bars
+        self.depth_of_lists -= 1
+        self.expect("}")
+        return Node("set", found.args) if found.head == "list" else found
+
+    def number_set(self, name: str) -> Node:
+        """All reals, or those above 0."""
+        if name == "R" and self.is_next("_") and self.peek(1).text == "{":
+            self.at += 2
+            operator, bound = self.relation_operator(), self.sum()
+            self.expect("}")
+            return Node(
+                "builder", (Node("symbol", ("x",)), Node("relation", ((operator,), Node("symbol", ("x",)), bound)))
+            )
+        if name == "R" and self.is_next("^") and self.peek(1).text in ("+", "-"):
+            operator = "<" if self.peek(1).text == "-" else ">"
+            self.at += 2
+            return Node(
+                "builder", (Node("symbol", ("x",)), Node("relation", ((operator,), Node("symbol", ("x",)), number(0))))
+            )
+        return Node("words", ("all real numbers",)) if name == "R" else Node("symbol", (f"set {name}",))
+
+    def set(self) -> Node:
+        """A set by its elements or by a condition."""
+        if self.takes("}", "rbrace"):
+            return Node("set", ())
+        self.depth_of_lists += 1
+        bars, self.bars = self.bars, 1  # a bar separates here
+        self.colon_ends = True
+        first = self.items(("}", "rbrace", "mid", "|", ":"))
+        self.colon_ends = False
+        if self.takes("mid", "|", ":"):
+            condition = self.items(("}", "rbrace"))
+            if first.head == "relation" and first.args[0] == ("in",) and first.args[2].head == "words":
+                first = first.args[1]
+            found = Node("builder", (first, condition))
+        else:
+            found = Node("set", first.args if first.head == "list" else (first,))
+        self.bars = bars
+        self.depth_of_lists -= 1
+        if not self.takes("}", "rbrace"):
+            raise UnreadError("a set that is not closed")
+        return found
+
+    def environment(self) -> Node:
+        """A matrix, or cases."""
+        name = self.index()
+        if name.rstrip("*") not in _ENVIRONMENTS:
+            raise UnreadError(rf"\begin{{{name}}}")
+        if name == "array":
+            self.index()
+        self.depth_of_lists += 1
+        rows, row = [], []
+        while True:
+            if self.is_next("end"):
+                self.take()
+                break
+            row.append(self.items(("&", "\\\\", "end")) if name == "cases" else self.quantity())
+            if name == "cases":
+                self.separator()
+            if self.takes("&"):
+                continue
+            rows.append(tuple(row))
+            row = []
+            if not self.takes("\\\\", "cr") and not self.is_next("end"):
+                raise UnreadError("a row of a matrix")
+        self.depth_of_lists -= 1
+        if self.index() != name or row:
+            raise UnreadError("a matrix that is not closed")
+        if name == "cases":
+            if all(len(line) == 1 for line in rows):
+                return Node("list", tuple(line[0] for line in rows))
+            raise UnreadError("cases with conditions")
+        if len({len(line) for line in rows}) != 1:
+            raise UnreadError("rows of several lengths")
+        return Node("matrix", (len(rows[0]), *(cell for line in rows for cell in line), name == "vmatrix"))

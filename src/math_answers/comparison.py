@@ -1,0 +1,550 @@
+r"""Whether two trees say the same."""
+
+import itertools
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import mpmath
+
+from math_answers import sets
+from math_answers.nodes import Node, TooLargeError, number
+from math_answers.tables import FILLERS, LONE_UNITS, NAMES, NUMERALS, SYNONYMS
+from math_answers.values import MOST_PRECISION, NUM_POINTS, Evaluation, Point, exact, has_i, names_in, points
+
+EXPRESSIONS = frozenset(
+    [
+        "number",
+        "symbol",
+        "constant",
+        "add",
+        "multiply",
+        "divide",
+        "power",
+        "call",
+        "vector",
+        "dot",
+        "cross",
+        "plus_minus",
+    ]
+)
+FEWEST_POINTS = 4
+FEWEST_DIGITS = 60
+DIGITS_A_MAGNITUDE = 2.2
+"""More digits for each power of ten that values have on the way: terms that differ so much are still told apart."""
+_KINDS = ("vector", "integer", "rounded", "small", "symbol")
+"""Of a symbol that occurs in several ways the first decides at which values it is compared."""
+_MONTHS = frozenset(
+    [
+        "january",
+        "february",
+        "march",
+        "april",
+        "may",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+        "december",
+    ]
+)
+
+
+def same(gold: Node, answer: Node) -> bool:
+    """Whether an answer is the gold one."""
+    if gold == answer:
+        return True
+    gold, answer = _first_of_approximations(without_unit(gold)), without_unit(answer)
+    if "words" in (gold.head, answer.head) and "choice" not in (gold.head, answer.head):
+        if sets.is_set(gold, as_interval=True) and sets.is_set(answer, as_interval=True):
+            return sets.same(gold, answer)
+        return _same_words(gold, answer)
+    if gold.head == "tuple" and answer.head == "call" and len(answer.args) > 2 and answer.args[0].isupper():
+        answer = Node("tuple", answer.args[1:])  # P(8, -3)
+    if "choice" in (gold.head, answer.head):
+        return _same_choice(gold, answer)
+    gold, answer = _names_as_tuple(gold), _names_as_tuple(answer)
+    relation = "relation" in (gold.head, answer.head)
+    if relation and (found := _same_relation(gold, answer)) is not None:
+        return found
+    for head in ("date", "clock", "numeral", "congruence", "ratio"):
+        if head in (gold.head, answer.head):
+            return _SPECIAL[head](gold, answer)
+    golds, answers = signs(gold), signs(answer)
+    if len(golds) > 1 or len(answers) > 1:
+        lists = ("list", "set", "or list")
+        golds = _expanded(gold) if gold.head in lists else golds
+        answers = _expanded(answer) if answer.head in lists else answers
+        return _same_unordered(golds, answers)
+    # A pair in parentheses is an interval only beside a set.
+    if any(
+        sets.is_set(one) and sets.is_set(other, as_interval=True) for one, other in ((gold, answer), (answer, gold))
+    ):
+        return sets.same(gold, answer)
+    if gold.head in EXPRESSIONS and answer.head in EXPRESSIONS:
+        return same_value(gold, answer)
+    return _same_compound(gold, answer)
+
+
+def _first_of_approximations(gold: Node) -> Node:
+    is_chain = gold.head == "relation" and set(gold.args[0]) == {"approx"}
+    return without_unit(gold.args[1]) if is_chain else gold
+
+
+def num_parts(node: Node) -> int:
+    """Number of parts of a list or a set; 1 for any other answer, also for a point or an interval."""
+    node = _names_as_tuple(without_unit(node))
+    if node.head == "relation" and len(values := split_name(node)[1]) == 1:
+        node = values[0]
+    if node.head == "named":
+        return len(node.args)
+    return len(_expanded(node)) if node.head in ("list", "or list", "set") else len(signs(node))
+
+
+def without_unit(node: Node) -> Node:
+    """Units are not compared; a degree inside of a sine is."""
+    while node.head == "quantity":
+        node = node.args[0]
+    return node
+
+
+def signs(node: Node) -> list[Node]:
+    """The values of an expression with ±: each sign is chosen apart. Of a list, those of its parts."""
+    if node.head == "or list" or node.head == "list":
+        return [node]
+    if not isinstance(node, Node) or not _has_sign(node):
+        return [node]
+    if node.head == "plus_minus":
+        return [Node("multiply", (number(sign), one)) for one in signs(node.args[1]) for sign in (1, -1)]
+    choices = [signs(arg) if isinstance(arg, Node) else [arg] for arg in node.args]
+    return [Node(node.head, chosen) for chosen in itertools.islice(itertools.product(*choices), 64)]
+
+
+def _has_sign(node: Any) -> bool:
+    return isinstance(node, Node) and (node.head == "plus_minus" or any(map(_has_sign, node.args)))
+
+
+# ---------------------------------------------------------------------- values
+
+
+def same_value(gold: Node, answer: Node) -> bool:
+    """Whether two expressions have the same value; raises TooLargeError."""
+    one, other = exact(gold), exact(answer)
+    if one is not None and other is None:
+        other = exact(_without_letters(answer))
+    if one is not None and other is not None:
+        if one == other:
+            return True
+        return abs(one - other) <= _tolerance(gold, answer)
+    return agree(gold, answer)
+
+
+def _without_letters(answer: Node) -> Node:
+    """The number in front of single letters that are units, as in 5 m/s: beside a gold number they are no variables."""
+    if answer.head == "divide" and _is_unit(answer.args[1]):
+        return _without_letters(answer.args[0])
+    if answer.head == "multiply":
+        rest = [part for part in answer.args[1:] if not _is_unit(part)]
+        return answer if rest else _without_letters(answer.args[0])
+    return answer
+
+
+def _is_unit(node: Node) -> bool:
+    if node.head == "power":
+        return _is_unit(node.args[0]) and exact(node.args[1]) is not None
+    if node.head in ("multiply", "divide", "dot"):
+        return all(map(_is_unit, node.args))
+    return node.head == "symbol" and node.args[0] in LONE_UNITS
+
+
+def _tolerance(*nodes: Node) -> Fraction:
+    """Half a unit in the last place of a decimal that is the whole answer."""
+    return max((node.args[1] / 2 for node in nodes if node.head == "number" and node.args[1]), default=Fraction(0))
+
+
+def agree(one: Node, other: Node) -> bool:
+    """Whether two expressions agree at points, wherever both are real; where i occurs, at complex values too."""
+    names: dict[str, str] = {}
+    for kind, name in itertools.chain(names_in(one), names_in(other)):
+        names[name] = min(kind, names.get(name, kind), key=_KINDS.index)
+    is_complex, tolerance, seen = has_i(one) or has_i(other), _tolerance(one, other), 0
+    for index, point in enumerate(points(names)):
+        if seen and (not names or (index >= NUM_POINTS and seen >= FEWEST_POINTS)):
+            break
+        is_same = at_point(one, other, point, partial(_is_close, is_complex=is_complex, tolerance=tolerance))
+        if is_same is False:
+            return False
+        seen += is_same is True
+    return seen >= (FEWEST_POINTS if names else 1)
+
+
+def at_point(one: Node, other: Node, point: Point, compare: Callable[[Any, Any, int], Any]) -> Any:
+    """`compare` of both values, and of the precision that they have; None where one is not defined."""
+    precision = FEWEST_DIGITS
+    while True:
+        with mpmath.workdps(precision):
+            evaluation = Evaluation(point)
+            try:
+                left, right = evaluation.of(one), evaluation.of(other)
+            except (ZeroDivisionError, ValueError, OverflowError, TypeError):
+                return None
+            needed = FEWEST_DIGITS + int(DIGITS_A_MAGNITUDE * evaluation.size)
+            if needed > MOST_PRECISION:
+                raise TooLargeError("a value of too many digits")
+            if needed <= precision:
+                return compare(left, right, precision)
+        precision = needed
+
+
+def _is_close(left: Any, right: Any, precision: int, *, is_complex: bool, tolerance: Fraction) -> bool | None:
+    if isinstance(left, list) or isinstance(right, list):
+        if not (isinstance(left, list) and isinstance(right, list)):
+            return False
+        parts = [
+            _is_close(*pair, precision, is_complex=True, tolerance=tolerance) for pair in zip(left, right, strict=True)
+        ]
+        return False not in parts
+    if mpmath.isnan(left) or mpmath.isnan(right):
+        return None
+    imaginary = abs(mpmath.im(left)) + abs(mpmath.im(right))
+    if not is_complex and imaginary > mpmath.mpf(10) ** (10 - precision):
+        return None
+    if mpmath.isinf(left) or mpmath.isinf(right):
+        return bool(left == right)
+    if tolerance:
+        return bool(abs(left - right) <= mpmath.mpf(tolerance.numerator) / tolerance.denominator)
+    return bool(abs(left - right) <= max(abs(left), abs(right), 1) * mpmath.mpf(10) ** (40 - precision))
+
+
+# ---------------------------------------------------------------------- words
+
+
+def _letters(node: Node) -> str | None:
+    """What stands there, in letters and digits."""
+    if node.head == "words":
+        parts = [part.lower() for part in node.args]
+        parts = [part for part in parts if part not in FILLERS or len(parts) == 1]
+        if any(part in _MONTHS or part[:3] in {month[:3] for month in _MONTHS} for part in parts):
+            parts = sorted(parts, key=str.isalpha)
+        text = "".join(part for part in parts if part not in "()'!?")
+        return SYNONYMS.get(text, text)
+    if node.head == "symbol" and len(node.args[0]) == 1:
+        return node.args[0].lower()
+    if node.head == "constant":
+        return {"infinity": "infinity", "e": "e", "i": "i"}.get(node.args[0])
+    if node == Node("set", ()):
+        return "emptyset"
+    if node.head == "multiply":
+        if node.args[0] == number(-1):
+            rest = _letters(node.args[1]) if len(node.args) == 2 else None
+            return None if rest is None else f"-{rest}"
+        parts = [_letters(arg) for arg in node.args]
+        return None if None in parts else "".join(map(str, parts))
+    return None
+
+
+def _same_words(gold: Node, answer: Node) -> bool:
+    one, other = _letters(gold), _letters(answer)
+    return one is not None and one == other
+
+
+def _same_choice(gold: Node, answer: Node) -> bool:
+    """The label and the value of a choice; either alone says which it is."""
+    if gold.head == answer.head:
+        return all(map(same, gold.args, answer.args))
+    choice, other = (gold, answer) if gold.head == "choice" else (answer, gold)
+    return any(same(other, part) for part in choice.args)
+
+
+# ---------------------------------------------------------------------- names and relations
+
+
+def _name(node: Node) -> str | None:
+    """The text of a side that names a value."""
+    if node.head in ("symbol", "vector"):
+        return node.args[0]
+    if node.head == "words":
+        is_name = all(part.lower() in NAMES or re.fullmatch("[\u4e00-\u9fff]+", part) for part in node.args)
+        return " ".join(node.args).lower() if is_name else None
+    if node.head == "call" and node.args[0] == "abs" and (segment := _name(node.args[1])) and segment.isupper():
+        return segment
+    if node.head == "call" and (
+        node.args[0] in "fghFGHPQE"
+        or (len(node.args[0]) == 1 and node.args[1].head == "symbol")
+        or node.args[0].startswith("inverse")
+        or "'" in node.args[0]
+    ):
+        is_plain = len(node.args) == 2 and len(node.args[0]) == 1 and node.args[1].head == "symbol"
+        return node.args[0] if is_plain and node.args[0] not in "fghFGHPQE" else repr(node)
+    if node.head == "multiply":
+        parts = [_name(arg) for arg in node.args]
+        text = "".join(part for part in parts if part) if all(parts) else ""
+        if len(parts) == 2 and parts[0] == "m" and str(parts[1]).startswith("angle"):
+            return text
+        return text if 2 <= len(text) <= 4 and text.isupper() and text.isalpha() else None
+    return None
+
+
+def split_name(node: Node) -> tuple[str | None, list[Node]]:
+    """The name of an answer like x = 5 and its values; without a name, the sides of a chain."""
+    if node.head != "relation" or not set(node.args[0]) <= {"=", "in"}:
+        return None, [node]
+    sides = node.args[1:]
+    names = [_name(side) for side in sides]
+    values = [side for side, name in zip(sides, names, strict=True) if name is None]
+    if not values:
+        return names[0], [sides[-1]]
+    found = next((name for name in names if name is not None), None)
+    return found, values
+
+
+def _same_relation(gold: Node, answer: Node) -> bool | None:
+    """None where names do not decide."""
+    gold, answer = _ascending(gold), _ascending(answer)
+    (name, values), (other, answers) = split_name(gold), split_name(answer)
+    if gold.head == "relation" and answer.head == "relation":
+        if sets.is_set(gold) and sets.is_set(answer) and not {"="} & {*gold.args[0], *answer.args[0]}:
+            return sets.same(gold, answer)
+        if name and name == other and len(values) == 1 and all(same(values[0], one) for one in answers):
+            return True
+        if name and other and name != other and exact(values[0]) is not None:
+            return False
+        if set(gold.args[0]) == {"="} == set(answer.args[0]) and len(gold.args) == len(answer.args) == 3:
+            return _same_equation(gold, answer)
+        return gold.args[0] == answer.args[0] and all(map(same_or_equal, gold.args[1:], answer.args[1:]))
+    if gold.head == "relation":
+        if sets.is_set(gold) and sets.is_set(answer, as_interval=True):
+            return sets.same(gold, answer)
+        return bool(name) and len(values) == 1 and same(values[0], answer)
+    if set(answer.args[0]) <= {"=", "in"}:
+        is_chain = exact(gold) is not None if gold.head in EXPRESSIONS else False
+        return (bool(other) or is_chain) and all(same(gold, one) for one in answers)
+    if sets.is_set(gold, as_interval=True) and sets.is_set(answer):
+        return sets.same(gold, answer)
+    return False
+
+
+def _ascending(node: Node) -> Node:
+    """Q > R > P as P < R < Q."""
+    if node.head != "relation" or not set(node.args[0]) <= {">", ">="}:
+        return node
+    operators = tuple(operator.replace(">", "<") for operator in reversed(node.args[0]))
+    return Node("relation", (operators, *reversed(node.args[1:])))
+
+
+def same_or_equal(one: Node, other: Node) -> bool:
+    """Whether two sides are the same."""
+    return one == other or (one.head in EXPRESSIONS and other.head in EXPRESSIONS and same_value(one, other))
+
+
+def _same_equation(gold: Node, answer: Node) -> bool:
+    """Whether the differences of their sides are multiples of one another."""
+    if not all(side.head in EXPRESSIONS for side in (*gold.args[1:], *answer.args[1:])):
+        return all(map(same, gold.args[1:], answer.args[1:]))
+    one, other = (Node("add", (n.args[1], Node("multiply", (number(-1), n.args[2])))) for n in (gold, answer))
+    try:
+        if exact(one) is not None or exact(other) is not None:
+            return False
+    except TooLargeError:
+        return False
+    names = {name: kind for kind, name in itertools.chain(names_in(one), names_in(other))}
+    if not names:
+        return False
+    found = [ratio for point in points(names) if (ratio := at_point(one, other, point, _ratio)) is not None]
+    if False in found:
+        return False
+    with mpmath.workdps(FEWEST_DIGITS):
+        ratios = [ratio for ratio in found if ratio is not True]
+        return len(ratios) >= FEWEST_POINTS and all(
+            abs(ratio / ratios[0] - 1) < mpmath.mpf(10) ** -30 for ratio in ratios
+        )
+
+
+def _ratio(left: Any, right: Any, precision: int) -> Any:
+    """Left ÷ right; True where both vanish, False where one does."""
+    if isinstance(left, list) or isinstance(right, list):
+        return False
+    tiny = mpmath.mpf(10) ** (-precision // 2)
+    vanish = abs(left) < tiny, abs(right) < tiny
+    return left / right if not any(vanish) else all(vanish)
+
+
+def _names_as_tuple(node: Node) -> Node:
+    """x = 5, y = 6 and (x, y) = (5, 6) as their values in the order of their names, with the names."""
+    if node.head == "relation" and node.args[0] == ("=",) and node.args[1].head == "tuple":
+        names, values = [_name(one) for one in node.args[1].args], node.args[2]
+        if all(names) and values.head == "tuple" and len(values.args) == len(names):
+            return Node(
+                "named", tuple(sorted(zip(map(str, names), values.args, strict=True), key=lambda pair: pair[0]))
+            )
+    if node.head in ("list", "or list", "tuple") and all(
+        part.head == "relation" and part.args[0] != ("in",) for part in node.args
+    ):
+        split = [split_name(part) for part in node.args]
+        if all(name and len(values) == 1 for name, values in split) and len({name for name, _ in split}) == len(split):
+            return Node(
+                "named", tuple(sorted(((str(name), values[0]) for name, values in split), key=lambda pair: pair[0]))
+            )
+        if all(name == split[0][0] and len(values) == 1 for name, values in split) and split[0][0]:
+            return Node("set", tuple(values[0] for _, values in split))
+    if node.head in ("list", "or list") and node.args[0].head == "relation":
+        name, values = split_name(node.args[0])
+        if name and len(values) == 1 and all(part.head != "relation" for part in node.args[1:]):
+            return Node("list", (values[0], *node.args[1:]))
+    return node
+
+
+# ---------------------------------------------------------------------- several parts
+
+
+def _in_unit_vectors(node: Node) -> Node:
+    """A point or a column of three as a sum of unit vectors."""
+    is_column = node.head == "matrix" and node.args[0] == 1
+    cells = node.args[1:-1] if is_column else node.args
+    units = (Node("vector", (f"unit vector {name}",)) for name in "ijk")
+    return Node("add", tuple(Node("multiply", pair) for pair in zip(cells, units, strict=True)))
+
+
+def _same_compound(gold: Node, answer: Node) -> bool:
+    for one, other in ((gold, answer), (answer, gold)):
+        has_units = one.head in EXPRESSIONS and any(name.startswith("unit") for _, name in names_in(one))
+        if has_units and (
+            (other.head == "tuple" and len(other.args) == 3) or (other.head == "matrix" and len(other.args) == 5)
+        ):
+            return agree(one, _in_unit_vectors(other))
+    if "named" in (gold.head, answer.head):
+        return _same_named(gold, answer)
+    if "matrix" in (gold.head, answer.head):
+        return (
+            gold.head == answer.head
+            and len(gold.args) == len(answer.args)
+            and gold.args[0] == answer.args[0]
+            and gold.args[-1] == answer.args[-1]
+            and all(map(same, gold.args[1:-1], answer.args[1:-1]))
+        )
+    heads = {gold.head, answer.head}
+    if heads <= {"tuple"} or heads <= {"interval"}:
+        ends = gold.head == "tuple" or gold.args[0] == answer.args[0]
+        start = 0 if gold.head == "tuple" else 1
+        return ends and len(gold.args) == len(answer.args) and all(map(same, gold.args[start:], answer.args[start:]))
+    if heads <= {"tuple", "list"} and "tuple" in heads:
+        return len(gold.args) == len(answer.args) and all(map(same, gold.args, answer.args))
+    lists = {"list", "set", "or list"}
+    if gold.head == answer.head == "list" and all(_is_phrase(part) for part in (*gold.args, *answer.args)):
+        return len(gold.args) == len(answer.args) and all(map(same, gold.args, answer.args))
+    if gold.head in lists and answer.head in lists:
+        return _same_unordered(_expanded(gold), _expanded(answer), counts=gold.head != "set" and answer.head != "set")
+    if gold.head == "set" and len(gold.args) == 1 and answer.head in EXPRESSIONS:
+        return same(gold.args[0], answer)
+    if answer.head == "set" and len(answer.args) == 1 and gold.head in EXPRESSIONS:
+        return same(gold, answer.args[0])
+    if gold.head in lists and len(signs(answer)) > 1:
+        return _same_unordered(_expanded(gold), signs(answer))
+    if heads <= {"and", "or"} or gold.head == answer.head:
+        return (
+            gold.head == answer.head
+            and len(gold.args) == len(answer.args)
+            and all(
+                same(a, b) if isinstance(a, Node) and isinstance(b, Node) else a == b
+                for a, b in zip(gold.args, answer.args, strict=True)
+            )
+        )
+    return False
+
+
+def _expanded(node: Node) -> list[Node]:
+    return [one for part in node.args for one in signs(without_unit(part))]
+
+
+def _same_named(gold: Node, answer: Node) -> bool:
+    if gold.head == answer.head:
+        return [name for name, _ in gold.args] == [name for name, _ in answer.args] and all(
+            same(one, other) for (_, one), (_, other) in zip(gold.args, answer.args, strict=True)
+        )
+    named, other = (gold, answer) if gold.head == "named" else (answer, gold)
+    if other.head not in ("tuple", "list") or len(other.args) != len(named.args):
+        return False
+    for (name, value), part in zip(named.args, other.args, strict=True):
+        own_name, values = split_name(part)
+        if own_name not in (None, name) or len(values) != 1:
+            return False
+        if not (same(value, values[0]) if gold.head == "named" else same(values[0], value)):
+            return False
+    return True
+
+
+def _is_phrase(node: Node) -> bool:
+    """Words that are no label of a choice: their order may say something."""
+    return node.head == "words" and len("".join(node.args)) > 1
+
+
+def _same_unordered(golds: list[Node], answers: list[Node], counts: bool = False) -> bool:
+    """Each part has a part of the other; where `counts`, as many of them."""
+    if counts and len(golds) != len(answers):
+        return False
+    if max(len(golds), len(answers)) > 40:
+        return False
+    rest = list(answers)
+    for one in golds:
+        found = next((other for other in rest if same(one, other)), None)
+        if found is None:
+            found = next((other for other in answers if same(one, other)), None)
+            if found is None:
+                return False
+            continue
+        rest.remove(found)
+    return all(any(same(one, other) for one in golds) for other in rest)
+
+
+# ---------------------------------------------------------------------- others
+
+
+def _same_numeral(gold: Node, answer: Node) -> bool:
+    def parts(node: Node) -> tuple[str, str | None] | None:
+        if node.head == "numeral":
+            return node.args[0], str(NUMERALS.get(node.args[1], node.args[1]))
+        if node.head == "number" and node.args[0].denominator == 1:
+            return str(node.args[0]), None
+        return None
+
+    one, other = parts(gold), parts(answer)
+    return (
+        one is not None
+        and other is not None
+        and one[0] == other[0]
+        and (one[1] == other[1] or None in (one[1], other[1]))
+    )
+
+
+def _same_congruence(gold: Node, answer: Node) -> bool:
+    return gold.head == answer.head and all(map(same_or_equal, gold.args, answer.args))
+
+
+def _same_ratio(gold: Node, answer: Node) -> bool:
+    def parts(node: Node) -> tuple[Node, ...] | None:
+        if node.head == "clock":
+            return (
+                (number(node.args[0]), number(int(node.args[1])))
+                if not node.args[2] and len(node.args[1]) == 2
+                else None
+            )
+        return node.args if node.head == "ratio" else None
+
+    one, other = parts(gold), parts(answer)
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(
+        same_value(Node("multiply", (a, other[0])), Node("multiply", (b, one[0])))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+_SPECIAL: dict[str, Callable[[Node, Node], bool]] = {
+    "date": lambda one, two: one == two,
+    "clock": lambda one, two: _same_ratio(one, two) if one.head == "ratio" else one == two,
+    "numeral": _same_numeral, "congruence": _same_congruence, "ratio": _same_ratio,
+}  # fmt: skip

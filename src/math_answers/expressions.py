@@ -1,0 +1,449 @@
+r"""Sums, products, powers and what stands in them.
+
+sum      = product ((+ | − | ±) product)*
+product  = factor ((· | × | ÷ | / | nothing) factor)*
+factor   = base (^ exponent | ! | ' | _ index | °)*
+"""
+
+from fractions import Fraction
+
+from math_answers.lexer import Token
+from math_answers.nodes import Node, UnreadError, number
+from math_answers.stream import END, MOST_DEPTH, Stream, decimal
+from math_answers.tables import ACCENTS, FUNCTIONS, GREEK, NUMERALS, UNITS, VECTORS
+
+MOST_OPERATORS = 100
+_TIMES = {"cdot": "dot", "times": "cross", "*": "dot"}
+_OPERATORS = frozenset(["cdot", "times", "*", "div", "/", "bmod", "mod"])
+_BEHIND_A_UNIT = frozenset([",", ";", ")", "]", "\\\\", "&", "end", "^", "/", "=", "<", ">", "cdot"])
+_CALLED = frozenset("fghFGHPQ")
+"""Letters that are functions where a parenthesis follows."""
+
+
+class Expressions(Stream):
+    """The lower half of the grammar."""
+
+    def items(self, closing: tuple[str, ...]) -> Node:
+        """See `Reader`."""
+        raise NotImplementedError
+
+    def bracketed(self, opening: str) -> Node:
+        """See `Brackets`."""
+        raise NotImplementedError
+
+    def braces(self) -> Node:
+        """See `Brackets`."""
+        raise NotImplementedError
+
+    def command(self, name: str) -> Node:
+        """See `Commands`."""
+        raise NotImplementedError
+
+    def sum(self) -> Node:
+        """A sum, or a single term."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise UnreadError("too many brackets")
+        sign = self.takes("+", "-", "pm", "mp")
+        terms = [signed(sign, self.product())]
+        while sign := self.takes("+", "-", "pm", "mp"):
+            second = self.takes("-") if sign.text == "+" else None  # 6 + -5
+            terms.append(signed(sign, signed(second, self.product())))
+        self.depth -= 1
+        return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
+
+    def product(self) -> Node:
+        """A product, or a single factor."""
+        value, operators = self.factor(), 0
+        while True:
+            operators += self.next.kind in ("mark", "command") and self.next.text in _OPERATORS
+            if operators > MOST_OPERATORS:
+                raise UnreadError("too long a product")
+            if token := self.takes("cdot", "times", "*"):
+                sign = self.takes("-", "+")
+                right = self.factor()
+                while self.starts_factor():
+                    right = self.juxtaposed(right)
+                head = _TIMES[token.text]
+                value = Node(head, (*(value.args if value.head == head else (value,)), signed(sign, right)))
+            elif self.takes("div", "/"):
+                sign = self.takes("-", "+")
+                value = Node("divide", (value, signed(sign, self.factor())))
+            elif self.takes("bmod", "mod"):
+                value = Node("call", ("mod", value, self.factor()))
+            elif self.starts_factor():
+                value = self.juxtaposed(value)
+            else:
+                return value
+
+    def starts_factor(self) -> bool:
+        """Whether a factor follows without a sign."""
+        self.split_unit()
+        token = self.next
+        if token.kind in ("number", "letter"):
+            return True
+        if token.kind == "word":
+            return False
+        if token.text == "(" and self.peek().text in ("bmod", "mod"):
+            return False
+        if token.kind == "mark":
+            if token.text == "[" and (self.peek() is END or self.peek().text in (")", "]", ",", ";", "cup", "cap")):
+                return False
+            return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
+        if token.kind == "command":
+            name = token.text
+            if name == "frac" and self.peek(2).kind == "word":
+                return False
+            return (
+                name in FUNCTIONS | GREEK | ACCENTS | VECTORS
+                or name
+                in (
+                    "frac",
+                    "dfrac",
+                    "tfrac",
+                    "cfrac",
+                    "sqrt",
+                    "pi",
+                    "infty",
+                    "binom",
+                    "dbinom",
+                    "tbinom",
+                    "lfloor",
+                    "lceil",
+                )
+                or name
+                in (
+                    "angle",
+                    "triangle",
+                    "lvert",
+                    "lVert",
+                    "begin",
+                    "sum",
+                    "prod",
+                    "{",
+                    "langle",
+                    "lparen",
+                    "imath",
+                    "infty",
+                    "lbrace",
+                )
+                or (name in ("mid", "vert") and not self.bars)
+            )
+        return False
+
+    def split_unit(self, *, is_due: bool = False) -> None:
+        """A short unit inside of an expression is a product of letters: mg sin θ."""
+        token = self.next
+        if token.kind != "word" or token.upright or token.text not in UNITS or len(token.text) > 3:
+            return
+        behind = self.peek()
+        ends = (
+            behind is END
+            or behind.kind in ("word",)
+            or (behind.kind in ("mark", "command") and behind.text in _BEHIND_A_UNIT)
+        )
+        if is_due or self.depth != self.quantity_depth or not ends:
+            letters = [Token("letter", letter, token.space and not i) for i, letter in enumerate(token.text)]
+            self.tokens[self.at : self.at + 1] = letters
+
+    def juxtaposed(self, value: Node) -> Node:
+        """The product with what stands beside it; a whole number and a fraction are one number."""
+        if self.next.kind == "number" and _ends_in_number(value):
+            # 1 1/2 is a mixed number, and two numbers beside one another are none.
+            fraction = [self.next, self.peek(1), self.peek(2)]
+            if (
+                self.next.space
+                and value.head == "number"
+                and value.args[0].denominator == 1
+                and [t.kind for t in fraction] == ["number", "mark", "number"]
+                and fraction[1].text == "/"
+                and fraction[0].text.isdigit()
+                and fraction[2].text.isdigit()
+                and 0 < int(fraction[0].text) < int(fraction[2].text)
+            ):
+                self.at += 3
+                return number(value.args[0] + Fraction(int(fraction[0].text), int(fraction[2].text)))
+            raise UnreadError("two numbers beside one another")
+        is_fraction = self.is_next("frac", "dfrac", "tfrac", "cfrac")
+        right = self.factor()
+        if is_fraction and value.head == "number" and value.args[0].denominator == 1 and right.head == "divide":
+            top, bottom = right.args
+            if (
+                top.head == bottom.head == "number"
+                and 0 < top.args[0] < bottom.args[0]
+                and all(part.args[0].denominator == 1 for part in (top, bottom))
+            ):
+                return number(value.args[0] + top.args[0] / bottom.args[0])
+            if top.head == bottom.head == "number":
+                raise UnreadError("a number and a fraction above 1")
+        if right.head == "number" and _ends_in_number(value) and not is_fraction:
+            return _times(value, right) if value.head != "number" else _refuse_numbers()
+        return _times(value, right)
+
+    def factor(self) -> Node:
+        """A base with its exponents, primes, factorials, degrees and indices."""
+        return self.postfixed(self.base())
+
+    def postfixed(self, value: Node) -> Node:
+        """A base with what stands behind it."""
+        while True:
+            if self.is_next("^"):
+                if self.degree():
+                    value = self.minutes(Node("quantity", (value, "degree")))
+                else:
+                    self.take()
+                    if (
+                        self.is_next("*", "dagger", "+", "prime")
+                        and value.head == "symbol"
+                        and self.is_next("prime", "*")
+                    ):
+                        value = Node("symbol", (f"{value.args[0]}{self.take().text}",))
+                    else:
+                        value = Node("power", (value, self.exponent()))
+            elif self.takes("degree"):
+                value = self.minutes(Node("quantity", (value, "degree")))
+            elif self.is_next("!") and not self.next.upright:
+                self.take()
+                if self.is_next("!", "="):
+                    raise UnreadError("a double factorial")
+                value = Node("call", ("factorial", value))
+            elif self.is_next("'") and value.head == "symbol":
+                self.take()
+                value = Node("symbol", (value.args[0] + "'",))
+                if value.args[0].rstrip("'") in _CALLED and self.is_next("(") and not self.next.space:
+                    return self.called(value.args[0])
+            elif self.is_next("_") and value.head in ("number", "digits"):
+                self.take()
+                digits = value.args[0] if value.head == "digits" else _digits(value)
+                return Node("numeral", (digits, self.index().strip("()")))
+            elif self.is_next("_") and value.head in ("symbol",):
+                self.take()
+                value = Node("symbol", (f"{value.args[0]}_{self.index()}",))
+            else:
+                return value
+
+    def degree(self) -> bool:
+        r"""Takes ^\circ and ^{\\circ}."""
+        if self.peek().kind == "command" and self.peek().text in ("circ", "degree"):
+            self.at += 2
+            return True
+        if self.peek().text == "{" and self.peek(2).text == "circ" and self.peek(3).text == "}":
+            self.at += 4
+            return True
+        return False
+
+    def minutes(self, value: Node) -> Node:
+        """30° 15' is 30.25°."""
+        for marks, parts in (("'", 60), ("''", 3600)):
+            if (
+                self.next.kind == "number"
+                and all(self.peek(1 + i).text == "'" for i in range(len(marks)))
+                and (value.args[0].head == "number" and self.peek(1 + len(marks)).text != "'")
+            ):
+                angle = value.args[0].args[0] + Fraction(self.take().text) / parts
+                self.at += len(marks)
+                value = Node("quantity", (number(angle), "degree"))
+        return value
+
+    def exponent(self) -> Node:
+        """What stands above."""
+        if self.takes("{"):
+            value = self.sum()
+            self.expect("}")
+            return value
+        sign = self.takes("-", "+")
+        return signed(sign, self.base())
+
+    def index(self) -> str:
+        """What is written below, as text."""
+        if not self.takes("{"):
+            token = self.take()
+            if token.kind not in ("number", "letter", "command", "word"):
+                raise UnreadError("an index")
+            return token.text
+        found, depth = [], 1
+        while True:
+            token = self.take()
+            if token is END:
+                raise UnreadError("an index that is not closed")
+            depth += {"{": 1, "}": -1}.get(token.text, 0)
+            if depth == 0:
+                return "".join(found)
+            if token.text not in ("{", "}"):
+                found.append(token.text)
+
+    def base(self) -> Node:
+        """A number, a symbol, a group or a command."""
+        self.takes("$", "€", "£", "¥")
+        self.split_unit(is_due=True)
+        self.depth_of_values += 1
+        if self.depth_of_values > MOST_DEPTH:
+            raise UnreadError("too many brackets")
+        value = self.value(self.take())
+        self.depth_of_values -= 1
+        return value
+
+    def value(self, token: Token) -> Node:
+        """A base from its first token."""
+        if token.kind == "number":
+            return self.repeating(token)
+        if token.kind == "digits":
+            return Node("digits", (token.text,))
+        if token.kind == "letter":
+            return self.letter(token.text)
+        if token.kind == "word" and token.text in NUMERALS:
+            return number(NUMERALS[token.text])
+        if token.kind == "word" and len(token.text) == 1 and token.text.isalpha():
+            return Node("symbol", (token.text,))
+        if token.kind == "mark":
+            if token.text in ("(", "[", "]"):
+                return self.bracketed(token.text)
+            if token.text == "{":
+                return self.braces()
+            if token.text == "|":
+                return self.absolute(("|", "mid", "vert", "rvert"))
+        if token.kind == "command":
+            return self.command(token.text)
+        raise UnreadError(f"{token.text or 'the end'!r} where a value is due")
+
+    def repeating(self, token: Token) -> Node:
+        r"""0.1\overline{6}, 0.\dot{3} and 0.16(6)."""
+        if "." in token.text and "e" not in token.text:
+            digits = None
+            if self.is_next("dot") and [self.peek(i).text for i in (1, 3, 4, 5, 7)] == ["{", "}", "dot", "{", "}"]:
+                digits, self.at = self.peek(2).text + self.peek(6).text, self.at + 8
+            elif self.is_next("overline", "bar", "dot") and self.peek(1).text == "{" and self.peek(3).text == "}":
+                digits, self.at = self.peek(2).text, self.at + 4
+            elif (
+                self.is_next("(")
+                and not self.next.space
+                and self.peek(1).kind == "number"
+                and self.peek(2).text == ")"
+                and self.peek(3).text not in ("(",)
+            ):
+                digits, self.at = self.peek(1).text, self.at + 3
+            if digits is not None:
+                if not digits.isdigit():
+                    raise UnreadError("repeating digits")
+                whole, _, start = token.text.partition(".")
+                nines = 10 ** len(digits) - 1
+                tail = Fraction(int(start or "0") * nines + int(digits), 10 ** len(start) * nines)
+                return number(int(whole or "0") + tail)
+        if self.is_next(",") and len(token.text) <= 3 and token.text.isdigit() and not self.depth_of_lists:
+            return self.thousands(token)
+        return decimal(token.text)
+
+    def thousands(self, token: Token) -> Node:
+        """1,234,567, which is one number outside of brackets where no space stands in it."""
+        text, ahead = token.text, 0
+        while self.peek(ahead).text == "," and self.peek(ahead + 1).kind == "number" and not self.peek(ahead + 1).space:
+            digits = self.peek(ahead + 1).text
+            whole = digits.partition(".")[0]
+            if len(whole) != 3:
+                return decimal(token.text)
+            text, ahead = text + digits, ahead + 2
+            if "." in digits:
+                break
+        if ahead and self.peek(ahead).text != "," and not token.text.startswith("0"):
+            self.at += ahead
+            return decimal(text)
+        return decimal(token.text)
+
+    def letter(self, name: str) -> Node:
+        """A symbol, a constant or a function of what stands in parentheses."""
+        if (
+            name in _CALLED
+            and self.is_next("^")
+            and self.peek(1).text == "{"
+            and self.peek(2).text == "-"
+            and self.peek(3).text == "1"
+            and self.peek(4).text == "}"
+            and self.peek(5).text == "("
+        ):
+            self.at += 5
+            return self.called(f"inverse {name}")
+        if name in _CALLED and self.is_next("(") and not self.next.space:
+            return self.called(name)
+        if self.is_applied(name):
+            return self.called(name)
+        if name == "e":
+            return Node("constant", ("e",))
+        if name == "i":
+            return Node("constant", ("i",))
+        if name.startswith(("unit vector", "vec ")):
+            return Node("vector", (name,))
+        return Node("symbol", (name,))
+
+    def is_applied(self, name: str) -> bool:
+        """x(t), I(0): a letter right before one number, t or x in parentheses is a function of it."""
+        inside, behind = self.peek(1), self.peek(2)
+        return (
+            self.is_next("(")
+            and not self.next.space
+            and behind.text == ")"
+            and inside.text != name
+            and (inside.kind == "number" or inside.text in ("t", "x"))
+        )
+
+    def called(self, name: str) -> Node:
+        """A function with its arguments."""
+        self.expect("(")
+        arguments = self.inside(")")
+        return Node("call", (name, *arguments))
+
+    def inside(self, closing: str) -> list[Node]:
+        """The items up to the closing bracket, which is taken."""
+        self.depth_of_lists += 1
+        bars, self.bars = self.bars, 0
+        found = self.items((closing,))
+        self.bars = bars
+        self.depth_of_lists -= 1
+        self.expect(closing)
+        return list(found.args) if found.head == "list" else [found]
+
+    def absolute(self, closing: tuple[str, ...], name: str = "abs") -> Node:
+        """The absolute value up to the bar that closes it."""
+        self.bars += 1
+        value = self.sum()
+        self.bars -= 1
+        if not self.takes(*closing):
+            raise UnreadError("a bar that is not closed")
+        return Node("call", (name, value))
+
+
+def _times(value: Node, right: Node) -> Node:
+    if right.head == "words" or value.head == "words":
+        raise UnreadError("words beside a value")
+    if right.head == "matrix" and value.head not in ("matrix", "vector"):
+        cells = (Node("multiply", (value, cell)) for cell in right.args[1:-1])
+        return Node("matrix", (right.args[0], *cells, right.args[-1]))
+    return Node("multiply", (*(value.args if value.head == "multiply" else (value,)), right))
+
+
+def _ends_in_number(value: Node) -> bool:
+    if value.head in ("multiply", "dot", "cross", "divide"):
+        return _ends_in_number(value.args[-1])
+    return value.head == "number"
+
+
+def _refuse_numbers() -> Node:
+    raise UnreadError("two numbers beside one another")
+
+
+def signed(sign: Token | None, value: Node) -> Node:
+    """The value behind a sign."""
+    if sign is None or sign.text == "+":
+        return value
+    if sign.text in ("pm", "mp"):
+        return Node("plus_minus", (1 if sign.text == "pm" else -1, value))
+    if value.head == "number":
+        return number(-value.args[0], value.args[1])
+    if value.head == "quantity":
+        return Node("quantity", (signed(sign, value.args[0]), value.args[1]))
+    return Node("multiply", (number(-1), value))
+
+
+def _digits(value: Node) -> str:
+    if value.args[0].denominator != 1:
+        raise UnreadError("an index of a number")
+    return str(value.args[0])

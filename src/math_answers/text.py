@@ -1,0 +1,103 @@
+r"""The characters of an answer in one notation: ASCII and LaTeX. Nothing is dropped but marks around it and spaces."""
+
+import re
+import unicodedata
+
+MAX_CHARS = 4096
+"""A longer answer is not read: no gold is that long."""
+_SYMBOLS = {
+    "λ": r"\lambda ", "Λ": r"\Lambda ",
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "－": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+    "÷": r"\div ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "∓": r"\mp ", "≤": r"\le ",
+    "≥": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "√": r"\sqrt ", "∅": r"\emptyset ", "∈": r"\in ",
+    "ℝ": r"\mathbb{R}", "、": ",", "。": ".", "，": ",", "；": ";", "：": ":", "（": "(", "）": ")", "~": " ", "⁄": "/",
+    "∙": r"\cdot ", "⩽": r"\le ", "⩾": r"\ge ", "≡": r"\equiv ", "→": r"\to ", "′": "'", "’": "'", "″": "''",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "…": r"\ldots ", "∖": r"\setminus ", "π": r"\pi ",
+}  # fmt: skip
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_PREFIX = re.compile(r"\b(?:np|math)\.(?=[a-z])")
+_RULES = tuple(
+    (re.compile(pattern, re.DOTALL), replacement)
+    for pattern, replacement in (
+        (r"\{([-+:=.])\}", r"\1"),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r"\\not\s*=", r"\\ne "),
+        (r"\^\s*\{\s*\\prime\s*\}|\^\s*\\prime(?![A-Za-z])", "'"),
+        (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
+        (r"(?<![A-Za-z\\])d([a-zA-Z])\s*/\s*d([a-zA-Z])(?![A-Za-z])", r"\\frac{d\1}{d\2}"),
+        (r"\\(left|right)\.", ""),
+        # A brace on the left of several lines.
+        (
+            r"(?:\\left\s*)?\\\{\s*\\begin\{(array|aligned|gathered|matrix)\}(?:\{[lcr]+\})?(.*?)\\end\{\1\}$",
+            r"\\begin{cases}\2\\end{cases}",
+        ),
+        (r"\\begin\{(aligned|gathered|align\*?)\}(.*?)\\end\{\1\}", r"\\begin{cases}\2\\end{cases}"),
+        (r"&\s*=", "="),
+        (r"\\[hm]space\s*\{[^{}]*\}", " "),
+    )
+)
+_LETTER_X = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
+_ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
+
+
+def clean(answer: str) -> str:
+    """The answer in ASCII and LaTeX, with single spaces."""
+    answer = "".join(char for char in answer if unicodedata.category(char) != "Cf")
+    answer = re.sub("[⁰¹²³⁴-⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", answer)
+    answer = re.sub("[₀-₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", answer)
+    for pattern, replacement in _RULES:
+        answer = pattern.sub(replacement, answer)
+    answer = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", answer)
+    answer = " ".join("".join(map(_plain, answer)).split())
+    answer = _PREFIX.sub("", answer)
+    return _LETTER_X.sub(r"\\times ", answer)
+
+
+def _plain(char: str) -> str:
+    if char in _SYMBOLS:
+        return _SYMBOLS[char]
+    if unicodedata.name(char, "").startswith("GREEK "):
+        *_, case, _, letter = (
+            ["", "", *unicodedata.name(char).split()][-4:] if " LETTER " in unicodedata.name(char) else ["", "", "", ""]
+        )
+        name = letter.capitalize() if case == "CAPITAL" else letter.lower()
+        return rf"\{name} " if name else char
+    if ord(char) < 128:
+        return char
+    if unicodedata.category(char) == "No":  # ½
+        top, _, bottom = unicodedata.normalize("NFKC", char).partition("⁄")
+        return rf"\frac{{{top}}}{{{bottom}}}" if bottom else char
+    if (digit := unicodedata.decimal(char, None)) is not None:
+        return str(digit)
+    wide = unicodedata.normalize("NFKC", char)
+    return wide if len(wide) == 1 and ord(wide) < 128 else (" " if char.isspace() else char)
+
+
+_PUNCTUATION = re.compile(r"(?:(?<!\\)[.,;:]|\\[.,;: ])$")
+_WRAPPERS = (
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ("**", "**"),
+    ("`", "`"),
+    ('"', '"'),
+    ("“", "”"),
+    ("*", "*"),
+)
+
+
+def unwrap(answer: str) -> str:
+    r"""The answer without the marks around it in prose: dollars, `\( \)`, asterisks, a full stop or comma, spaces."""
+    previous = None
+    while answer != previous:
+        previous = answer = answer.strip()
+        if not answer.endswith(r"\right."):
+            answer = _PUNCTUATION.sub("", answer).rstrip()
+        answer = re.sub(r"(?<!\\)\\$", "", answer)  # of a space at the end
+        for left, right in _WRAPPERS:
+            inner = answer[len(left) : -len(right)]
+            if answer == f"{left}{inner}{right}" and left not in inner and right not in inner and inner:
+                answer = inner
+    return answer

@@ -1,0 +1,488 @@
+"""Forms in which models write right and wrong answers, by what makes them hard."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from answer_rewrites import Rewrite, rewrites
+from math_answers import equal, explain, extract
+
+NESTED_ROOTS = r"\frac{\sqrt{\sqrt{11}+\sqrt{194}}}{15+2\sqrt{33}}"
+LOGARITHMS = r"\frac{\log 2}{\log 2-\log 3}"
+GROWTH = r"\frac{d M}{d t} = \frac{10^{5} L_{\odot}}{0.007 c^{2} M_{\odot}^{6}} M^{6}"
+
+# gold: right answers
+SAME: dict[str, dict[str, list[str]]] = {
+    "numbers": {
+        "7": ["007", "+7", "7 apples"],
+        "0": ["-0", "00"],
+        "1" * 4000: ["0" + "1" * 4000],
+        "-0.5": ["-.5"],
+        "5": ["5."],
+        "204": ["204."],
+        "-3": ["−3"],
+        "0.0": ["0"],
+        "3/4": [r"\frac34", r"-\frac{3}{-4}", r"\frac{1.5}{2}"],
+        r"\frac{3}{4}": ["0.75", "3/4", r"\dfrac{6}{8}"],
+        "-3/4": [r"\dfrac{-3}{4}"],
+        "-1/3": ["-1./3"],
+        r"\frac{5}{9}": [r"\frac 59"],
+        r"\frac{270}{7}": [r"\tfrac{270}7"],
+        r"\frac{1}{8}": ["0.125"],
+        "9/5": [r"1\frac{4}{5}"],
+        "-5/2": ["-2 1/2"],
+        "1/3": [r"0.\overline{3}"],
+        r"\frac{118}{55}": [r"2.1\overline{45}"],
+        "8": ["2^3"],
+        "10000": ["10^4"],
+        "-10000": ["-10^4"],
+    },
+    "powers of ten": {
+        "0.00006": ["6e-5"],
+        "1/16": [r"6.25 \cdot 10^{-2}"],
+        "2500": [r"10^{3} \times 2.5"],
+        r"6 \times 10^{-5}": ["0.00006"],
+        r"1 \times 10^{5}": ["1e5"],
+        r"-2.5 \times 10^{-3}": ["-2.5E-3"],
+        "4.5e33": [r"4.5 \times 10^{33}"],
+        r"4.5 \times 10^{33}": ["4.5E+33"],
+        "1.3e-27": [r"1.3 \cdot 10^{-27}"],
+        "3000000": ["3 million"],
+        r"5 \times 10^{6}": [r"5 \text{ million}"],
+    },
+    "units": {
+        "50": [r"50\%"],
+        r"50\%": ["50"],
+        "20": [r"20\%"],
+        r"20\%": ["20"],
+        "45": [r"45^{\circ}"],
+        "30": [r"30^\circ"],
+        "336": [r"336^\circ"],
+        "3": ["3 apples", r"$\boxed{3}$"],
+        "5": ["5 m"],
+        "5.4": [r"5.4 \text{ cents}"],
+        r"5.4 \text{ cents}": ["5.4"],
+        "9.8": ["9.8 m", "9.8 m/s^2"],
+        "15": [r"15\text{ cm}^2"],
+        "18.5": [r"\$18.50"],
+        "864": [r"864 \mbox{ inches}^2"],
+        r"2\sqrt{5}": [r"2\sqrt{5} \text{ meters}"],
+        r"\frac{1}{2}": [r" x = \dfrac12 \text{ cm}. "],
+        "1234": ["$1{,}234$ apples", r"1{,}234 \text{ cm}"],
+    },
+    "rounded decimals": {
+        r"\frac{1}{3}": ["0.333333"],
+        "0.333333": [r"\frac{1}{3}"],
+        r"\frac{2}{3}": ["0.666667"],
+        "0.666667": [r"\frac{2}{3}"],
+        r"\sqrt{2}": ["1.41421", "1.414214"],
+        r"\frac{\pi}{3}": [r"0.333333\pi", "1.047198"],
+    },
+    "numerals and times": {
+        "52_8": ["52_{8}", r"52_{\text{eight}}", "52"],  # the problem names the base
+        "52": ["52_8"],
+        r"05\!:\!00": [r"05\!:\!00"],
+    },
+    "points, sets and lists": {
+        "(6,31,-1)": ["6, 31, -1"],
+        r"\{1,-2\}": ["-2, 1"],
+        "1,-2": [r"-2 \text{ or } 1", r"x = -2 \text{ or } x = 1"],
+        "1, 2": [r"1 \text{ and } 2"],
+        "1, 2, 3": ["1, 2, and 3"],
+        "(1,2,3)": ["[1,2,3]"],
+        "5": [r"\{5\}"],
+        "3 and 4": [r"$3$ and $\$4$"],
+        "(1, 200)": [r"(1,\,200)"],
+        "(1, 2.5)": [r"(1, \frac{5}{2})"],
+        r"(1, 2\sqrt{2})": [r"(1, \sqrt{8})"],
+        r"\{1,2\}": [r"\{2,1\}"],
+        r"\{1\}": [r"\left\{1\right\}"],
+        r"\{(1,2), (3,4)\}": [r"\{(3,4), (1,2)\}"],
+        "x, 2y": [r"\{y+y, x\}"],
+    },
+    "plus and minus": {
+        r"\pm 2": ["2, -2"],
+        r"1 \pm \sqrt{19}": [r"1-\sqrt{19}, 1+\sqrt{19}"],
+        r"\frac{3 \pm \sqrt{5}}{2}": [r"\frac{3 + \sqrt{5}}{2}, \frac{3 - \sqrt{5}}{2}"],
+        r"\{1\pm\sqrt{5},-2\}": [r"\{1+\sqrt{5}, 1-\sqrt{5}, -2\}"],
+    },
+    "intervals": {
+        r"(2,12) \cup (12,102)": [r"(12,102) \cup (2,12.0)"],
+        r"(2,\infty)": ["x > 2"],
+        r"x \in [-2,7]": ["[-2, 7]"],
+        "[-2,7]": [r"-2 \le x \le 7"],
+        "(3,4]": [r"\left(3, 4\right]", r"\left(3,4\right]"],
+        r"(1, \sqrt{8}]": [r"(1.0, 2\sqrt{2}]"],
+    },
+    "infinity": {r"\infty": [r"\infty"], r"-\infty": [r"-\infty"], r"\frac{1}{0}": [r"\frac{1}{0}"]},
+    "matrices": {
+        r"\begin{pmatrix} 1/5 \\ 2 \end{pmatrix}": [r"\begin{bmatrix} 0.2 \\ 2 \end{bmatrix}"],
+        r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}": [r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"],
+    },
+    "expressions": {
+        "0": [r"\sqrt{2} + \sqrt{3} - \sqrt{5 + 2\sqrt{6}}"],
+        r"2\sqrt{3}": [r"\sqrt{12}"],
+        r"\frac{\pi}{2}": [r"\frac\pi 2"],
+        r"\arcsin(10/13)": ["np.arcsin(10/13)"],
+        r"1-\frac{1}{e}": [r"1-\frac{1}{\mathrm{e}}"],
+        "x+1": ["((x+1))"],
+        "x^2 + 2x + 1": ["(x+1)^2"],
+        "(x+1)^9": ["(x+1)^8 (1+x)"],
+        r"\alpha": [r"\frac{2\alpha}{2}"],
+        r"\gamma^2 - 1": [r"(\gamma-1)(\gamma+1)"],
+        r"\sqrt{a b}": [r"\sqrt{a} \sqrt{b}"],
+        "f(t) + 1": ["1 + f(t)"],
+        "(1+2i)^2 x": ["(4i-3) x"],
+    },
+    "complex constants": {
+        r"\frac{1}{5}+\frac{3}{5}i": [r"\frac{1+3i}{5}", r"\frac{3i+1}{5}", "0.2+0.6i", r"\frac15 + \frac{3i}{5}"],
+        "292i": [r"292 \cdot i", r"292\mathrm{i}", r"146i \cdot 2"],
+        "6-5i": ["-5i+6", "6 + -5i", r"6 - 5 \cdot i", "z = 6-5i"],
+        "1+2i": ["i(2-i)", "1 + i + i", r"1+2\sqrt{-1}", r"1 + 2\mathbf{i}", r"1 + 2\imath"],
+        "-1": ["i^2", r"e^{i\pi}"],
+        r"\frac{1}{2}+\frac{\sqrt{3}}{2}i": [r"e^{i\pi/3}", r"\cos 60^\circ + i \sin 60^\circ"],
+        "3+4i, 3-4i": [r"3 \pm 4i", "3-4i, 3+4i"],
+        r"\frac{4 A}{3+3 i} e^{i t}": [r"\frac{4A(1-i)}{6}e^{it}"],
+        r"2\mathbf{i}+3\mathbf{j}": [r"3\mathbf{j}+2\mathbf{i}"],
+    },
+    "slow constants": {
+        NESTED_ROOTS: [r"\frac{\sqrt{\sqrt{194}+\sqrt{11}}}{2\sqrt{33}+15}"],
+        LOGARITHMS: [r"\frac{\ln 2}{\ln 2-\ln 3}", r"-\frac{\log 2}{\log 3-\log 2}", r"\frac{1}{1-\log_2 3}"],
+        "2^{100}": ["4^{50}", "1267650600228229401496703205376"],
+        "0": [r"\sin \pi", r"e^{i\pi}+1", r"\sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}}"],
+        "-2": [r"\sqrt[3]{-8}", "(-8)^{1/3}"],
+    },
+    "equals signs": {
+        "5": [
+            *("x=5", "5=x", "x = 5", "a=b=5", "n = 2+3 = 5", "2+3=5", r"I_{\max}=5", "f(x)=5", "f(3) = 5", "x_1=5"),
+            *("x'=5", r"\alpha = 5", r"\angle ABC = 5", r"m\angle A = 5^\circ", r"\overline{AB}=5", "AB=5", "|AB|=5"),
+            *("[ABC]=5", r"\text{Area} = 5 \text{ cm}^2", "Area = 5", "P(A)=5", r"\hat{x}=5", r"x \in \{5\}", "面积=5"),
+        ],
+        "2,3": [r"x = 2 \text{ or } x=3", "x=2, x=3", "x_1=2, x_2=3", r"x = 2 \text{ or } 3"],
+        "(1,2)": ["(x,y)=(1,2)", "x=1, y=2"],
+        "x=5": ["5", "5=x"],
+        "y=2x+3": ["2x+3", "2x+3=y", "y-2x=3"],
+        "y = 2x + 3": ["2x+3"],
+        "58,500": ["x = 58,500"],
+        "2x + y = 3": ["4x + 2y = 6"],
+        "y''+y=0": ["y+y''=0"],
+    },
+    "thousands": {
+        r"\frac{2469}{20,000}": [r"\frac{2469}{20000}", "0.12345", "2469/20,000", r"\frac{2,469}{20,000}"],
+        "1/2,000": ["1/2000", r"\frac{1}{2000}", "0.0005", r"\frac{1}{2,000}", "1/2{,}000"],
+        "32": [r"\sqrt{1,024}"],
+        "1234": [r"1{,}234"],
+        "12345": [r"12\,345"],
+        "-12345.5": [r"-12,\! 345.5"],
+        "1234567": ["1,234,567"],
+        "10,080": [r"10{,}080"],
+        r"1234 \times 5678": [r"1,\!234 \times 5{,}678"],
+    },
+    "text": {
+        "204": [
+            *(r"\text{204}", r"\mathrm{204}", r"\mathbf{204}", r"\bf{204}", r"{\bf 204}", r"\text{$204$}"),
+            r"\text{204 cm}",
+        ],
+        r"-\frac{1}{2}": [r"\text{-1/2}", r"\text{-0.5}", r"\mathbf{-\frac{1}{2}}"],
+        r"\text{B, E, G}": ["B, E, G", r"\text{G, E, B}", r"\text{B}, \text{E}, \text{G}", r"\text{B, E, and G}"],
+        r"\text{June 20}": ["June 20", r"\text{June }20", r"\text{June 20.}", "June 20th"],
+        r"\text{1:03 PM}": ["1:03 PM", r"1:03 \text{ p.m.}", r"1\!:\!03 \text{ PM}", r"1{:}03\text{ PM}", "1:03pm"],
+        r"\text{Softball, Kickball, Picnic}": ["Softball, Kickball, Picnic"],
+        r"\text{A5}_{11}": ["A5_{11}"],
+        r"\text{(C)}": ["C"],
+        "(B)": [r"\text{(B)}"],
+        r"\text{east}": ["East"],
+        "even": [r"\text{even}"],
+        r"\text{Evelyn}": ["Evelyn"],
+        r"\text{Tom-Tom}": ["tomtom"],
+        r"\text{Ada Lovelace}": [r"\text{AdaLovelace}"],
+    },
+    "braces, names and commas": {
+        r"\{1,2\}": ["{1,2}", "{2, 1}"],
+        "{1,2}": [r"\{2, 1\}"],
+        r"I_{\max}=X": ["I_{max}=X", r"I_{\text{max}}=X", r"I_\max=X", "X"],
+        r"k_{\text{B}}T": ["k_B T", r"k_\text{B} T", "T k_B", r"k_{\rm B}T"],
+        "5": ["5,", "5;", "{5}"],
+        "5,": ["5"],
+        "(1,2)": ["(1,2),"],
+        "I R": ["R I"],
+    },
+    "degrees inside functions": {
+        r"\frac{1}{2}": [r"\sin 30^\circ", r"\sin(30^\circ)", r"\cos 60^{\circ}", r"\sin{30^\circ}", "\\sin 30°"],
+        r"\tan 15^\circ": [r"2-\sqrt{3}", r"\tan(15^\circ)", r"\tan\frac{\pi}{12}"],
+        r"2\sin 40^\circ": [r"2 \cos 50^\circ", r"2\sin\frac{2\pi}{9}"],
+    },
+    "Chinese": {
+        "5": [
+            *(
+                "5米",
+                "5 厘米",
+                r"5\text{米}",
+                r"\text{5 米}",
+                "5平方米",
+                "5元",
+                "5 克/升",
+                "5 度",
+                "5。",
+                "５",
+                "5 cm²",
+            ),
+            "5千米",
+        ],
+        "5米": ["5", r"5 \text{ 米}", "5m"],
+        r"2\sqrt{3}": ["2\\sqrt{3}厘米"],
+        "50000": ["5万", "5 万元", r"5\text{万}"],
+        "10": ["10％"],
+        "2,3": ["2，3", "2、3", "2和3", "2或3"],
+        "(1,2)": ["（1，2）"],
+    },
+}
+
+# gold: wrong answers
+DIFFERENT: dict[str, dict[str, list[str]]] = {
+    "numbers": {
+        "7": ["-7", r"\frac{1}{0}"],
+        "-7": ["7"],
+        "70": ["7"],
+        "5": ["25", r"\frac{1}{0}", "5 x", "5x"],
+        "10000": ["10001"],
+        r"\frac{3}{4}": [r"\frac{4}{3}"],
+        "9007199254740993": ["9007199254740992"],  # equal as floats
+        "9007199254740992": ["9007199254740993"],
+        "2": [r"\varkappa_1^2", r"\varkappa = 7, 2"],
+        r"2\pi R": ["2"],
+        r"\sqrt{2}": ["2"],
+    },
+    "small numbers": {
+        r"4 \times 10^{-24}": [r"7 \times 10^{-22}", "0.0"],
+        "0.0": [r"4 \times 10^{-24}"],
+        "0.003": ["0.0030004"],
+        "6e-5": [r"6 \times 10^{-4}"],
+        "4.6e-24": ["7e-22"],
+        "7e-22": ["4.6e-24"],
+        "(4.6e-24, 1)": ["(7e-22, 1)"],
+        r"\{4.6e-24, 1\}": [r"\{7e-22, 1\}"],
+        r"(\pi \times 10^{-9}, 1)": [r"(3\pi \times 10^{-9}, 1)"],
+        "x + 10^{-4}": ["x"],
+    },
+    "units": {
+        "50": ["0.5", "5000"],
+        r"50\%": ["0.5"],  # a percent sign never scales
+        "0.5": [r"50\%"],
+        "5": [r"5 \text{ million}"],
+        r"\frac{37}{4} m": [r"\frac{37}{4}"],
+        r"\frac{3}{2} m": [r"\frac{3}{2}"],
+        "2k": ["2"],
+        "4": ["4 squared", r"4 \text{ more than } 3"],
+    },
+    "rounded decimals": {
+        r"\frac{1}{3}": ["0.33333", "0.333"],
+        "0.33333": [r"\frac{1}{3}"],
+        r"\frac{2}{3}": ["0.666666"],
+        "0.666666": [r"\frac{2}{3}"],  # cut off, not rounded
+        r"\frac{1}{300000}": ["0.000003"],  # one digit, zeros in front do not count
+        "0.000003": [r"\frac{1}{300000}"],
+        "58500": ["58500.1"],
+        "58500.1": ["58500"],
+        "5": ["5.0000001"],
+        "5.0000001": ["5"],
+        r"\sqrt{2}": ["1.4142", "1.414213", r"\sqrt{2}+10^{-7}"],
+    },
+    "numerals and times": {
+        "204_5": ["204_6"],
+        "3_4": ["3_5"],
+        "52_8": ["42"],
+        r"05\!:\!00": ["3"],
+    },
+    "points, sets and lists": {
+        "(3,4)": [r"\{3,4\}", "4, 3", "(4,3)", "[3,4]"],
+        "(3,4]": ["[3,4)", "(3,4)", "3, 4"],
+        "4": ["1, 2, 3, 4"],
+        "3": ["7 apples and 3 pears"],
+        "1, 2": ["1, 2, 3"],
+        r"\{1, 2, 3\}": [r"\{1, 2\}"],
+        r"\{x, y\}": [r"\{y, 2x\}"],
+        r"(\sqrt{8}, 1)": ["(x, 2)"],
+    },
+    "plus and minus": {"2": [r"\pm 2"], r"\sqrt{2}": [r"-\sqrt{2}"]},
+    "infinity": {r"\infty": ["5"], r"-\infty": ["5"], r"\frac{1}{0}": ["5"]},
+    "matrices": {
+        r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": [
+            r"\begin{pmatrix} 1 & 2 \end{pmatrix}",
+            r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}",
+        ]
+    },
+    "expressions": {
+        "p - q": ["q - p"],
+        "x": ["|x|", "x+1"],
+        "f(t)": ["f(2t)", "g(t)"],
+        r"1-\frac{1}{e}": [r"1+\frac{1}{\mathrm{e}}"],
+        r"\gamma^2 - 1": [r"\gamma^2 - 2"],
+        r"\pi R^2": [r"\pi r^2"],
+        "x^T": ["x"],
+        r"A e^{-k t} \sin \left(\omega t\right)": [r"A e^{-k t} \sin \left(2\omega t\right)"],
+    },
+    "complex constants": {
+        "6-5i": ["6+5i", "-6+5i", "5-6i", "6-5k", "6-5", "6", "11"],
+        "6 - 5i": ["6 + 5i"],
+        "292i": ["292", "-292i", "293i"],
+        "1+2i": ["1-2i", "2+i", "3", "1+2x"],
+        "292": ["292i"],
+        "2i+3j": ["3i+2j", "-2i+3j"],
+        r"\frac{4 A}{3+3 i} e^{i t}": [r"\frac{4A}{3-3i}e^{it}"],
+        "IR": [r"\sqrt{-1}R", "iR"],
+    },
+    "slow constants": {
+        NESTED_ROOTS: [r"\frac{\sqrt{\sqrt{194}+\sqrt{11}}}{2\sqrt{33}+16}"],
+        LOGARITHMS: [r"\frac{\log 2}{\log 3-\log 2}", r"\frac{\log 3}{\log 2-\log 3}"],
+        "10^{400}": ["10^{400}+1"],
+        "0": ["10^{-50}", r"\frac{1}{2^{1000}}"],
+    },
+    "equals signs": {
+        "0": ["x+y+z=0", "2x = 0", "x^2=0", "f(x) + 1 = 0", r"\sin x = 0", "0=x+y"],
+        "13": ["n+1=13", "13=n+1", "n^2 = 13", "|x|=13", r"\sqrt{x}=13", "x/2=13"],
+        "5": [
+            *("2x=5", "a+b=5", "xy=5", "n(n+1)=5", "-x=5", r"\frac{x}{2}=5", "x>5", r"x \neq 5", "x=4=5", "5=3"),
+            "x=5, y=6",
+        ],
+        "-50": ["4x-5y=-50", "-50=4x-5y"],
+        "2,3": ["x=2, 2x=3", "x=2", r"x=2 \text{ or } x=4"],
+        "2x=5": ["5"],
+        "x+y+z=0": ["0", "x+y-z=0"],
+        "x=5": ["y=5", "2x=5"],
+        "x=5, y=3": ["x=3, y=5"],
+        "2x + y = 3": ["4x + 2y = 7"],
+        "y''+y=0": ["y'+y=0"],
+        r"\frac{dN}{dt} = 10 N": [r"\frac{dN}{dt} = 11 N"],
+        GROWTH: [GROWTH.replace("10^{5}", "10^{6}")],
+    },
+    "thousands": {
+        r"\frac{2469}{20,000}": [r"\frac{2469}{20}", r"\frac{2469}{2,000}"],
+        "1/2,000": ["1/2", "(1/2, 0)", "2000"],
+        "58,500": ["(58,500)", r"\{58,500\}"],
+    },
+    "text": {
+        "204": [r"\text{205}", r"\text{2040}", r"\text{-204}", r"\text{204 or 205}"],
+        "12": [r"\text{12 hours 30 minutes}", r"12\text{ hours 30 minutes}"],
+        r"\text{B, E, G}": [r"\text{B, E}", r"\text{B, E, F}", "B,E,G,H"],
+        r"\text{June 20}": [r"\text{June 21}", "20", r"\text{July 20}", r"\text{June 200}"],
+        r"\text{1:03 PM}": [r"\text{1:03 AM}", r"\text{1:04 PM}", r"\frac{1}{3}"],
+        r"5 \text{ p.m.}": ["5 a.m."],
+        r"\text{Softball, Kickball, Picnic}": ["Kickball, Softball, Picnic"],
+        r"\text{(B)}": [r"\text{(C)}"],
+        r"\text{even}": ["odd"],
+        r"\text{east}": ["west"],
+    },
+    "braces, names and commas": {"{1,2}": ["(1,2)", "{1,3}", "12"], r"k_{\text{B}}T": ["k_C T", "k T", "k_b T"]},
+    "degrees inside functions": {
+        r"\frac{1}{2}": [r"\sin 30", r"\sin 60^\circ"],
+        r"2\sin 40^\circ": [r"2\sin 40", r"2\sin 41^\circ"],
+    },
+    "Chinese": {"5": ["50米", "5万", "6米", "5个半", "5分之一", "5或6", "5千"]},
+}
+
+
+def pairs(forms: dict[str, dict[str, list[str]]]) -> list[Any]:
+    return [
+        pytest.param(gold, answer, id=f"{form}: {gold[:60]} | {answer[:60]}")
+        for form, golds in forms.items()
+        for gold, answers in golds.items()
+        for answer in answers
+    ]
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(SAME))
+def test_a_right_answer_is_accepted_in_every_form(gold: str, answer: str):
+    assert equal(gold, answer), explain(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(DIFFERENT))
+def test_a_wrong_answer_of_the_same_form_is_refused(gold: str, answer: str):
+    assert not equal(gold, answer), explain(gold, answer)
+    assert explain(gold, answer).status in ("incorrect", "unparsed")
+
+
+@pytest.mark.parametrize("gold", ["", "  ", r"\boxed{}", pytest.param("1" * 5000, id="5000 digits")])
+def test_a_gold_that_is_not_read_is_an_error(gold: str):
+    assert explain(gold, "5").status == "error"
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_every_fraction_is_equal_to_itself_and_differs_from_its_neighbour(value: Fraction):
+    gold = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    assert equal(gold, f"{value.numerator}/{value.denominator}")
+    assert not equal(gold, f"{value.numerator + 1}/{value.denominator}")
+
+
+MARKS = st.text(alphabet=r"()[]{},\pm=_ 12xyE.%/", max_size=60)
+
+
+@given(MARKS, MARKS)
+def test_no_text_makes_it_raise_and_every_answer_equals_itself(gold: str, answer: str):
+    assert equal(gold, gold) == bool(gold.strip())
+    explain(gold, answer)
+
+
+@given(
+    st.text(alphabet=r" \{}()[]$^_,.!0123456789abexfrctimsqlghtupnd&;:|'+-*/=<>%", max_size=60), st.text(max_size=60)
+)
+def test_no_text_in_any_alphabet_makes_it_raise(notation: str, text: str):
+    for answer in (notation, text):
+        explain("2x", answer)
+        explain(answer, "2x")
+
+
+GOLDS = [
+    r"\frac{3}{4}", r"\frac34", r"-\frac{7}{12}", r"3\frac{1}{2}", "0.125", "-17", "+4", "1,234,567", r"10,\!000",
+    r"\sqrt{2}", r"2\sqrt{3} - 1", r"\sqrt[3]{5}", r"\frac{\sqrt{5}+1}{2}", r"\pi", r"\frac{2\pi}{3}", r"e^{-2}",
+    r"6 - 5i", r"2^{10}", r"\log_2 5", r"45^\circ", r"20\%", r"\$18.50", "4.5e33", r"6.02 \times 10^{23}", "1.3e-27",
+    "(3, 4)", r"\left( \frac12, -1 \right)", "(3,4]", r"(-\infty, 2) \cup (5, \infty)", r"[0, 1]",
+    r"\{1, 2, 3\}", "1, -2", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} -1 \\ 0 \end{pmatrix}",
+    "p - q", "x^2 + 2x + 1", r"y = 2x + 3", r"x \geq 4", r"\text{Evelyn}", r"\text{(B)}", "C", r"\emptyset",
+    r"\frac{1}{1+x^{2}}", r"\frac{m g}{k} \left(1 - e^{-k t / m}\right)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", GOLDS)
+def test_every_gold_answer_is_correct_against_itself(gold: str):
+    for template in (r"thus $\boxed{GOLD}$.", r"\boxed{7}, or rather \boxed{ GOLD. }", "Answer: $GOLD$."):
+        answer = extract(template.replace("GOLD", gold), gold)
+        assert answer is not None
+        assert equal(gold, answer), explain(gold, answer)
+    assert explain(gold, "another").status != "error"
+
+
+# Of every form that the rules of `answer_rewrites` know.
+SUITE_GOLDS = [
+    "17", "-8", "0", "1", "2048", "31,415", r"27,\!182", r"\$7.25", "0.625", "-.75", "3.25", "6.1e-7", "2e5",
+    "-4.75e12", r"\frac{5}{8}", r"-\frac{7}{12}", r"\frac 27", r"\dfrac{22}{7}", r"3\frac{2}{5}", "-5./4", r"72^\circ",
+    r"12.5 \text{ grams}", r"48\mbox{ feet}^2", "312_4", "75_{9}", r"\text{west}", r"\text{(D)}", "(2,-7)",
+    r"\left( 5, \frac{\pi}{3} \right)",
+    "(4,-9,11)", "(1,6]", r"[-3, \infty)", r"\{2, 5, 11\}", r"\{3\pm\sqrt{7},-4\}", "4,-6", "8, 9, 13",
+    r"2 \pm \sqrt{11}", r"\begin{pmatrix} -3 \\ 8 \end{pmatrix}", r"\begin{pmatrix} 2/7 & 1 \\ 0 & -6 \end{pmatrix}",
+    "x=12", "y = 3x - 4", "2x - 9y + 4z = 0", r"x \in [-1,5]", r"5\sqrt{7}", r"9 \pi", "4 - 3i", r"\frac{3\sqrt{5}}{8}",
+    r"\frac{3\pi}{4}", "x^4 + 3x - 1", "3k + 7", r"\cos x", "u - v", r"\beta", "m", r"\frac{5}{2} m", "4.5 Q",
+    r"\frac{1}{2} E_{1}+\frac{1}{3} E_{2}", r"\frac{\gamma^{2}-1}{c^{2}}", r"A e^{-k t} \sin \left(\omega t\right)",
+    r"\frac{d N}{d t}=r N-b", r"g(0) e^{-\frac{t}{\tau}}", r"(-\infty, 1) \cup (4, \infty)",
+]  # fmt: skip
+
+
+def status(rewrite: Rewrite) -> str:
+    answer = extract(rewrite.completion, rewrite.gold)
+    return explain(rewrite.gold, answer).status if answer else "unparsed"
+
+
+def shown(mistakes: list[Rewrite]) -> list[tuple[str, str, str]]:
+    return [(mistake.gold, mistake.kind, mistake.completion) for mistake in mistakes]
+
+
+def test_what_is_made_by_rule_is_accepted_if_it_is_equal_and_else_refused():
+    judged = [(rewrite, status(rewrite)) for rewrite in rewrites(SUITE_GOLDS)]
+    assert sum(rewrite.is_equal for rewrite, _ in judged) > 1000
+    assert sum(not rewrite.is_equal for rewrite, _ in judged) > 400
+    assert shown([rewrite for rewrite, found in judged if not rewrite.is_equal and found == "correct"]) == []
+    assert shown([rewrite for rewrite, found in judged if rewrite.is_equal and found != "correct"]) == []
+    assert {found for _, found in judged} <= {"correct", "incorrect", "unparsed"}
