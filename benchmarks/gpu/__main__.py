@@ -16,9 +16,9 @@
 Sections run in the order of their value, each in a process of its own with a time limit, so that one that fails, hangs
 or runs out of memory hides no other, and what the budget cuts off is the least. Checks of results run side by side;
 what is timed runs alone. Every row is in rows.jsonl as soon as it is known and on the terminal when its section ends;
-table.md, results.json and a log of each section lie beside it. Weights are random but for `run`, and nothing is
-downloaded. Without a GPU the same code runs at small sizes, side by side: no duration means anything then. The status
-is 1 where a target was missed or something failed.
+table.md, results.json and a log of each section are in the same folder. `run` trains a base model of the laboratory;
+all other weights are random. Nothing is downloaded. Without a GPU the same code runs at small sizes, side by side: no
+duration means anything then. The status is 1 where a target was missed or something failed.
 """
 
 import argparse

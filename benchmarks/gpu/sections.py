@@ -125,7 +125,7 @@ def divide(asked: Sequence[Section], there: frozenset[str]) -> tuple[list[Sectio
 
 
 def together(sections: Sequence[Section], device: str) -> Iterator[list[Section]]:
-    """The sections that may run side by side, lot by lot; on a CPU all of them: no duration means anything there."""
+    """Groups of sections, one after the other; the sections of a group run side by side. On a CPU all are one group."""
     if device == "cpu":
         yield list(sections)
         return

@@ -12,6 +12,7 @@ on the two texts alone; work is counted before it is done, never timed.
 """
 
 import re
+import threading
 from dataclasses import dataclass
 
 from math_answers.comparison import num_parts, same
@@ -20,6 +21,9 @@ from math_answers.nodes import TooLargeError, UnreadError
 from math_answers.pool import Status
 from math_answers.reader import read
 from math_answers.text import MAX_CHARS, unwrap
+
+_PRECISION = threading.Lock()
+"""mpmath's precision is one for all threads."""
 
 __all__ = ["Explanation", "equal", "explain", "extract", "judge"]
 
@@ -86,7 +90,8 @@ def explain(gold: str, answer: str) -> Explanation:
     except UnreadError as error:
         return Explanation("unparsed", f"the answer is not read: {error}")
     try:
-        is_equal = same(expected, found)
+        with _PRECISION:
+            is_equal = same(expected, found)
     except TooLargeError as error:
         return Explanation("timeout", f"not computed: {error}")
     return Explanation("correct" if is_equal else "incorrect", f"{expected} and {found}"[:1000])

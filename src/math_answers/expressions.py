@@ -147,7 +147,7 @@ class Expressions(Stream):
             self.tokens[self.at : self.at + 1] = letters
 
     def juxtaposed(self, value: Node) -> Node:
-        """The product with what stands beside it; a whole number and a fraction are one number."""
+        """The product of a value and the next factor, written without a sign; 1 1/2 is a mixed number."""
         if self.next.kind == "number" and _ends_in_number(value):
             # 1 1/2 is a mixed number, and two numbers beside one another are none.
             fraction = [self.next, self.peek(1), self.peek(2)]

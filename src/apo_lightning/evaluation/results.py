@@ -133,12 +133,12 @@ def reported_k(num_samples: int) -> list[int]:
 
 
 def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[int]:
-    """Class of each answer in the vote: 0 if correct, −1 for none, else one number per distinct text.
+    r"""Class of each answer in the vote: 0 if correct, −1 for none, else one number for answers that are equal.
 
     Example:
-        >>> answer_classes([("1/2", "correct"), ("0.5", "correct"), ("3", "incorrect"), ("$3$", "incorrect"),
-        ...     (None, "unparsed")])
-        [0, 0, 1, 1, -1]
+        >>> answer_classes([("1/2", "correct"), ("0.5", "correct"), (r"\frac32", "incorrect"), ("1.5", "incorrect"),
+        ...     ("3", "incorrect"), (None, "unparsed")])
+        [0, 0, 1, 1, 2, -1]
     """
     wrong: dict[str, int] = {}
     classes = []

@@ -54,6 +54,10 @@ def test_of_a_worked_gsm8k_solution_the_number_after_the_hashes_is_the_answer():
     assert got.solution.endswith("#### 1,125")
 
 
+def test_a_list_behind_the_mark_keeps_its_commas():
+    assert row({"question": "q", "answer": "two of them\n#### 2, 3"}).answer == "2, 3"
+
+
 def test_of_a_worked_math_solution_the_last_box_is_the_answer():
     layout = RecordLayout(answer_column="solution", answer_is_boxed=True)
     solution = r"First \boxed{1}, then $\boxed{\frac{\sqrt{2}}{3}}$."

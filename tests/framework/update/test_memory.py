@@ -79,20 +79,16 @@ def test_what_does_not_fit_in_half_ends_the_run_with_a_budget_to_set():
     assert "\n" not in str(caught.value)
 
 
-def test_several_ranks_repeat_nothing():
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+@pytest.mark.parametrize(
+    ("num_ranks", "forgets", "reason"),
+    [(2, True, "2 ranks cannot"), (1, False, "FSDP2 of torch .* cannot repeat")],  # before torch 2.13 it does not
+)
+def test_what_cannot_be_repeated_ends_the_run(num_ranks, forgets, reason, monkeypatch):
+    if not forgets:
+        monkeypatch.delattr(FSDPModule, "reset_iter_state", raising=False)
+    torch.distributed.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
     try:
-        with pytest.raises(DoesNotFitError, match=r"2 ranks cannot .* tokens_per_microbatch=128"):
-            MemoryBudget(256).retry(fail)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_a_shard_whose_failed_pass_fsdp2_cannot_forget_repeats_nothing(monkeypatch):
-    monkeypatch.delattr(FSDPModule, "reset_iter_state", raising=False)  # as before torch 2.13
-    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
-    try:
-        with pytest.raises(DoesNotFitError, match=r"FSDP2 of torch .* cannot repeat .* tokens_per_microbatch=128"):
+        with pytest.raises(DoesNotFitError, match=rf"{reason} .* tokens_per_microbatch=128"):
             MemoryBudget(256).retry(fail)
     finally:
         torch.distributed.destroy_process_group()
