@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.emulated import cardless
 from benchmarks.gpu.rows import Row, attempt, judged
 
-TILE = (4096, 2048)
+TILE = (4096, 8192)
 PICKS = 9
 SHARED_BYTES = cardless.CARD["shared_memory_per_block_optin"]
 HEADS, HEAD_SIZES = ((24, 8), (28, 4)), (64, 128)

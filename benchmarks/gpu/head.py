@@ -1,12 +1,11 @@
 """The head alone, forward, loss and backward, for `make gpu`: against the time that its products alone would take."""
 
 from collections.abc import Callable, Iterator
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-from apo_lightning.logprobs import DetachedHead, head
+from apo_lightning.logprobs import DetachedHead
 from benchmarks.gpu.rates import bfloat16_rate
 from benchmarks.gpu.rows import Row, attempt, judged
 from benchmarks.performance.head import Case, Inputs, Outputs, chunk_by_chunk, make_inputs, run
@@ -15,7 +14,6 @@ from benchmarks.shared.timing import interleave, waited_for
 MOST_OVER_FLOOR = 1.25
 ROUNDS = 5
 ANCHORS = 8
-LARGER_TILES = 2**24
 # Tokens, hidden size and vocabulary: the heads of Qwen2.5-7B and of Llama-3.2-3B.
 SIZES = {"cuda": ((8192, 3584, 152064), (8192, 3072, 128256)), "cpu": ((256, 96, 4096), (256, 64, 3072))}
 
@@ -41,26 +39,12 @@ def head_row(name: str, case: Case, rate: float, device: torch.device) -> Iterat
     """Seconds ÷ floor; the three products of T·V·D, with two operations each, are the floor."""
     inputs = make_inputs(case, device)
     action = waited_for(lambda: run(as_in_training, inputs), device)
-    timings = interleave({name: action, "larger tiles": with_tiles(LARGER_TILES, action)}, ROUNDS)
-    timing, larger = timings[name], timings["larger tiles"]
+    timing = interleave({name: action}, ROUNDS)[name]
     floor = 6 * case.tokens * case.hidden * case.vocab / rate
     figures = {"seconds": timing.seconds, "floor_seconds": floor, "extra_bytes": extra_bytes(action, inputs)}
     said = f"{timing.minimum / floor:.2f} ({1e3 * timing.minimum:.1f} of {1e3 * floor:.1f} ms)"
     bar = MOST_OVER_FLOOR if device.type == "cuda" else None
     yield judged(f"{name}: time ÷ its products'", timing.minimum / floor, said, at_most=bar, **figures)
-    if device.type == "cuda":
-        said = f"{larger.minimum / timing.minimum:.3f} of the time with 2²³"
-        yield Row(check=f"{name}: tiles of 2²⁴ logits", result=said, figures={"seconds": larger.seconds})
-
-
-def with_tiles(num_logits: int, action: Callable[[], None]) -> Callable[[], None]:
-    """The same with so many logits in a tile: fewer calls of the host, and tiles that leave the second-level cache."""
-
-    def run_with() -> None:
-        with mock.patch.object(head, "TILE_LOGITS", num_logits):
-            action()
-
-    return run_with
 
 
 def extra_bytes(action: Callable[[], None], inputs: Inputs) -> int | None:

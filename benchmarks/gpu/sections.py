@@ -53,7 +53,7 @@ def _update(name: str) -> Section:
 GPU, VLLM, CARDLESS = frozenset({"cuda"}), frozenset({"vllm"}), frozenset({"cpu", "triton"})
 FIRST = (
     Section("run", "gpu.real_run", "real run", 150),
-    Section("b", "gpu.kernels", "attention", 150),
+    Section("b", "gpu.kernels", "attention", 200),
     Section("b", "gpu.kernels", "head tiles", 150),
     _update("llama3b, compiled"),
     Section("c", "gpu.head", "head", 60, alone=True),

@@ -19,9 +19,9 @@ MakeHead = Callable[[Tensor, Tensor], "Head"]
 
 TILE_ROWS_CPU, TILE_ROWS = 512, 4096
 """Most tokens of a tile, on a CPU and elsewhere. With fewer, a product is bound by reading the head's rows."""
-TILE_LOGITS_CPU, TILE_LOGITS = 2**20, 2**23
-"""Most logits of a tile: 4 MiB on a CPU, which stay in the caches together with the rows of the head; elsewhere 32 MiB,
-which stay in the second-level cache of a large GPU between kernels."""
+TILE_LOGITS_CPU, TILE_LOGITS = 2**20, 2**25
+"""Most logits of a tile: 4 MiB on a CPU, which stay in the caches together with the rows of the head; elsewhere 128 MiB,
+as the calls of smaller tiles cost the host of an H200 more than the GPU's second-level cache saves."""
 FEWEST_LOGITS_CPU = 2**16
 """For smaller tiles the calls would cost a CPU more than the arithmetic."""
 COLUMNS_MULTIPLE = 128
@@ -100,7 +100,7 @@ def tile_shape(num_tokens: int, vocab_size: int, device: torch.device) -> tuple[
         >>> tile_shape(num_tokens=514, vocab_size=49152, device=torch.device("cpu"))
         (257, 3072)
         >>> tile_shape(num_tokens=8192, vocab_size=152064, device=torch.device("cuda"))
-        (4096, 2048)
+        (4096, 8192)
     """
     rows = even_share(num_tokens, most_rows(device))
     wanted = TILE_LOGITS

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.logprobs.head import matmul
 from apo_lightning.rollout.decoding import GrowingLayer, attend_with_unrepeated_keys, growing_cache
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.sampling import sample_tokens, uniforms
@@ -43,6 +44,7 @@ class TransformersEngine(RolloutEngine):
         self._model = model.to(context.device).eval().requires_grad_(False)
         attend_with_unrepeated_keys(self._model)
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        self._head = self._model.get_output_embeddings().weight
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with torch.no_grad():
@@ -73,14 +75,15 @@ class TransformersEngine(RolloutEngine):
                     logits = self._last_logits(batch)
 
     def _last_logits(self, batch: "_Batch") -> Float[Tensor, "rows vocab"]:
-        return self._model(
+        output = self._model.base_model(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
             position_ids=batch.position_ids,
             past_key_values=batch.cache,
             use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        )
+        # As in the trainer: rounded to bfloat16, logits alone would move the log-probs by more than all else does.
+        return matmul(output.last_hidden_state[:, -1], self._head.T, torch.float32)
 
     def _release_memory(self) -> None:
         for weight in self._parameters.values():
@@ -91,7 +94,7 @@ class TransformersEngine(RolloutEngine):
             weight.untyped_storage().resize_(weight.nbytes)
 
     def _stop(self) -> None:
-        del self._model, self._parameters
+        del self._model, self._parameters, self._head
 
 
 class _Batch:
