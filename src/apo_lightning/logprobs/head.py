@@ -20,8 +20,8 @@ MakeHead = Callable[[Tensor, Tensor], "Head"]
 TILE_ROWS_CPU, TILE_ROWS = 512, 4096
 """Most tokens of a tile, on a CPU and elsewhere. With fewer, a product is bound by reading the head's rows."""
 TILE_LOGITS_CPU, TILE_LOGITS = 2**20, 2**25
-"""Most logits of a tile: 4 MiB on a CPU, which stay in the caches together with the rows of the head; elsewhere 128 MiB,
-as the calls of smaller tiles cost the host of an H200 more than the GPU's second-level cache saves."""
+"""Most logits of a tile: 4 MiB on a CPU, which stay in the caches together with the rows of the head; elsewhere
+128 MiB, as the calls of smaller tiles cost the host of an H200 more than the GPU's second-level cache saves."""
 FEWEST_LOGITS_CPU = 2**16
 """For smaller tiles the calls would cost a CPU more than the arithmetic."""
 COLUMNS_MULTIPLE = 128

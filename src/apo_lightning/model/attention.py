@@ -234,28 +234,15 @@ def attend_registered(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(layout, BlockMask):
+        # Short micro-batches would use a decoding kernel: another graph, which refuses some numbers of heads.
+        options = {"FORCE_USE_FLEX_ATTENTION": True}
         output = compiled_flex()(
-            query, key, value, block_mask=layout, scale=scaling, enable_gqa=True, kernel_options=_options(query)
+            query, key, value, block_mask=layout, scale=scaling, enable_gqa=True, kernel_options=options
         )
         return output.transpose(1, 2).contiguous(), None
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend(query, key, value, layout, scale=scaling)[None], None
 
-
-def _options(query: Tensor) -> dict[str, Any]:
-    """Of flex attention's kernels. torch's own choice for heads of 128 takes 1.15 times as long backward on an H200."""
-    # Short micro-batches would use a decoding kernel: another graph, which refuses some numbers of heads.
-    options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
-    if query.dtype == torch.bfloat16 and query.shape[-1] == TUNED_HEAD_SIZE:
-        options |= TUNED_BACKWARD
-    return options
-
-
-TUNED_HEAD_SIZE = 128
-TUNED_BACKWARD = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64) | {
-    "bwd_num_stages": 2,
-    "bwd_num_warps": 4,
-}
 
 compiled_flex = cache(lambda: compile_or_fail(flex_attention))
 """Uncompiled, flex attention would hold the scores of all pairs of positions."""

@@ -2,17 +2,17 @@ import pytest
 import torch
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.transformers_engine import TransformersEngine
+from apo_lightning.rollout.transformers_engine import TransformersEngine, _Batch
 from apo_lightning.rollout.weight_sync import publish
 from engine_bench import context, tiny_llama
 from engine_contract import request
 
 
-def ready_engine(folder, sequences_per_batch):
+def ready_engine(folder, sequences_per_batch, dtype=torch.float32):
     model = tiny_llama(tied=True)
     model.config.save_pretrained(folder)
     engine = TransformersEngine(sequences_per_batch=sequences_per_batch)
-    engine.setup(context(folder))
+    engine.setup(context(folder, dtype=dtype))
     publish(model, engine, 1)
     return engine
 
@@ -39,6 +39,11 @@ def test_a_prompt_is_read_once_a_group_and_finished_rows_leave(tmp_path):
     other = [request((8, 9), seed=i, max_new_tokens=3) for i in range(2)]
     # two prompts of at most 3 tokens; then those that want a second token, a third and a fourth
     assert shapes_of_forwards(engine, group + other) == [(2, 3), (4, 1), (3, 1), (1, 1)]
+
+
+def test_logits_are_not_rounded_to_the_dtype_of_the_weights(tmp_path):
+    engine = ready_engine(tmp_path, 8, torch.bfloat16)
+    assert engine._last_logits(_Batch([request((5, 6, 7))], torch.device("cpu"))).dtype == torch.float32
 
 
 def test_long_prompts_stand_together(tmp_path):
