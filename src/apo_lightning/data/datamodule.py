@@ -9,7 +9,7 @@ import torch
 from lightning import LightningDataModule
 from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.data.filtering import FilterReport
+from apo_lightning.data.filtering import FilterReport, count_repeated
 from apo_lightning.data.order import PromptOrder
 from apo_lightning.data.prompts import PromptTemplate, build_prompt
 from apo_lightning.data.rows import Row
@@ -70,6 +70,7 @@ class PromptDataModule(LightningDataModule):
         """Held-out prompts by benchmark."""
         self.report: FilterReport | None = None
         """Counts of dropped training rows; None before `prepare`."""
+        self._repeated: list[str] = []
 
     def prepare(self) -> None:
         """Read, filter and tokenise; needs no model, and a second call does nothing.
@@ -81,6 +82,8 @@ class PromptDataModule(LightningDataModule):
         problems, name = self.source.load(), self.source.name
         self.train_prompts, num_too_long = self._fitting(self._prompts(problems.train, name))
         held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
+        found = {benchmark: count_repeated(rows) for benchmark, rows in problems.validation.items()}
+        self._repeated = [f"in {benchmark} {line}" for benchmark, line in found.items() if line]
         report = replace(problems.report, num_too_long=num_too_long, num_kept=len(self.train_prompts))
         if report.num_held_out:  # part of the training set, and filtered like it
             held_out[name], num_dropped = self._fitting(held_out[name])
@@ -115,9 +118,10 @@ class PromptDataModule(LightningDataModule):
         return [*itertools.chain(self.train_prompts, *self.validation_prompts.values())]
 
     def describe(self) -> str:
-        """One line for the log: numbers of training and held-out problems, and of dropped rows."""
+        """One line for the log: numbers of training and held-out problems, of dropped rows and of repeated problems."""
         sizes = [f"{name} ({len(prompts)})" for name, prompts in self.validation_prompts.items()]
-        return f"{self.source.name}: {self.report}; validation on {', '.join(sizes) or 'nothing'}"
+        held_out = f"validation on {', '.join(sizes) or 'nothing'}"
+        return "; ".join([f"{self.source.name}: {self.report}", held_out, *self._repeated])
 
     def train_dataloader(self) -> PromptBatches:
         """Endless training steps of `prompts_per_step` prompts, starting at `steps_consumed`."""

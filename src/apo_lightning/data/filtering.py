@@ -54,10 +54,8 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
     `benchmarks` are problems that must not be trained on. Of the counts, `num_rows` is the sum of all the others.
     """
     answered = [row for row in rows if row.answer]
-    groups: dict[str, list[Row]] = {}
-    for row in answered:
-        groups.setdefault(normalised_problem(row.problem), []).append(row)
-    conflicting = {key for key, group in groups.items() if len({row.answer.strip() for row in group}) > 1}
+    groups = _by_problem(answered)
+    conflicting = {key for key, group in groups.items() if _contradicts(group)}
     unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
 
     contamination = Contamination(benchmarks)
@@ -71,6 +69,33 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
         num_in_benchmark=len(unique) - len(kept),
         num_kept=len(kept),
     )
+
+
+def count_repeated(rows: Sequence[Row]) -> str:
+    """One line on problems that are there more than once; empty where there are none.
+
+    Example:
+        >>> rows = [Row(id=str(i), problem="1 + 1", answer=answer) for i, answer in enumerate("223")]
+        >>> count_repeated([*rows, Row(id="3", problem="2 + 2", answer="4")])
+        '1 problem occurs more than once (3 of 4 rows), 1 with different answers'
+    """
+    repeated = [group for group in _by_problem(rows).values() if len(group) > 1]
+    if not repeated:
+        return ""
+    found = f"{len(repeated)} problem{' occurs' if len(repeated) == 1 else 's occur'} more than once"
+    num_contradicting = sum(map(_contradicts, repeated))
+    return f"{found} ({sum(map(len, repeated))} of {len(rows)} rows), {num_contradicting} with different answers"
+
+
+def _by_problem(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(normalised_problem(row.problem), []).append(row)
+    return groups
+
+
+def _contradicts(group: Sequence[Row]) -> bool:
+    return len({row.answer.strip() for row in group}) > 1
 
 
 class Contamination:

@@ -101,9 +101,9 @@ class SamplesFile:
 
 
 def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a folder whose `evaluation.json` differs in a key of `identity`."""
-    path = folder / IDENTITY
-    if not path.exists():
+    """Raise `ConfigError` for a folder with samples whose `evaluation.json` differs in a key of `identity`."""
+    path, samples = folder / IDENTITY, folder / SAMPLES
+    if not path.exists() or not samples.exists() or samples.stat().st_size == 0:
         return
     found = json.loads(path.read_bytes())
     there, here = flatten({key: found.get(key) for key in identity}), flatten(json.loads(to_json(identity)))

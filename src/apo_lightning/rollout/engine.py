@@ -239,6 +239,16 @@ class RolloutEngine(ABC):
     def _stop(self) -> None: ...
 
 
+def check_distribution(temperature: float, top_p: float) -> None:
+    """Raise `ConfigError` for a distribution that no engine samples from."""
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise ConfigError(
+            f"temperature is {temperature}: it must be 0 (greedy) or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
+        )
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"top_p is {top_p}: it must be in (0, 1], where 1 samples from all tokens")
+
+
 def check_request(request: GenerationRequest, max_model_len: int, vocab_size: int) -> None:
     """Raise `ConfigError` for a request that no engine can serve; it would end the whole call halfway."""
     prompt_tokens, new_tokens = len(request.prompt_token_ids), request.max_new_tokens
@@ -251,12 +261,7 @@ def check_request(request: GenerationRequest, max_model_len: int, vocab_size: in
             f"prompt of {prompt_tokens} + max_new_tokens of {new_tokens} = {prompt_tokens + new_tokens} tokens, "
             f"but max_model_len is {max_model_len}: shorten one or raise the other"
         )
-    if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
-        raise ConfigError(
-            f"temperature is {request.temperature}: it must be 0 (greedy) or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
-        )
-    if not 0 < request.top_p <= 1:
-        raise ConfigError(f"top_p is {request.top_p}: it must be in (0, 1], where 1 samples from all tokens")
+    check_distribution(request.temperature, request.top_p)
     if not 0 <= request.seed < 2**63:
         raise ConfigError(f"sample seed {request.seed} is outside [0, 2⁶³)")
     highest, lowest = max(request.prompt_token_ids), min(request.prompt_token_ids)

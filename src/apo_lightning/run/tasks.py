@@ -7,7 +7,9 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
+from apo_lightning.data.filtering import count_repeated
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.evaluation.encoder import sentence_encoder
@@ -16,6 +18,7 @@ from apo_lightning.evaluation.samples_file import require_same_identity
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.rollout.engine import check_distribution
 from apo_lightning.run.choices import options_of
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy
 from apo_lightning.run.stages import Stage
@@ -64,11 +67,13 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
         samples_per_batch = SAMPLES_PER_BATCH[evaluated.device.type]
     for name, value, lowest in (
         ("temperature", cfg.temperature, 0),
+        ("top_p", cfg.top_p, 0),
         ("samples_per_batch", samples_per_batch, 1),
         ("tokens_per_microbatch", cfg.tokens_per_microbatch, 1),
     ):
         if value is None or value < lowest:
             raise ConfigError(f"{name} is {value}: it must be at least {lowest}")
+    check_distribution(cfg.temperature, cfg.top_p)
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()
@@ -117,6 +122,13 @@ def _task(
     cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, engine: str, reward: str, samples_per_batch: int
 ) -> Task:
     rows, data = benchmark.load()
+    if repeated := count_repeated(rows):
+        say(f"{benchmark.name}: {repeated}")
+    if cfg.temperature == 0 and benchmark.num_samples > 1:
+        say(
+            f"{benchmark.name}: at temperature=0 the {benchmark.num_samples} samples of a problem are equal, and "
+            "pass@k is pass@1: give num_samples=1"
+        )
     template = evaluated.spec.prompt_template
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
     check_prompts(benchmark.reward, prompts)

@@ -7,6 +7,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses.aggregation import AGGREGATIONS
 from apo_lightning.losses.functional import Number
 from apo_lightning.losses.importance import checked_bounds
+from apo_lightning.rollout.engine import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,9 @@ class StepSettings:
                 f"prompts_per_minibatch is {self.prompts_per_minibatch}, which does not divide prompts_per_step "
                 f"{self.prompts_per_step}: the last optimizer step of a rollout would weigh its tokens differently"
             )
-        if not 0 < self.temperature <= 2:
-            raise ConfigError(f"temperature is {self.temperature}: training samples at a temperature in (0, 2]")
+        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+            within = f"[{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
+            raise ConfigError(f"temperature is {self.temperature}: training samples at a temperature in {within}")
         if self.aggregation not in AGGREGATIONS:
             raise ConfigError(f"aggregation is {self.aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
         if self.old_logprobs not in ("trainer", "rollout"):

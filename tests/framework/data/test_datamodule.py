@@ -106,6 +106,21 @@ def test_every_benchmark_has_a_loader_with_all_its_problems_in_order(tmp_path, m
     assert data.validation_prompts["first"][0].source == "first"
 
 
+def test_repeated_problems_of_a_held_out_set_are_counted(tmp_path):
+    rows = [("1 + 1", "2"), ("1+1", "3"), ("2 + 2", "4")]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in rows))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"problem": "5?", "answer": "5"}))
+    data = data_module(
+        DatasetSource(
+            name="train", path=str(tmp_path / "train.jsonl"), validation={"own": str(tmp_path / "own.jsonl")}
+        ),
+        prompts_per_step=1,
+    )
+    data.prepare()
+    said = "in own 1 problem occurs more than once (2 of 3 rows), 1 with different answers"
+    assert data.describe().endswith(f"validation on own (3); {said}")
+
+
 def test_without_held_out_problems_the_trainer_still_runs(tmp_path):
     module, data = Recorder(), data_module(ArithmeticSource(max_operand=6, num_validation=0))
     trainer(tmp_path, max_steps=2).validate(module, datamodule=data, verbose=False)

@@ -1,5 +1,6 @@
 """A file that was stopped anywhere goes on as if it had not been."""
 
+import json
 import subprocess
 import sys
 
@@ -99,6 +100,17 @@ def test_another_evaluation_is_refused_by_what_differs(tmp_path):
         SamplesFile(tmp_path, other, PLAN, 4).open()
 
 
+def test_one_that_left_no_sample_refuses_no_other(tmp_path):
+    refused = SamplesFile(tmp_path, IDENTITY, PLAN, 4)
+    refused.open()
+    refused.close()
+    other = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
+    corrected = SamplesFile(tmp_path, other, PLAN, 4)
+    assert corrected.open() == 0
+    corrected.close()
+    assert json.loads((tmp_path / "evaluation.json").read_bytes())["settings"]["temperature"] == 0.6
+
+
 def test_an_edited_file_is_refused(tmp_path):
     write(tmp_path, PLAN, 4)
     path = tmp_path / "samples.jsonl"
@@ -127,6 +139,7 @@ def test_two_processes_cannot_write_one_file(tmp_path):
 
 def test_differences_are_found_however_deep(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"a": {"b": {"c": "x"}, "d": [1]}}')
+    (tmp_path / "samples.jsonl").write_text("a sample\n")
     require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [1], "new": None}})
     with pytest.raises(ConfigError, match=r"a\.b\.c is x there and y here"):
         require_same_identity(tmp_path, {"a": {"b": {"c": "y"}, "d": [1]}})
