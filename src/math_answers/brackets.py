@@ -7,6 +7,9 @@ from math_answers.stream import END
 _PRINTED = {"lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "langle": "(", "rangle": ")"}
 _ENVIRONMENTS = frozenset(["pmatrix", "bmatrix", "vmatrix", "matrix", "cases", "array", "smallmatrix"])
 
+_CONDITIONALS = frozenset(["if", "for", "when"])
+_CONDITIONS = frozenset(["relation", "and", "or", "words"])
+
 
 class Brackets(Expressions):
     """What stands between brackets of all kinds."""
@@ -130,6 +133,8 @@ class Brackets(Expressions):
             if self.is_next("end"):
                 self.take()
                 break
+            if name == "cases" and row and self.next.text.lower() in _CONDITIONALS:
+                self.take()
             row.append(self.items(("&", "\\\\", "end")) if name == "cases" else self.quantity())
             if name == "cases":
                 self.separator()
@@ -143,9 +148,9 @@ class Brackets(Expressions):
         if self.index() != name or row:
             raise UnreadError("a matrix that is not closed")
         if name == "cases":
-            if all(len(line) == 1 for line in rows):
-                return Node("list", tuple(line[0] for line in rows))
-            raise UnreadError("cases with conditions")
+            if any(len(line) > 2 or (line[1:] and line[1].head not in _CONDITIONS) for line in rows):
+                raise UnreadError("a row of cases")
+            return Node("list", tuple(Node("case", line) if len(line) == 2 else line[0] for line in rows))
         if len({len(line) for line in rows}) != 1:
             raise UnreadError("rows of several lengths")
         return Node("matrix", (len(rows[0]), *(cell for line in rows for cell in line), name == "vmatrix"))

@@ -33,6 +33,8 @@ def same(gold: Node, answer: Node) -> bool:
     relation = "relation" in (gold.head, answer.head)
     if relation and (found := _same_relation(gold, answer)) is not None:
         return found
+    if gold.head == answer.head == "case":
+        return _same_case(gold, answer)
     for head in ("date", "clock", "numeral", "congruence", "ratio"):
         if head in (gold.head, answer.head):
             return _SPECIAL[head](gold, answer)
@@ -386,6 +388,12 @@ def _same_numeral(gold: Node, answer: Node) -> bool:
         and one[0] == other[0]
         and (one[1] == other[1] or None in (one[1], other[1]))
     )
+
+
+def _same_case(gold: Node, answer: Node) -> bool:
+    """A value and its condition, in which names count: x ≥ 0 alone may be a set, which has no name."""
+    (_, one), (_, other) = gold.args, answer.args
+    return set(names_in(one)) == set(names_in(other)) and all(map(same, gold.args, answer.args))
 
 
 def _same_congruence(gold: Node, answer: Node) -> bool:

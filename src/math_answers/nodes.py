@@ -21,7 +21,8 @@ class Node:
     (name), `constant` (pi, e, i, infinity), `add`, `multiply`, `divide`, `power`, `call` (name, *arguments), `vector`
     (name), `dot`, `cross`, `plus_minus` (sign, argument).
     Answers of several parts: `list`, `tuple`, `interval` (brackets, low, high), `set`, `matrix` (columns, *cells),
-    `union`, `intersection`, `difference`, `relation` (operators, *sides), `and`, `or`, `builder`.
+    `union`, `intersection`, `difference`, `relation` (operators, *sides), `and`, `or`, `builder`,
+    `case` (value, condition).
     Others: `words` (text), `ratio`, `clock`, `numeral` (digits, base), `congruence`, `quantity` (value, unit).
     """
 

@@ -13,6 +13,7 @@ from math_answers import equal, explain, extract
 NESTED_ROOTS = r"\frac{\sqrt{\sqrt{11}+\sqrt{194}}}{15+2\sqrt{33}}"
 LOGARITHMS = r"\frac{\log 2}{\log 2-\log 3}"
 GROWTH = r"\frac{d M}{d t} = \frac{10^{5} L_{\odot}}{0.007 c^{2} M_{\odot}^{6}} M^{6}"
+PIECEWISE = r"\begin{cases}x & x\ge 0\\ -x & x<0\end{cases}"
 
 # gold: right answers
 SAME: dict[str, dict[str, list[str]]] = {
@@ -239,6 +240,16 @@ SAME: dict[str, dict[str, list[str]]] = {
         "2,3": ["2，3", "2、3", "2和3", "2或3"],
         "(1,2)": ["（1，2）"],
     },
+    "by cases": {
+        PIECEWISE: [
+            r"\begin{cases}-x, & x<0\\ x, & x\geq 0\end{cases}",
+            r"\begin{cases}x & \text{if } x\ge 0\\ -x & \text{if } x<0\end{cases}",
+            r"\begin{cases}x, & 0\le x,\\ -x, & x<0.\end{cases}",
+        ],
+        r"f(x)=\begin{cases}x^2 & \text{if } x>1\\ 0 & \text{otherwise}\end{cases}": [
+            r"\begin{cases}x^2, & x>1\\ 0, & \text{otherwise}\end{cases}"
+        ],
+    },
 }
 
 # gold: wrong answers
@@ -384,6 +395,19 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         r"2\sin 40^\circ": [r"2\sin 40", r"2\sin 41^\circ"],
     },
     "Chinese": {"5": ["50米", "5万", "6米", "5个半", "5分之一", "5或6", "5千"]},
+    "by cases": {
+        PIECEWISE: [
+            "x",
+            "x, -x",
+            r"x, x\ge 0, -x, x<0",
+            r"\begin{cases}x \\ -x \end{cases}",
+            r"\begin{cases}x & x\ge 0\end{cases}",
+            r"\begin{cases}x & x> 0\\ -x & x<0\end{cases}",
+            r"\begin{cases}-x & x\ge 0\\ x & x<0\end{cases}",
+            r"\begin{cases}x & y\ge 0\\ -x & y<0\end{cases}",
+            r"\begin{cases}x & x\ge 0\\ -x & x<0\\ 1 & x=7\end{cases}",
+        ],
+    },
 }
 
 
@@ -407,7 +431,10 @@ def test_a_wrong_answer_of_the_same_form_is_refused(gold: str, answer: str):
     assert explain(gold, answer).status in ("incorrect", "unparsed")
 
 
-@pytest.mark.parametrize("gold", ["", "  ", r"\boxed{}", pytest.param("1" * 5000, id="5000 digits")])
+@pytest.mark.parametrize(
+    "gold",
+    ["", "  ", r"\boxed{}", r"\begin{cases}n & n \text{ odd}\end{cases}", pytest.param("1" * 5000, id="5000 digits")],
+)
 def test_a_gold_that_is_not_read_is_an_error(gold: str):
     assert explain(gold, "5").status == "error"
 
