@@ -34,10 +34,6 @@ class NonfiniteError(RuntimeError):
     """Loss or gradient was not finite several optimizer steps in a row."""
 
 
-class DoesNotFitError(RuntimeError):
-    """A forward or backward ran out of memory, and smaller micro-batches cannot be had."""
-
-
 class VerifierError(RuntimeError):
     """Too many answers could not be judged for the rewards of this step to mean anything."""
 

@@ -41,7 +41,6 @@ from apo_lightning.update.auxiliary import Auxiliary
 from apo_lightning.update.dynamic_sampling import DynamicSampling, SamplingRun, refill
 from apo_lightning.update.engine_check import EngineCheck
 from apo_lightning.update.history import History
-from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.minibatch_update import minibatch_gradient
 from apo_lightning.update.nonfinite import NonfiniteSteps
 from apo_lightning.update.probes import probing_of
@@ -99,17 +98,17 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
             self.history.add(rollouts)
             table = step_table(self, rollouts, advantages)
         with phase("values"):
-            self.memory.retry(score_values, self, table)
+            score_values(self, table)
         with phase("prepare"):
             plan = plan_step(self, table)
         with phase("reference"):
-            self.memory.retry(score_reference, self, plan)
+            score_reference(self, plan)
         if plan.unscored:
             with phase("old_logprobs"):
-                self.memory.retry(score_policy, self, plan)
+                score_policy(self, plan)
         with phase("probe"):
             probing = probing_of(self, rollouts, advantages)
-            self.memory.retry(probing.score_before, self)
+            probing.score_before(self)
         with phase("update"):
             record = UpdateRecord.of(plan.table, self.loss)
             for minibatch in plan.minibatches:
@@ -121,7 +120,7 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
             self._move_weights(rollouts.step)
             self.ranks.finish_queued()  # the sync would be charged for the optimizer step, and perf/mfu too high
         with phase("probe"):
-            probes = self.memory.retry(probing.score_after, self)
+            probes = probing.score_after(self)
         self._publish()
         return {"step_output": self._report(plan, advantages, record, probes)}
 
@@ -152,8 +151,14 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
 
     def _check_engine(self, table: StepTable) -> tuple[float, float]:
         """Compare the engine's log-probs with the policy's; see `EngineCheck.run`."""
-        how = {"memory": self.memory, "temperature": self.settings.temperature, "version": self.policy_version}
-        return self.memory.retry(self.engine_check.run, table, self.policy, self.ranks, **how)
+        return self.engine_check.run(
+            table,
+            self.policy,
+            self.ranks,
+            tokens_per_microbatch=self.settings.tokens_per_microbatch,
+            temperature=self.settings.temperature,
+            version=self.policy_version,
+        )
 
     def _optimizer_step(self, *, may_step: bool) -> None:
         trains_policy = self.global_step >= self.num_critic_steps
@@ -275,7 +280,6 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
         self.timer = StepTimer(self.clock, PHASES)
         self.checkpointer = checkpointer
         self.settings = settings
-        self.memory = MemoryBudget(settings.tokens_per_microbatch)
         self.nonfinite = NonfiniteSteps(settings)
         self.engine_check = EngineCheck()
         self.make_optimizer = optimizer
@@ -350,7 +354,7 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
             return
         self.averaging.remember(self.policy.model)  # not yet the checkpoint's weights
         if self.auxiliary is not None:
-            self.memory.retry(self.auxiliary.score, self)
+            self.auxiliary.score(self)
         self.policy_version = self.checkpointer.restore_policy(self.policy, self.ranks)
         start_engine(
             self.engine,

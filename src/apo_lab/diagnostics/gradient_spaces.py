@@ -219,7 +219,7 @@ def _statistics(
 ) -> Iterator[tuple[Microbatch, TokenStatistics, Sequence[Tensor]]]:
     """Micro-batches with the policy's statistics and the leaves that these have a gradient to."""
     policy, table, temperature = module.policy, measured.table, module.settings.temperature
-    for part in table.microbatches(completions, module.memory.tokens_per_microbatch):
+    for part in table.microbatches(completions, module.settings.tokens_per_microbatch):
         anchor_ids = table.anchor_ids(part, measured.anchor_size)
         with torch.enable_grad(), policy.autocast():
             if space == "head":

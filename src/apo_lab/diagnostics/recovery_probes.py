@@ -159,7 +159,7 @@ def _scores(
         before=True,
     )
     probing = Probing({NAME: probe}, module.device)
-    module.memory.retry(probing.score_before, module)
+    probing.score_before(module)
     reference, policy = probing.references[NAME], probing.policies_before[NAME]
     parts = (policy.logprobs, reference.anchor_ids, reference.anchor_logprobs, policy.anchor_logprobs)
     return [present(part).cpu() for part in parts]

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 _in_passes: list[nn.Module] = []
 """The policies inside an open `unsharded_root`."""
@@ -20,16 +19,10 @@ _in_passes: list[nn.Module] = []
 
 @contextmanager
 def unsharded_root(policy: nn.Module) -> Iterator[None]:
-    """Around the forwards and backwards of several micro-batches: reshard the policy, if it is sharded, afterwards.
-
-    After an error, gradients that were not yet reduced are dropped, and the policy can be run again.
-    """
+    """Around the forwards and backwards of several micro-batches: reshard the policy, if it is sharded, afterwards."""
     _in_passes.append(policy)
     try:
         yield
-    except BaseException:
-        _forget_passes(policy)
-        raise
     finally:
         _in_passes.remove(policy)  # not pop: after an error, a generator's inner pass may end after an outer one
     _bring_shards_back(policy)
@@ -40,8 +33,6 @@ def refuse_other_passes(policy: nn.Module, backbone: nn.Module) -> None:
 
     def check(*_: object) -> None:
         if not any(one is policy for one in _in_passes):
-            _forget_passes(policy)
-            _bring_shards_back(policy)  # FSDP2 has gathered it already
             raise RuntimeError(
                 "a forward of a sharded policy outside of `with distributed.root_params.unsharded_root(policy):`, "
                 "which reshards it: put the pass inside, or later passes ignore the optimizer's updates"
@@ -70,20 +61,3 @@ def _bring_shards_back(policy: nn.Module) -> None:
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _forget_passes(policy: nn.Module) -> None:
-    # Accumulated unsharded gradients would be counted twice when the passes are repeated, and FSDP2, still in the
-    # state of the failed pass, would give the next backward no gradient.
-    if not isinstance(policy, FSDPModule):
-        return
-    for parameter in policy.parameters():
-        if not isinstance(parameter, DTensor):
-            parameter.grad = None
-    if can_repeat_sharded():  # else the run ends: `MemoryBudget.halve` asks too
-        policy.reset_iter_state()
-
-
-def can_repeat_sharded() -> bool:
-    """Whether FSDP2 can forget a failed pass, since torch 2.13."""
-    return hasattr(FSDPModule, "reset_iter_state")

@@ -13,17 +13,17 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from omegaconf.errors import InterpolationKeyError
 
-from apo_lightning.errors import (
-    ConfigError,
-    DoesNotFitError,
-    NonfiniteError,
-    StaleWeightsError,
-    VerifierError,
-    in_brief,
-)
+from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError, in_brief
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SHOWN = (ConfigError, DoesNotFitError, NonfiniteError, StaleWeightsError, VerifierError)
+SHOWN = (ConfigError, NonfiniteError, StaleWeightsError, VerifierError)
+SMALLER = "give a smaller tokens_per_microbatch, or model.gradient_checkpointing=true"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or a CPU; torch is not imported for it."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"OutOfMemoryError", "MemoryError"}) or "can't allocate memory" in str(error)
 
 
 def user_message(error: BaseException) -> str | None:
@@ -41,6 +41,8 @@ def user_message(error: BaseException) -> str | None:
             if not dot:
                 return f"{what}: a configuration names it in ${{…}}, and no setting has that name"
             return f"{what}: an option reads it that the chosen {group}= does not go with; choose another of the two"
+        if is_out_of_memory(cause):
+            return f"out of memory: {str(cause).partition('. ')[0]}; {SMALLER}, then continue the run with resume=auto"
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             where = f" {cause.filename}" if cause.filename else ""
             return f"cannot write{where}: {cause.strerror}; make room, then continue the run with resume=auto"

@@ -116,7 +116,7 @@ class Auxiliary:
         return head.total_loss()
 
     def _microbatches(self, run: Run, completions: Sequence[int]) -> tuple[list[Microbatch], int]:
-        budget = run.memory.tokens_per_microbatch
+        budget = run.settings.tokens_per_microbatch
         return equalize_microbatches(self.sequences, completions, budget, run.ranks, run.device)
 
     def take(self) -> tuple[dict[str, float], Work]:

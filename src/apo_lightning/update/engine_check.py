@@ -15,7 +15,6 @@ from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
 from apo_lightning.update import scoring
-from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.table import StepTable
 
 NOISE_POSITIONS = 1024
@@ -53,7 +52,14 @@ class EngineCheck:
         self.noise: RoundingNoise | None = None
 
     def run(
-        self, table: StepTable, policy: Policy, ranks: Ranks, *, memory: MemoryBudget, temperature: float, version: int
+        self,
+        table: StepTable,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        tokens_per_microbatch: int,
+        temperature: float,
+        version: int,
     ) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 
@@ -66,12 +72,11 @@ class EngineCheck:
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
         """
-        tokens = memory.tokens_per_microbatch
         with unsharded_root(policy):
-            scoring.score_for_check(table, policy, ranks, tokens, temperature)
+            scoring.score_for_check(table, policy, ranks, tokens_per_microbatch, temperature)
             gap, num_tokens = _largest_gap(table, ranks)
             if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
-                self.noise = _measured_noise(table, policy, ranks, tokens, temperature, version)
+                self.noise = _measured_noise(table, policy, ranks, tokens_per_microbatch, temperature, version)
         tolerance = self._tolerance(num_tokens)
         check_logprob_gap(gap, tolerance, version)
         self.checked_version = version

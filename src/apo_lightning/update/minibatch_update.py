@@ -19,7 +19,6 @@ from apo_lightning.model.critic import Critic
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.types import LossOutput, TokenStatistics
 from apo_lightning.update.auxiliary import Auxiliary
-from apo_lightning.update.memory import release_memory
 from apo_lightning.update.minibatch_plan import Minibatch
 from apo_lightning.update.run import Run
 from apo_lightning.update.step_plan import StepPlan
@@ -33,33 +32,22 @@ def minibatch_gradient(
     """The gradient of Σ_t w_t · loss_t over the micro-batches of all ranks, left in the parameters and clipped.
 
     That of an auxiliary term is added where there is one, unless the mini-batch has no kept token.
-
-    If memory runs out, the mini-batch is run again in smaller micro-batches.
     """
     compared = [run.reference.policy] if run.loss.needs.full_kl and run.reference is not None else []
     trained = [run.policy, *([] if run.critic is None else run.critic.copies)]
-    while True:
-        for policy in trained:
-            policy.zero_grad(set_to_none=True)
-        losses: list[TokenLosses] = []
-        try:
-            with ExitStack() as passes:
-                for policy in trained + compared:
-                    passes.enter_context(unsharded_root(policy))
-                microbatches = plan.table.within_budget(minibatch.microbatches, run.memory.tokens_per_microbatch)
-                parts = [partial(microbatch_loss, run, plan, minibatch, part, losses) for part in microbatches]
-                if auxiliary is not None and minibatch.num_tokens:
-                    parts += auxiliary.losses(run, plan.table.rollouts.step, minibatch.number)
-                for number, part in enumerate(parts, start=1):
-                    # The loss has no name here: after an error it would hold the memory of its graph.
-                    with grad_sync(trained, run.trainer.strategy, enabled=number == len(parts)):
-                        # Strategies average over ranks; the weights already count the tokens of all ranks.
-                        loss_scale = run.ranks.world_size
-                        run.manual_backward(part() * loss_scale)
-            break
-        except (RuntimeError, MemoryError) as error:
-            run.memory.halve(error)
-        release_memory()
+    for policy in trained:
+        policy.zero_grad(set_to_none=True)
+    losses: list[TokenLosses] = []
+    with ExitStack() as passes:
+        for policy in trained + compared:
+            passes.enter_context(unsharded_root(policy))
+        parts = [partial(microbatch_loss, run, plan, minibatch, part, losses) for part in minibatch.microbatches]
+        if auxiliary is not None and minibatch.num_tokens:
+            parts += auxiliary.losses(run, plan.table.rollouts.step, minibatch.number)
+        for number, part in enumerate(parts, start=1):
+            with grad_sync(trained, run.trainer.strategy, enabled=number == len(parts)):
+                # Strategies average over ranks; the weights already count the tokens of all ranks.
+                run.manual_backward(part() * run.ranks.world_size)
     for policy in [] if parts else trained:
         zero_gradient(policy)
     norm = clip_grad_norm(run.policy.model.parameters(), run.settings.gradient_clip_norm)

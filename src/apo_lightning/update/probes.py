@@ -106,7 +106,7 @@ def _score_reference(run: Run, sequences: PackedSequences, anchor_size: int) -> 
 
 
 def _microbatches(run: Run, sequences: PackedSequences) -> list[Microbatch]:
-    everything, budget = range(len(sequences.completions)), run.memory.tokens_per_microbatch
+    everything, budget = range(len(sequences.completions)), run.settings.tokens_per_microbatch
     return equalize_microbatches(sequences, everything, budget, run.ranks, run.device)[0]
 
 

@@ -12,7 +12,6 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.critic import Critic
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.nonfinite import NonfiniteSteps
 from apo_lightning.update.settings import StepSettings
 
@@ -30,7 +29,6 @@ class Run(Protocol):
     advantage: AdvantageEstimator
     loss: PolicyLoss
     settings: StepSettings
-    memory: MemoryBudget
     nonfinite: NonfiniteSteps
     ranks: Ranks
     seed: int

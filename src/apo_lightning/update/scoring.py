@@ -27,7 +27,7 @@ def score_values(run: Run, table: StepTable) -> None:
     if run.critic is None or gae is None:
         return
     scored = torch.zeros_like(table.advantages)
-    kept, budget = table.keep.nonzero().flatten().tolist(), run.memory.tokens_per_microbatch
+    kept, budget = table.keep.nonzero().flatten().tolist(), run.settings.tokens_per_microbatch
     with unsharded_root(run.critic.policy):
         for microbatch in equalize_microbatches(table.sequences, kept, budget, run.ranks, table.device)[0]:
             scored[microbatch.token_index] = run.critic.values(microbatch)
@@ -71,7 +71,7 @@ def score_reference(run: Run, plan: StepPlan) -> None:
     table.prepare_reference(needs.anchor_size)
     with unsharded_root(run.reference.policy):
         for wanted, anchor_size in passes:
-            completions, budget = table.completions_with(wanted), run.memory.tokens_per_microbatch
+            completions, budget = table.completions_with(wanted), run.settings.tokens_per_microbatch
             parts, _ = equalize_microbatches(table.sequences, completions, budget, run.ranks, table.device)
             for microbatch in parts:
                 part = microbatch.part(wanted[microbatch.token_index])
@@ -84,7 +84,7 @@ def score_policy(run: Run, plan: StepPlan) -> None:
     """Record what the sampling policy says of `plan.unscored`, and of the anchors that a diagnostic reads."""
     table = plan.table
     with unsharded_root(run.policy):
-        for microbatch in table.within_budget(plan.unscored, run.memory.tokens_per_microbatch):
+        for microbatch in plan.unscored:
             anchor_ids = table.anchor_ids(microbatch, plan.diagnostic_needs.anchor_size)
             statistics = run.policy(microbatch, anchor_ids, temperature=run.settings.temperature)
             table.record_policy(microbatch, statistics)

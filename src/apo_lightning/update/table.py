@@ -86,17 +86,6 @@ class StepTable:
         """The given completions under a token budget."""
         return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)
 
-    def within_budget(self, microbatches: Sequence[Microbatch], tokens_per_microbatch: int) -> list[Microbatch]:
-        """Micro-batches that were cut for a larger budget, cut again; the others as they are."""
-        result = []
-        for microbatch in microbatches:
-            if len(microbatch.input_ids) <= tokens_per_microbatch:
-                result.append(microbatch)
-                continue
-            completions = self.sequence_ids[microbatch.token_index].unique().tolist()
-            result += self.microbatches(completions, tokens_per_microbatch) if len(completions) > 1 else [microbatch]
-        return result
-
     def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
         """The first micro-batch of the given completions; one without a token to read where there are none.
 

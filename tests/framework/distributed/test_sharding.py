@@ -238,33 +238,16 @@ def gathers_each_unit_once(policy, reference, strategy):
 
 
 def micro_batches_add_up_to_one_gradient(policy, strategy):
-    """The root's is added up whole and reduced once. Of micro-batches before an error nothing is left."""
+    """The root's is added up whole and reduced once."""
     gradient_of(policy, [0, 1, 2, 3])
     expected = [parameter.grad.full_tensor() for parameter in policy.parameters()]
-    layer = policy.model.base_model.layers[0]
-    for fails in (None, layer.register_full_backward_pre_hook, layer.mlp.register_forward_pre_hook):
-        policy.zero_grad()
-        if fails is not None:
-            with pytest.raises(MemoryError):
-                update_and_fail(policy, strategy, fails)
-            policy.zero_grad()
-        with unsharded_root(policy):
-            update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
-            update(policy, strategy, *SEQUENCES.microbatches([2, 3], 100, CPU), is_last=True)
-        for parameter, gradient in zip(policy.parameters(), expected, strict=True):
-            assert (parameter.grad.full_tensor() - gradient).norm() <= 1e-5 * gradient.norm()
     policy.zero_grad()
-
-
-def update_and_fail(policy, strategy, register_hook):
     with unsharded_root(policy):
-        update(policy, strategy, *SEQUENCES.microbatches([1, 2], 100, CPU), is_last=False)
-        with register_hook(out_of_memory):
-            update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
-
-
-def out_of_memory(*_):
-    raise MemoryError
+        update(policy, strategy, *SEQUENCES.microbatches([0, 1], 100, CPU), is_last=False)
+        update(policy, strategy, *SEQUENCES.microbatches([2, 3], 100, CPU), is_last=True)
+    for parameter, gradient in zip(policy.parameters(), expected, strict=True):
+        assert (parameter.grad.full_tensor() - gradient).norm() <= 1e-5 * gradient.norm()
+    policy.zero_grad()
 
 
 def a_pass_reads_the_weights_of_now(policy):
@@ -286,7 +269,6 @@ def a_pass_that_would_leave_the_root_whole_is_refused(policy, reference):
     for run in (policy, policy.hidden_states):
         with pytest.raises(RuntimeError, match=r"outside of .*unsharded_root\(policy\)"), unsharded_root(reference):
             run(microbatch)
-    assert isinstance(policy.head_weight, DTensor)
 
 
 def update(policy, strategy, microbatch, is_last):

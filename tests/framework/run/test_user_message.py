@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -19,6 +20,20 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on():
     assert user_message(caught.value) == (
         "cannot write: No space left on device; make room, then continue the run with resume=auto"
     )
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**56), lambda: bytearray(2**56)])
+def test_memory_that_runs_out_is_one_line_with_what_takes_less(allocate):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate()
+    line = user_message(caught.value)
+    assert line is not None
+    assert line.startswith("out of memory")
+    remedy = "give a smaller tokens_per_microbatch, or model.gradient_checkpointing=true"
+    assert line.endswith(f"{remedy}, then continue the run with resume=auto")
+    assert "\n" not in line
+    assert user_message(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")) is not None
+    assert user_message(RuntimeError("a bug")) is None
 
 
 def test_an_error_of_the_disk_that_no_room_mends_keeps_its_traceback(tmp_path):

@@ -1,5 +1,6 @@
 """An auxiliary term: its gradient is that of a plain mean over what is drawn, whatever micro-batches and ranks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -60,8 +61,7 @@ def run_of(policy, ranks=None, seed=1, budget=64):
     others = ("reference", "critic", "advantage", "loss", "nonfinite", "trainer")
     return SimpleNamespace(
         policy=policy,
-        settings=SETTINGS,
-        memory=SimpleNamespace(tokens_per_microbatch=budget),
+        settings=replace(SETTINGS, tokens_per_microbatch=budget),
         ranks=ranks or OneOf(0, 1),
         seed=seed,
         device=torch.device("cpu"),

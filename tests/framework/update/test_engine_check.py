@@ -13,7 +13,6 @@ from apo_lightning.rollout.weight_sync import logprob_gap, publish
 from apo_lightning.types import GenerationRequest, Prompt, Rollouts, Verdict
 from apo_lightning.update import engine_check
 from apo_lightning.update.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
-from apo_lightning.update.memory import MemoryBudget
 from apo_lightning.update.scoring import table_to_check
 from factories import Alone
 
@@ -65,7 +64,7 @@ def sampled_table(engine, num_tokens):
 
 
 def run(check, table, policy, version=1):
-    return check.run(table, policy, Alone(), memory=MemoryBudget(100), temperature=1.0, version=version)
+    return check.run(table, policy, Alone(), tokens_per_microbatch=100, temperature=1.0, version=version)
 
 
 def test_the_noise_of_the_trainers_two_precisions_is_the_size_of_the_gap(pair):
@@ -132,28 +131,19 @@ def test_another_policy_is_more_than_rounding_and_the_message_has_both_numbers(p
     assert check.checked_version == 0
 
 
-@pytest.mark.parametrize("failing_forward", [1, 2])
-def test_a_check_that_does_not_fit_into_memory_is_done_again(pair, monkeypatch, failing_forward):
+def test_a_check_runs_one_micro_batch_within_the_budget(pair, monkeypatch):
     policy, engine = pair
-    table, check, memory, forwards = sampled_table(engine, 8), EngineCheck(), MemoryBudget(100), []
-    plain = Policy.run_backbone
+    table, forwards, plain = sampled_table(engine, 8), [], Policy.run_backbone
 
-    def limited(self, microbatch):
+    def counted(self, microbatch):
         forwards.append(len(microbatch.input_ids))
-        if len(forwards) == failing_forward:
-            torch.empty(2**56)
         return plain(self, microbatch)
 
-    monkeypatch.setattr(Policy, "run_backbone", limited)
-    how = {"memory": memory, "temperature": 1.0, "version": 1}
-    gap, tolerance = memory.retry(check.run, table, policy, Alone(), **how)
-    assert gap < tolerance
-    assert check.checked_version == 1
-    # A completion of 8 tokens takes 4 + 7 positions. Under a budget of 100 the sixteen go eight and eight, under 50 in
-    # fours; one micro-batch is run. In float32 the noise takes no forward.
-    logprobs, noise = ([88, 44], [44]) if failing_forward == 1 else ([88], [88, 44])
-    assert forwards == logprobs + noise * (policy.compute_dtype == torch.bfloat16)
-    assert memory.was_halved == (len(forwards) >= failing_forward)
+    monkeypatch.setattr(Policy, "run_backbone", counted)
+    run(EngineCheck(), table, policy)
+    # A completion of 8 tokens takes 4 + 7 positions: under a budget of 100 the sixteen go eight and eight. In float32
+    # the noise takes no forward.
+    assert forwards == [88] * (1 + (policy.compute_dtype == torch.bfloat16))
 
 
 def test_a_check_goes_on_where_another_left_off(pair):

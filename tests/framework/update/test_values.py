@@ -45,11 +45,11 @@ def table_of(statuses, lengths, keep=None):
 
 
 def score(table, gae, values):
-    others = ("policy", "reference", "loss", "settings", "nonfinite", "seed", "device", "trainer")
+    others = ("policy", "reference", "loss", "nonfinite", "seed", "device", "trainer")
     run = SimpleNamespace(
         critic=None if values is None else Told(values),
         advantage=gae,
-        memory=SimpleNamespace(tokens_per_microbatch=SETTINGS.tokens_per_microbatch),
+        settings=SETTINGS,
         ranks=Alone(),
         manual_backward=print,
         **dict.fromkeys(others),
