@@ -50,11 +50,6 @@ class SamplesFile:
         Raises:
             ConfigError: the folder has another evaluation, or another process is writing to it.
         """
-        require_same_identity(self.path.parent, self.identity)
-        identity_path = self.path.with_name(IDENTITY)
-        if not identity_path.exists() and self.path.exists() and self.path.stat().st_size > 0:
-            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
-        write_atomically(identity_path, to_json(self.identity, indent=2) + b"\n")
         self._file = self.path.open("ab+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,6 +57,11 @@ class SamplesFile:
             raise ConfigError(
                 f"another process is writing {self.path}: wait for it, or choose another output_dir"
             ) from None
+        require_same_identity(self.path.parent, self.identity)
+        identity_path = self.path.with_name(IDENTITY)
+        if not identity_path.exists() and self.path.stat().st_size > 0:
+            raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
+        write_atomically(identity_path, to_json(self.identity, indent=2) + b"\n")
         num_good, end = self._whole_batches()
         self._file.truncate(end)
         return num_good

@@ -132,8 +132,11 @@ def test_two_processes_cannot_write_one_file(tmp_path):
     file.open()
     script = f"import fcntl; fcntl.flock(open({str(file.path)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).stderr
-    with pytest.raises(ConfigError, match="another process is writing"):
-        SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
+    other = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
+    for identity in (IDENTITY, other):  # there is no sample yet that would tell them apart
+        with pytest.raises(ConfigError, match="another process is writing"):
+            SamplesFile(tmp_path, identity, PLAN, 4).open()
+    assert json.loads((tmp_path / "evaluation.json").read_bytes()) == IDENTITY
     file.close()
 
 

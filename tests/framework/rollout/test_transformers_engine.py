@@ -41,7 +41,7 @@ def test_a_prompt_is_read_once_a_group_and_finished_rows_leave(tmp_path):
     assert shapes_of_forwards(engine, group + other) == [(2, 3), (4, 1), (3, 1), (1, 1)]
 
 
-def test_logits_are_not_rounded_to_the_dtype_of_the_weights(tmp_path):
+def test_logits_are_in_float32_whatever_the_weights_are_in(tmp_path):
     engine = ready_engine(tmp_path, 8, torch.bfloat16)
     assert engine._last_logits(_Batch([request((5, 6, 7))], torch.device("cpu"))).dtype == torch.float32
 
