@@ -78,7 +78,7 @@ def updated_tokens(table: StepTable, loss: PolicyLoss) -> Bool[Tensor, "tokens"]
 
 
 def plan_minibatches(
-    table: StepTable, updated: Bool[Tensor, "tokens"], settings: StepSettings, tokens_per_microbatch: int, ranks: Ranks
+    table: StepTable, updated: Bool[Tensor, "tokens"], settings: StepSettings, ranks: Ranks
 ) -> list[Minibatch]:
     """Mini-batches by prompt in sampling order, over kept completions, with one weight a token.
 
@@ -93,7 +93,7 @@ def plan_minibatches(
         running_here = [b for b in completions if b in running]
         weights, num_tokens = _weights(table, completions, settings, ranks)
         microbatches, num_padding = equalize_microbatches(
-            table.sequences, running_here, tokens_per_microbatch, ranks, table.device
+            table.sequences, running_here, settings.tokens_per_microbatch, ranks, table.device
         )
         result.append(
             Minibatch(

@@ -51,7 +51,7 @@ def plan_step(run: Run, table: StepTable) -> StepPlan:
     """Plan a step, once the advantages of its tokens are known; collective."""
     needs = needs_of_diagnostics(run.trainer.callbacks, table.rollouts.step)  # pyright: ignore[reportAttributeAccessIssue]
     updated = updated_tokens(table, run.loss)
-    minibatches = plan_minibatches(table, updated, run.settings, run.settings.tokens_per_microbatch, run.ranks)
+    minibatches = plan_minibatches(table, updated, run.settings, run.ranks)
     return StepPlan(
         table=table,
         minibatches=minibatches,

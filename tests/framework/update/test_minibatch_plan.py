@@ -23,7 +23,7 @@ def run_tokens(minibatch):
 
 def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator():
     table = make_table([[1.0, 0.0], [0.0, 0.0]], [[True, True], [True, True]])
-    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, 100, Alone())
+    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, Alone())
     assert run_tokens(first) == [0]
     assert first.weights.tolist() == pytest.approx([1 / 4] * 4 + [0] * 6)
     # 2 + 4 kept tokens, and none that could move: a step with a gradient of zero, not no step.
@@ -33,7 +33,7 @@ def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator(
 
 def test_dropped_completions_are_in_neither():
     table = make_table([[1.0, -1.0], [-1.0, 1.0]], [[False, True], [False, False]])
-    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, 100, Alone())
+    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, Alone())
     assert (run_tokens(first), first.num_tokens) == ([1, 2, 3], 3)
     assert (list(second.microbatches), second.num_tokens) == ([], 0)
 
