@@ -16,7 +16,6 @@ from apo_lightning.preflight.memory_plan import engine_weight_bytes, held_logits
 from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
 from apo_lightning.preflight.rates import Rates
 from apo_lightning.preflight.workload import Workload
-from apo_lightning.rollout.weight_sample import NUM_COLUMNS
 
 LOGIT_PASSES = {"forward": 4, "backward": 3}
 """Passes over float32 logits: written, read for their maximum, exponentials written, read for their sums; the backward
@@ -29,7 +28,6 @@ written (28); the gradient is read for its norm and scaled (12)."""
 ATTENTION_BACKWARD = 2.5
 """Cost of attention's backward, in forwards: it recomputes the scores, and each of the two products has two
 gradients."""
-CACHE_LINE = 64
 """The least that is read from memory at once [bytes]."""
 SYNC_VISITS = 4
 """A sync visits each layer of vLLM in Python as a forward does: to prepare, load, process and check it."""
@@ -268,7 +266,7 @@ def _root_gradient_bytes(model: ModelShape, run: RunShape, work: Work, num_micro
 
 
 def _sync(model: ModelShape, run: RunShape) -> Iterator[Count]:
-    """Weights are cast, gathered and copied into the engine, and some columns of each matrix are compared.
+    """Weights are cast, gathered and copied into the engine.
 
     A tied head is sent under both of its names. transformers copies each weight once. vLLM fills every layer, then
     copies it to where its kernels read (from its code; not measured).
@@ -278,9 +276,6 @@ def _sync(model: ModelShape, run: RunShape) -> Iterator[Count]:
     cast = 0 if c == FLOAT32 else (FLOAT32 + c) * model.num_parameters // run.num_shards
     yield "weights to the engine", "memory", cast + (4 if is_vllm else 2) * sent
     yield "gathered weights", "collectives", c * model.num_parameters * _remote_share(run)
-    layer_rows = model.query_width + 2 * model.key_width + 2 * model.hidden_size + 2 * model.intermediate_size
-    rows = 2 * model.vocab_size + model.num_layers * layer_rows
-    yield "columns compared", "memory", 2 * rows * NUM_COLUMNS * CACHE_LINE
     if is_vllm:
         yield "visits of layers", "launches", SYNC_VISITS
 

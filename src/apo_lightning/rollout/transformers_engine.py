@@ -1,6 +1,6 @@
 """The transformers engine: slow and exact, with no extra dependency."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,6 @@ from apo_lightning.logprobs.head import matmul
 from apo_lightning.rollout.decoding import GrowingLayer, attend_with_unrepeated_keys, growing_cache
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.sampling import sample_tokens, uniforms
-from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
 
@@ -51,13 +50,6 @@ class TransformersEngine(RolloutEngine):
             for name, weight in named_weights:
                 self._parameters[name].copy_(weight)
         return ()
-
-    def _held(self, samples: Mapping[str, WeightSample]) -> Iterator[HeldPart]:
-        for name, sample in samples.items():
-            weight = self._parameters[name]
-            columns = sample.columns
-            values = weight.reshape(len(weight), -1)[:, columns.start :: columns.step]
-            yield HeldPart(name, 0, slice(None), values)
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # The sort is stable: completions of one prompt stay adjacent and share its prefill.

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.rollout.weight_sample import WeightSample
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
@@ -18,7 +17,7 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-def first(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     """The first five names, as text."""
     return ", ".join(names[:5]) + ", …" * (len(names) > 5)
 
@@ -32,14 +31,10 @@ class WeightAudit:
 
     Args:
         expected: shape of every parameter.
-        version: of the policy; decides which columns `samples` keeps.
     """
 
-    def __init__(self, expected: Mapping[str, torch.Size], version: int = 0):
+    def __init__(self, expected: Mapping[str, torch.Size]):
         self._expected = expected
-        self._version = version
-        self.samples: dict[str, WeightSample] = {}
-        """Samples of the weights that were passed on, for comparison with what the engine holds."""
         self._seen: set[str] = set()
         self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
         self._source_error: Exception | None = None
@@ -58,7 +53,6 @@ class WeightAudit:
                 self._problems[problem].append(name)
             else:
                 self._seen.add(name)
-                self.samples[name] = WeightSample.of(weight, self._version)
                 yield name, weight
 
     def verify(self) -> None:
@@ -67,7 +61,7 @@ class WeightAudit:
             raise self._source_error
         known = self._seen.union(self._problems["of another shape"])
         self._problems["missing"] = [name for name in self._expected if name not in known]
-        found = [f"{len(names)} {problem} ({first(names)})" for problem, names in self._problems.items() if names]
+        found = [f"{len(names)} {problem} ({_first(names)})" for problem, names in self._problems.items() if names]
         if found:
             raise StaleWeightsError(f"incomplete weight sync: {'; '.join(found)}")
 

@@ -75,7 +75,6 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
             fills_gpu=is_cuda and engine.kv_cache_gib is None,
             block_tokens=BLOCK_SIZE,
             has_graphs=is_cuda and not engine.enforce_eager,
-            num_slices=engine.tensor_parallel_size,
         )
     assert isinstance(engine, TransformersEngine)
     prompts_per_batch = -(-engine.sequences_per_batch // settings.group_size)

@@ -41,7 +41,7 @@ from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.fail_fast import FailFast
 from apo_lightning.run.metrics_csv import MetricsCSV, read_rows, split_rows
-from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
+from apo_lightning.run.parallelism import check_strategy
 from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
 from apo_lightning.types import Needs
 from apo_lightning.update.auxiliary import Auxiliary, AuxiliaryTerm
@@ -208,7 +208,6 @@ def prepare(cfg: DictConfig) -> Parts:
     instantiate(cfg.averaging)
     check_model(model.name, config, needs, settings)
     engine.check_model(config, device)
-    check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
         lora.check(config)
     data = PromptDataModule(

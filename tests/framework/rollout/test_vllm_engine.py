@@ -183,9 +183,8 @@ def cache_bytes(engine, device, folder, trainer_bytes=0):
     return engine._arguments(context)["kv_cache_memory_bytes"]
 
 
-def engine_with(kv_cache_gib, slices=1):
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "enforce_eager": False, "tensor_parallel_size": slices}
-    return VLLMEngine(kv_cache_gib=kv_cache_gib, **sizes)
+def engine_with(kv_cache_gib):
+    return VLLMEngine(kv_cache_gib=kv_cache_gib, max_num_seqs=4, max_num_batched_tokens=64, enforce_eager=False)
 
 
 def test_without_a_size_the_cache_takes_what_is_left_of_a_gpu(monkeypatch, tmp_path):
@@ -198,8 +197,6 @@ def test_without_a_size_the_cache_takes_what_is_left_of_a_gpu(monkeypatch, tmp_p
     workspace = 64 * 960 + 4 * 1280
     left = cache_bytes(engine_with(None), CUDA, tmp_path, 6 * GIB)
     assert left == 56 * GIB - 2 * num_parameters - workspace
-    # Of two that hold the engine together each has half of the weights.
-    assert cache_bytes(engine_with(None, slices=2), CUDA, tmp_path, 6 * GIB) - left == num_parameters
 
 
 def test_a_gpu_without_room_for_one_sequence_is_refused_with_the_remedy(monkeypatch, tmp_path):
