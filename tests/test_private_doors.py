@@ -41,7 +41,7 @@ from composing import ROOT
 SEEN = {
     "lightning": ("2.6", "distributed/lightning_private.py"),
     "torch": ("2.13", "model/attention.py"),
-    "transformers": ("5.19", "model/attention.py, model/spec.py and rollout/decoding.py"),
+    "transformers": ("5.19", "model/attention.py, model/spec.py and rollout/transformers_engine.py"),
     "peft": ("0.21", "model/lora.py and model/adapted_linear.py"),
     "hydra-core": ("1.3", "run/sweeping.py"),
     "vllm": ("0.32", "rollout/vllm_private.py"),
