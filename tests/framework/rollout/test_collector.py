@@ -148,7 +148,26 @@ def test_an_error_of_the_engine_ends_the_scoring_thread(engine, monkeypatch):
     monkeypatch.setattr(engine, "generate", out_of_memory)
     with pytest.raises(OSError, match="out of memory"):
         collect(engine, LetterReward())
-    assert not [thread for thread in threading.enumerate() if thread.name == "background batches"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("background scoring")]
+
+
+def test_what_finishes_during_a_call_of_the_reward_is_one_later_call(engine, monkeypatch):
+    reward, may_go_on = LetterReward(), threading.Event()
+    score, generate = reward.score, engine.generate
+
+    def score_when_told(*arguments):
+        assert may_go_on.wait(300)
+        return score(*arguments)
+
+    def generate_then_allow(requests, on_finished):
+        completions = generate(requests, on_finished)
+        may_go_on.set()
+        return completions
+
+    monkeypatch.setattr(reward, "score", score_when_told)
+    monkeypatch.setattr(engine, "generate", generate_then_allow)
+    collect(engine, reward)
+    assert [len(call) for call in reward.calls] == [1, len(PROMPTS) * GROUP_SIZE - 1]
 
 
 @pytest.mark.parametrize("reward_class", [LetterReward, OnceLetterReward])
