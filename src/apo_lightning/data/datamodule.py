@@ -34,8 +34,8 @@ class PromptBatches:
 class PromptDataModule(LightningDataModule):
     """All prompts of a run, tokenised once.
 
-    Every rank gets every batch whole; the trainer assigns prompts to ranks. A resumed run sets `steps_consumed`, its
-    position in the training stream, and continues with the next prompts.
+    Every rank gets every batch whole; the trainer assigns prompts to ranks. The stream of training prompts begins after
+    the trainer's `global_step`, so that a resumed run continues in it.
 
     Args:
         seed: of the run; determines the order.
@@ -63,8 +63,6 @@ class PromptDataModule(LightningDataModule):
         )
         self.prompts_per_step = prompts_per_step
         self.seed = seed
-        self.steps_consumed = 0
-        """Number of training steps whose prompts the trainer has taken."""
         self.train_prompts: list[Prompt] = []
         self.validation_prompts: dict[str, list[Prompt]] = {}
         """Held-out prompts by benchmark."""
@@ -124,7 +122,7 @@ class PromptDataModule(LightningDataModule):
         return "; ".join([f"{self.source.name}: {self.report}", held_out, *self._repeated])
 
     def train_dataloader(self) -> PromptBatches:
-        """Endless training steps of `prompts_per_step` prompts, starting at `steps_consumed`."""
+        """Endless training steps of `prompts_per_step` prompts, starting after the trainer's `global_step`."""
         return PromptBatches(self._training_steps)
 
     def val_dataloader(self) -> list[PromptBatches]:
@@ -132,13 +130,7 @@ class PromptDataModule(LightningDataModule):
         return [PromptBatches(partial(self._slices, prompts)) for prompts in self.validation_prompts.values()]
 
     def transfer_batch_to_device(self, batch: list[Prompt], device: torch.device, dataloader_idx: int) -> list[Prompt]:
-        """Return the batch unchanged, and count it in training.
-
-        Lightning's own method would look for tensors inside the frozen records, and fail. It is called once per batch
-        that is about to run, never for a batch that was only prefetched.
-        """
-        if self.trainer is not None and self.trainer.training:
-            self.steps_consumed += 1
+        """Return the batch: Lightning's own method would look for tensors inside the frozen records, and fail."""
         return batch
 
     def _prompts(self, rows: Sequence[Row], source: str) -> list[Prompt]:
@@ -157,7 +149,8 @@ class PromptDataModule(LightningDataModule):
         return PromptOrder(ids=ids, prompts_per_step=self.prompts_per_step, seed=self.seed)
 
     def _training_steps(self) -> Iterator[list[Prompt]]:
-        for step in self._order().steps(start=self.steps_consumed):
+        start = 0 if self.trainer is None else self.trainer.global_step
+        for step in self._order().steps(start):
             yield [self.train_prompts[i] for i in step]
 
     def _slices(self, prompts: list[Prompt]) -> Iterator[list[Prompt]]:

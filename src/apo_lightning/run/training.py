@@ -64,7 +64,6 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
-        parts.data.steps_consumed = steps_done
     say(parts.data.describe())
     if parts.auxiliary is not None:
         say(parts.auxiliary.describe())
