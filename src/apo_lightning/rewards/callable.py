@@ -34,7 +34,7 @@ class CallableReward(Reward):
     | `log_metric(name, value)` | logs `reward/metric/<name>`, the mean over calls and ranks |
 
     It gets the arguments that its signature names, or all of them if it takes `**kwargs`. A coroutine function is run
-    to its end; several in one `WeightedRewards` run concurrently. `environments` is refused: a prompt has one turn.
+    to its end. `environments` is refused: a prompt has one turn.
 
     An entry None means that the function does not apply (`unparsed`). A function that raises, or returns another
     number of rewards, makes every verdict of the call an `error`; an entry that is not a finite number makes its own
@@ -71,7 +71,6 @@ class CallableReward(Reward):
         self.format = format
         self.unscored = unscored
         self.parameters = _parameters(function)
-        self.is_asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order, for a function that reads no prompts, columns or token ids."""
@@ -126,7 +125,7 @@ class CallableReward(Reward):
         return takes_all or argument in self.parameters
 
     def _call(self, given: Mapping[str, Any]) -> Any:
-        if not self.is_asynchronous:
+        if not any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__))):
             return self.function(**given)
         with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running event loop
             return thread.submit(lambda: asyncio.run(self.function(**given))).result()

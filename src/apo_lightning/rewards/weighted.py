@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from apo_lightning.errors import ConfigError
@@ -17,7 +16,7 @@ class WeightedRewards(Reward):
         R = Σ_j ω_j·R_j   over the j that are not None;   all None: *unscored*
 
     The completion is correct where the function `correct` says so, whatever the others give. Where one of the functions
-    fails, the verdict is an `error`. Coroutine functions run concurrently, beside the others.
+    fails, the verdict is an `error`.
 
     Source: TRL 1.16, `reward_funcs` and `reward_weights`, `multi_objective_aggregation="sum_then_normalize"`.
 
@@ -73,15 +72,7 @@ class WeightedRewards(Reward):
 
     def score_samples(self, samples: Samples) -> list[Verdict]:
         """One verdict per completion, in order."""
-        with ThreadPoolExecutor(len(self.functions)) as threads:
-            pending = {
-                name: threads.submit(score_samples, reward, samples)
-                for name, reward in self.functions.items()
-                if getattr(reward, "is_asynchronous", False)
-            }
-            # In this thread: a function may set an alarm, as math-verify's own does.
-            done = {name: score_samples(f, samples) for name, f in self.functions.items() if name not in pending}
-            return self._combined(done | {name: future.result() for name, future in pending.items()})
+        return self._combined({name: score_samples(reward, samples) for name, reward in self.functions.items()})
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Refuse what one of the functions refuses."""

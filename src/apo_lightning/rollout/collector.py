@@ -10,7 +10,7 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import Samples, TrainerState, is_scored_while_generating, reads_samples, score_samples
+from apo_lightning.rewards.reward import SampleReward, Samples, TrainerState, is_scored_while_generating, score_samples
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
 
@@ -42,7 +42,7 @@ def samples_of(
 ) -> Samples:
     """What a reward reads of completions; decoded again, without special tokens, only if it reads more than texts."""
     plain_texts = texts
-    if reads_samples(reward):
+    if isinstance(reward, SampleReward):
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         plain_texts = [str(tokenizer.decode(list(ids), **how)) for ids in token_ids]
     return Samples(prompts=prompts, texts=texts, plain_texts=plain_texts, token_ids=token_ids, state=state)

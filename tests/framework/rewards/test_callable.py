@@ -7,7 +7,7 @@ import pytest
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, Reward
-from apo_lightning.rewards.reward import Samples, TrainerState, score_samples
+from apo_lightning.rewards.reward import Samples, TrainerState
 from apo_lightning.types import Prompt
 
 
@@ -201,13 +201,3 @@ def test_it_is_a_reward_that_accepts_every_data_set():
     assert isinstance(reward, Reward)
     reward.check_answers(["", "anything"])
     reward.close()
-
-
-def test_a_subclass_that_redefines_score_alone_is_called_through_it():
-    class Halved(CallableReward):
-        def score(self, completions, answers):
-            return [dataclasses.replace(v, reward=v.reward / 2) for v in super().score(completions, answers)]
-
-    given = samples("a")
-    assert score_samples(CallableReward(exact), given)[0].reward == 1.0
-    assert score_samples(Halved(lambda completions: [1.0]), given)[0].reward == 0.5

@@ -1,13 +1,9 @@
-import asyncio
-import threading
-
 import pytest
 import torch
 
 from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
-from apo_lightning.rewards.reward import Samples
 from apo_lightning.types import AdvantageInputs, Prompt, Verdict
 from apo_lightning.update.reward_metrics import reward_metrics
 from factories import make_rollouts
@@ -86,19 +82,6 @@ def test_the_named_function_decides_what_is_correct_and_rewards_are_functions_to
 
 def test_a_failing_function_is_an_error_of_the_whole():
     assert [v.status for v in score(WeightedRewards({"a": giving(1.0), "b": giving(1.0, 1.0)}), "x")] == ["error"]
-
-
-def test_coroutine_functions_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=60)
-
-    async def waiting(completions):
-        await asyncio.to_thread(both.wait)  # two that run in turn never meet
-        return [1.0]
-
-    prompts = [Prompt(id="p", problem="", answer="", text="", token_ids=(1,))]
-    samples = Samples(prompts=prompts, texts=["x"], plain_texts=["x"], token_ids=[(1,)])
-    [verdict] = WeightedRewards({"a": waiting, "b": waiting, "c": giving(1.0)}).score_samples(samples)
-    assert verdict.reward == 3.0
 
 
 def test_groups_too_small_for_the_estimator_have_no_advantage():
