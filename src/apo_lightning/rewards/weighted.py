@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.callable import CallableReward, require_choice
+from apo_lightning.rewards.callable import CallableReward
 from apo_lightning.rewards.reward import Reward, Samples, check_prompts, score_samples
 from apo_lightning.types import Prompt, Verdict
 
@@ -25,7 +25,7 @@ class WeightedRewards(Reward):
             scored.
         weights: ω by name; 1 where none is given.
         correct: the name of the function that decides which completions are correct; None: the first.
-        correct_threshold, format, unscored: as in `CallableReward`; the first two of the functions.
+        correct_threshold, format: of the functions, as in `CallableReward`.
 
     Raises:
         ConfigError: there is no function, a name is unknown, or a weight is not a finite number.
@@ -47,9 +47,7 @@ class WeightedRewards(Reward):
         correct: str | None = None,
         correct_threshold: float = 1.0,
         format: str = "auto",
-        unscored: str = "exclude",
     ) -> None:
-        require_choice("unscored", unscored, ("exclude", "zero"))
         if not functions:
             raise ConfigError("reward.functions is empty: give at least one function by name")
         self.functions: dict[str, Reward] = {
@@ -58,7 +56,6 @@ class WeightedRewards(Reward):
         }
         self.weights = dict.fromkeys(functions, 1.0) | dict(weights or {})
         self.correct = next(iter(functions)) if correct is None else correct
-        self.unscored = unscored
         for setting, names in (("weights", self.weights), ("correct", (self.correct,))):
             if unknown := set(names) - set(functions):
                 raise ConfigError(f"reward.{setting} names {min(unknown)!r}: the functions are {', '.join(functions)}")
@@ -116,5 +113,5 @@ class WeightedRewards(Reward):
             extracted=judge.extracted,
             rewards=rewards,
             extra=extra,
-            is_scored=bool(terms) or self.unscored == "zero",
+            is_scored=bool(terms),
         )

@@ -153,8 +153,6 @@ def test_what_a_function_cannot_be_given_is_refused_before_the_run():
         CallableReward("my_package.my_reward")
     with pytest.raises(ConfigError, match=r"reward.format is 'chat': choose auto, text or messages"):
         CallableReward(exact, format="chat")
-    with pytest.raises(ConfigError, match=r"reward.unscored is 'drop': choose exclude or zero"):
-        CallableReward(exact, unscored="drop")
 
 
 def test_without_prompts_a_function_that_needs_them_makes_errors():
@@ -165,14 +163,10 @@ def test_a_rank_without_samples_calls_nothing():
     assert CallableReward(lambda completions: 1 / 0).score_samples(samples()) == []
 
 
-def test_none_is_scored_only_where_it_counts_as_zero():
-    for unscored, is_scored in (("exclude", False), ("zero", True)):
-        verdicts = CallableReward(lambda completions: [None, 0.0], unscored=unscored).score(["a"] * 2, ["a"] * 2)
-        assert [verdict.is_scored for verdict in verdicts] == [is_scored, True]
-
-
-def test_none_means_not_judged():
-    assert statuses(lambda completions: [None, 1.0]) == ["unparsed", "correct"]
+def test_none_means_not_judged_and_has_no_reward():
+    verdicts = CallableReward(lambda completions: [None, 0.0, 1.0]).score(["a"] * 3, ["a"] * 3)
+    assert [verdict.is_scored for verdict in verdicts] == [False, True, True]
+    assert [verdict.status for verdict in verdicts] == ["unparsed", "incorrect", "correct"]
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,9 @@ def rollouts_of(verdicts, group_size):
 FIRST, SECOND = giving(1.0, 0.0, None), giving(0.5, None, None)
 
 
-# R = 1 + 0.2·0.5 = 1.1, then 0, then nothing. In units of std (n − 1) two values are at ±1/√2; with a third, 0:
-# mean 11/30, std 1.1·√(1/3), so A = (2/3)/√(1/3) = 2/√3 and twice −1/√3.
-@pytest.mark.parametrize(
-    ("unscored", "expected"),
-    [("exclude", [0.5**0.5, -(0.5**0.5), 0.0]), ("zero", [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5])],
-)
-def test_the_weighted_sum_and_its_advantages(unscored, expected):
-    reward = WeightedRewards({"first": FIRST, "second": SECOND}, {"second": 0.2}, unscored=unscored)
+# R = 1 + 0.2·0.5 = 1.1, then 0, then nothing. In units of std (n − 1) two values are at ±1/√2.
+def test_the_weighted_sum_and_its_advantages():
+    reward = WeightedRewards({"first": FIRST, "second": SECOND}, {"second": 0.2})
     verdicts = score(reward, "a", "b", "c")
     assert [verdict.reward for verdict in verdicts] == [1.1, 0.0, 0.0]
     assert [verdict.status for verdict in verdicts] == ["correct", "incorrect", "unparsed"]
@@ -44,7 +39,7 @@ def test_the_weighted_sum_and_its_advantages(unscored, expected):
         {"first": None, "second": None},
     ]
     given = advantages_of(GroupNormalized(), AdvantageInputs.of(rollouts_of(verdicts, 3)))
-    torch.testing.assert_close(given.values, torch.tensor([expected]), atol=3e-6, rtol=0)
+    torch.testing.assert_close(given.values, torch.tensor([[0.5**0.5, -(0.5**0.5), 0.0]]), atol=3e-6, rtol=0)
     assert given.keep.all()
 
 
@@ -110,7 +105,6 @@ def test_a_critic_does_not_train_on_completions_without_a_reward():
         ({"functions": {"a": FIRST}, "weights": {"b": 1.0}}, r"reward.weights names 'b': the functions are a"),
         ({"functions": {"a": FIRST}, "correct": "b"}, r"reward.correct names 'b'"),
         ({"functions": {"a": FIRST}, "weights": {"a": float("inf")}}, r"reward.weights.a is inf"),
-        ({"functions": {"a": FIRST}, "unscored": "x"}, r"reward.unscored is 'x'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(arguments, message):
