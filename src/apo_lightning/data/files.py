@@ -1,7 +1,7 @@
 """Readers of rows: a local file or folder, or a data set of the Hugging Face hub."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,8 @@ class ProblemSet:
         """
         if self.path is None and self.hub is None:
             raise ConfigError("a problem set has neither path nor hub: give the path of a .jsonl or .parquet file")
-        if self.path is None or Path(self.path).is_dir():
-            return
-        if next(self._local_rows(self.path, "row"), None) is None:
+        is_file = self.path is not None and not Path(self.path).is_dir()
+        if is_file and next(self._rows("row"), None) is None:
             raise ConfigError(f"{self.path} has no rows: give a file with a problem and an answer on each line")
 
     def rows(self, name: str) -> list[Row]:
@@ -66,46 +65,41 @@ class ProblemSet:
             ConfigError: no such file or data set (offline, unknown name, gated), or a malformed row, named by its line.
         """
         self.check()
-        if self.path is not None:
-            rows, where = list(self._local_rows(self.path, name)), self.path
-        else:
-            assert self.hub is not None
-            rows, where = _hub_rows(self.hub, name), self.hub.hub_id
-        require_unique_ids(rows, where)
+        rows = list(self._rows(name))
+        require_unique_ids(rows, name)
         return rows
 
-    def _local_rows(self, path: str, name: str) -> Iterator[Row]:
-        if Path(path).is_dir():
-            records = enumerate(_loaded(path, None, "train" if self.hub is None else self.hub.split), start=1)
-        else:
-            records = _records(Path(path))
-        layout = None
+    def _rows(self, name: str) -> Iterator[Row]:
         known: dict[str, Mapping[str, Any]] = {}
-        for number, record in records:
-            layout = layout or layout_of_file(record, self.hub)
-            row = row_from_record(record, layout, where=f"{path}:{number}", default_id=f"{name}-{number}")
-            # Raw DAPO has a hundred equal copies of each record: their columns would take gigabytes.
-            first = known.setdefault(row.problem, row.columns)
-            yield replace(row, columns=first) if first == row.columns else row
+        for place, prefix, records in self._parts(name):
+            layout = self.hub if self.path is None else None
+            for number, record in records:
+                layout = layout or layout_of_file(record, self.hub)
+                row = row_from_record(record, layout, where=f"{place}:{number}", default_id=f"{prefix}-{number}")
+                # Raw DAPO has a hundred equal copies of each record: their columns would take gigabytes.
+                first = known.setdefault(row.problem, row.columns)
+                yield replace(row, columns=first) if first == row.columns else row
+
+    def _parts(self, name: str) -> Iterator[tuple[str, str, Iterable[tuple[int, object]]]]:
+        """(place, prefix of ids, numbered records) of the file, or of each configuration of the data set."""
+        if self.path is not None:
+            path, split = Path(self.path), "train" if self.hub is None else self.hub.split
+            yield self.path, name, _loaded(self.path, None, split) if path.is_dir() else _records(path)
+            return
+        assert self.hub is not None
+        configs = self.hub.config
+        for config in [configs] if isinstance(configs, str | None) else configs:
+            prefix = name if config is configs else f"{name}-{config}"
+            yield self.hub.hub_id, prefix, _loaded(self.hub.hub_id, config, self.hub.split)
 
 
-def _hub_rows(hub: HubDataset, name: str) -> list[Row]:
-    if not isinstance(hub.config, str | None):
-        parts = [_hub_rows(replace(hub, config=config), f"{name}-{config}") for config in hub.config]
-        return [row for part in parts for row in part]
-    return [
-        row_from_record(record, hub, where=f"{hub.hub_id}:{number}", default_id=f"{name}-{number}")
-        for number, record in enumerate(_loaded(hub.hub_id, hub.config, hub.split), start=1)
-    ]
-
-
-def _loaded(place: str, config: str | None, split: str) -> Any:
-    """The records of a data set of the hub or in a local folder."""
+def _loaded(place: str, config: str | None, split: str) -> Iterator[tuple[int, object]]:
+    """(number from 1, record) of a data set of the hub or in a local folder."""
     # Imported here because it takes seconds, which a run on a local file does not need.
     import datasets
 
     try:
-        return datasets.load_dataset(place, name=config, split=split)
+        return enumerate(datasets.load_dataset(place, name=config, split=split), start=1)
     except Exception as error:
         # `datasets` raises a dozen unrelated types here, which need the same remedy.
         raise ConfigError(
