@@ -92,11 +92,6 @@ def the_models_own_end_of_sequence_token_does_not_stop(bench: Bench):
     assert completion.finish_reason == "length"
 
 
-def one_token_is_a_completion(bench: Bench):
-    [completion] = bench.engine.generate([request(max_new_tokens=1)])
-    assert len(completion.token_ids) == len(completion.logprobs) == 1
-
-
 def logprobs_are_those_of_the_tempered_softmax(bench: Bench):
     temperatures = (0.7, 1.0, 1.6)
     prompts = prompts_of_many_lengths(8) * 3  # completions of one prompt share its prefill
@@ -388,7 +383,6 @@ CONTRACTS = [
     more_prompt_tokens_than_one_forward_takes_are_served,
     sequences_that_do_not_fit_together_are_counted_and_come_out_the_same,
     the_models_own_end_of_sequence_token_does_not_stop,
-    one_token_is_a_completion,
     logprobs_are_those_of_the_tempered_softmax,
     greedy_takes_the_most_likely_token,
     the_nucleus_is_the_fewest_tokens_that_hold_top_p,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards import CallableReward, Reward
+from apo_lightning.rewards import CallableReward
 from apo_lightning.rewards.reward import Samples, TrainerState
 from apo_lightning.types import Prompt
 
@@ -21,12 +21,11 @@ def statuses(function, num_completions: int = 2) -> list[str]:
     return [verdict.status for verdict in verdicts]
 
 
-def test_a_reward_in_trl_signature_is_used_as_it_is():
+def test_a_function_receives_only_what_it_names():
     verdicts = CallableReward(exact).score(["a", "b"], ["a", "a"])
     assert [(verdict.reward, verdict.status) for verdict in verdicts] == [(1.0, "correct"), (0.0, "incorrect")]
+    assert CallableReward(lambda completions: 1 / 0).score_samples(samples()) == []  # a rank without a batch
 
-
-def test_a_function_receives_only_what_it_names():
     def named(solution, completions):
         assert solution == ["gold"]
         return [0.5]
@@ -155,14 +154,6 @@ def test_what_a_function_cannot_be_given_is_refused_before_the_run():
         CallableReward(exact, format="chat")
 
 
-def test_without_prompts_a_function_that_needs_them_makes_errors():
-    assert statuses(lambda completions, prompts: [1.0, 1.0]) == ["error", "error"]
-
-
-def test_a_rank_without_samples_calls_nothing():
-    assert CallableReward(lambda completions: 1 / 0).score_samples(samples()) == []
-
-
 def test_none_means_not_judged_and_has_no_reward():
     verdicts = CallableReward(lambda completions: [None, 0.0, 1.0]).score(["a"] * 3, ["a"] * 3)
     assert [verdict.is_scored for verdict in verdicts] == [False, True, True]
@@ -177,6 +168,7 @@ def test_none_means_not_judged_and_has_no_reward():
         lambda completions: [1.0] * 3,
         lambda completions: 1.0,
         lambda completions: None,
+        lambda completions, prompts: [1.0, 1.0],  # `score` has no prompts
     ],
 )
 def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(function, caplog: pytest.LogCaptureFixture):
@@ -188,10 +180,3 @@ def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(functio
 def test_an_entry_that_is_no_finite_number_is_an_error_of_its_own(value, caplog: pytest.LogCaptureFixture):
     assert statuses(lambda completions: [value, 1.0]) == ["error", "correct"]
     assert "not a finite number" in caplog.text
-
-
-def test_it_is_a_reward_that_accepts_every_data_set():
-    reward = CallableReward(exact)
-    assert isinstance(reward, Reward)
-    reward.check_answers(["", "anything"])
-    reward.close()

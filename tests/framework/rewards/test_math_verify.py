@@ -1,11 +1,10 @@
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from answer_golds import GOLDS
 from apo_lightning.errors import ConfigError, VerifierError
-from apo_lightning.rewards import MathVerifyReward, Reward
+from apo_lightning.rewards import MathVerifyReward
 from apo_lightning.types import count_statuses
 from math_answers import pool as pool_module
 
@@ -32,14 +31,6 @@ def test_the_answer_is_reported_as_the_completion_stated_it(reward: MathVerifyRe
     verdicts = reward.score(completions, [r"\frac{1}{2}", "1234"])
     assert [verdict.extracted for verdict in verdicts] == [r" x = \dfrac12 \text{ cm}. ", "$1{,}234$ apples"]
     assert [verdict.status for verdict in verdicts] == ["correct", "correct"]
-
-
-@pytest.mark.parametrize(
-    "completion",
-    ["", "42", "the result is 42", r"\boxed{}", r"\boxed{ }", r"\boxed{42", "Answer:", "Answer: 42 \\boxed{42"],
-)
-def test_an_answer_that_is_not_stated_is_unparsed(completion: str):
-    assert MathVerifyReward().score([completion], ["42"])[0].status == "unparsed"
 
 
 def test_absurd_completions_touch_no_other_verdict_of_the_batch(reward: MathVerifyReward):
@@ -125,27 +116,10 @@ def test_one_wrong_answer_repeated_by_a_group_is_judged_once(monkeypatch: pytest
     reward.close()
 
 
-def test_after_close_it_starts_its_workers_anew():
-    reward = MathVerifyReward(num_workers=1)
-    for num_started in (1, 2):
-        assert reward.score([r"\boxed{0.5}"], ["1/2"])[0].status == "correct"
-        assert reward.pool.num_started == num_started
-        reward.close()
-    reward.close()
-
-
 def test_workers_that_cannot_start_are_a_verifier_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool_module, "_START_WORKER", "raise SystemExit(7)")
     with pytest.raises(VerifierError, match="exit status 7"):
         MathVerifyReward().score([r"\boxed{x}"], ["5"])
-
-
-def test_it_works_from_a_thread(reward: MathVerifyReward):
-    statuses: list[str] = []
-    thread = threading.Thread(target=lambda: statuses.append(reward.score([r"\boxed{0.5}"], ["1/2"])[0].status))
-    thread.start()
-    thread.join()
-    assert statuses == ["correct"]
 
 
 @pytest.mark.parametrize("gold", ["", "  ", r"\boxed{}", "1" * 5000])
@@ -165,7 +139,3 @@ def test_a_gold_answer_that_was_not_checked_is_an_error_and_not_a_zero(reward: M
 def test_settings_that_cannot_work_are_refused_by_name(arguments: dict):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         MathVerifyReward(**arguments)
-
-
-def test_it_is_a_reward(reward: MathVerifyReward):
-    assert isinstance(reward, Reward)

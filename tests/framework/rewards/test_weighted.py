@@ -4,7 +4,7 @@ import torch
 from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
-from apo_lightning.types import AdvantageInputs, Prompt, Verdict
+from apo_lightning.types import AdvantageInputs, Prompt
 from apo_lightning.update.reward_metrics import reward_metrics
 from factories import make_rollouts
 
@@ -126,7 +126,3 @@ def test_the_functions_check_and_close():
         reward.check_prompts([Prompt(id="p", problem="", answer="1", text="", token_ids=(1,))])
     reward.close()
     assert closed == [True]
-
-
-def test_a_verdict_without_functions_is_scored():
-    assert Verdict(reward=0.0, status="unparsed").is_scored

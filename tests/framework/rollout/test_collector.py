@@ -6,7 +6,7 @@ import pytest
 
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import character_tokenizer
-from apo_lightning.rewards import CallableReward, MathVerifyReward, NumericReward
+from apo_lightning.rewards import MathVerifyReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
@@ -175,12 +175,6 @@ def test_both_phases_are_charged_in_order(engine, reward_class):
     clock = PhaseClock()
     collect(engine, reward_class(), clock)
     assert list(clock.take()) == ["generate", "reward"]
-
-
-def test_only_rewards_that_judge_each_answer_alone_are_asked_in_parts():
-    assert MathVerifyReward.SCORES_WHILE_GENERATING
-    for once in (NumericReward, CallableReward):  # too fast to gain; may look at the whole batch
-        assert not hasattr(once, "SCORES_WHILE_GENERATING")
 
 
 def test_math_verify_says_the_same_of_parts_of_a_batch():

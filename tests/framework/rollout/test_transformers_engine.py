@@ -35,12 +35,6 @@ def shapes_of_forwards(engine, requests):
     return shapes
 
 
-def test_all_bits_of_a_seed_count(tmp_path):
-    engine = ready_engine(tmp_path, 4)
-    first, second = engine.generate([request(seed=3, max_new_tokens=10), request(seed=3 + 2**40, max_new_tokens=10)])
-    assert first.token_ids != second.token_ids
-
-
 def test_a_prompt_is_read_once_a_group_and_finished_rows_leave(tmp_path):
     engine = ready_engine(tmp_path, 8)
     group = [request((5, 6, 7), seed=i, max_new_tokens=length) for i, length in enumerate((1, 4, 2))]
