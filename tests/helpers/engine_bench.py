@@ -91,19 +91,6 @@ class Bench:
         requests = [request((7, 8, 9), seed=i) for i in range(4)]
         return gap(self, requests, self.engine.generate(requests))
 
-    def always(self, token):
-        """A policy that says one token for ever: every hidden state ends as the same vector."""
-        other = copy.deepcopy(self.model)
-        with torch.no_grad():
-            for name, parameter in other.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    parameter.zero_()
-            other.model.norm.weight.fill_(100.0)
-            other.model.embed_tokens.weight.fill_(0.001)
-            other.lm_head.weight.mul_(0.0).add_(0.001)
-            other.lm_head.weight[token] = 1.0
-        return other
-
     def run(self, contract_name):
         import engine_contract as contract
 
