@@ -166,13 +166,9 @@ class _Batch:
         return len(token_ids) == limits.max_new_tokens or token_ids[-1] in limits.stop_token_ids
 
     def _keep(self, running: list[int]) -> None:
-        """Drop all rows but the running ones: the last rows move into the gaps, all others stay in place."""
-        gaps = sorted(set(range(len(running))) - set(running))
-        moved = [row for row in running if row >= len(running)]
-        replacement = dict(zip(gaps, moved, strict=True))
-        order = [replacement.get(row, row) for row in range(len(running))]
-        self.rows = [self.rows[row] for row in order]
-        index = torch.tensor(order, dtype=torch.long, device=self.input_ids.device)
+        """Drop all rows but the running ones."""
+        self.rows = [self.rows[row] for row in running]
+        index = torch.tensor(running, dtype=torch.long, device=self.input_ids.device)
         self.cache.batch_select_indices(index)
         self.input_ids, self.position_ids = self.input_ids[index], self.position_ids[index]
         self.attention_mask, self.temperatures = self.attention_mask[index], self.temperatures[index]
