@@ -31,17 +31,6 @@ def test_jsonl_and_parquet_give_the_same_rows(tmp_path):
     assert ProblemSet(path=str(tmp_path / "set.parquet")).rows("set") == rows
 
 
-def test_a_raw_dapo_parquet_can_be_read(tmp_path):
-    record = {
-        "prompt": [{"role": "user", "content": "Find $x$."}],
-        "reward_model": {"ground_truth": "34", "style": "rule"},
-        "extra_info": {"index": "a"},
-    }
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "dapo.parquet")
-    (row,) = ProblemSet(path=str(tmp_path / "dapo.parquet")).rows("dapo")
-    assert (row.problem, row.answer) == ("Find $x$.", "34")
-
-
 def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path):
     path = tmp_path / "set.jsonl"
     path.write_text('{"problem": "p", "answer": "1"}\n\n{"problem": "q", "answer": "2"}\n\n')
@@ -79,14 +68,8 @@ def test_the_check_looks_into_the_file(tmp_path, name, content, message):
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         ProblemSet(path=str(path)).check()
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
         ProblemSet(path=str(tmp_path / "nowhere.jsonl")).check()
-
-
-def test_a_problem_set_needs_a_place_to_read_from():
     with pytest.raises(ConfigError, match="neither path nor hub"):
         ProblemSet().check()
 
@@ -127,12 +110,9 @@ def test_a_local_copy_is_read_in_the_columns_of_its_data_set(tmp_path):
     assert (row.problem, row.answer) == ("Find $x$.", "34")
     with pytest.raises(ConfigError, match="has no answer"):
         ProblemSet(path=path).check()
-
-
-def test_the_usual_columns_go_before_those_of_the_data_set(tmp_path):
-    path = write_jsonl(tmp_path / "train.jsonl", [{"problem": "1 + 1?", "answer": "2", "solution": "\\boxed{3}"}])
-    [row] = instantiate(composed("data=math", f"data.path={path}", "data.num_validation=0").data).load().train
-    assert row.answer == "2"
+    write_jsonl(tmp_path / "train.jsonl", [{"problem": "1 + 1?", "answer": "2", "solution": "3"}])
+    [row] = instantiate(composed("data=dapo17k", f"data.path={path}").data).load().train
+    assert row.answer == "2"  # the usual columns come first
 
 
 def test_a_missing_hub_column_is_named(tmp_path):

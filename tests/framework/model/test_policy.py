@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec, cpu_multiplies_bfloat16, refuse_unsupported_head
 from apo_lightning.model.tokenizer import character_tokenizer
 from composing import composed
@@ -179,17 +178,6 @@ def test_the_same_seed_makes_the_same_random_model_and_leaves_the_global_generat
     pairs = list(zip(first.parameters(), second.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
-
-
-def test_the_reference_is_frozen_and_does_not_follow_the_policy(policy):
-    reference = Reference(policy)
-    (microbatch,) = packed().microbatches([0, 1], 100, CPU)
-    before = reference.hidden_states(microbatch)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1)
-    assert torch.equal(reference.hidden_states(microbatch), before)
-    assert not any(parameter.requires_grad for parameter in reference.policy.parameters())
 
 
 def test_a_saved_policy_loads_in_transformers_with_the_same_weights(policy, tmp_path):

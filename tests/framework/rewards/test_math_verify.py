@@ -35,28 +35,15 @@ def test_the_answer_is_reported_as_the_completion_stated_it(reward: MathVerifyRe
 
 def test_absurd_completions_touch_no_other_verdict_of_the_batch(reward: MathVerifyReward):
     absurd = [
-        r"\boxed{\binom{30000000}{15000000}}",
+        r"\boxed{\binom{30000000}{15000000}, \gcd(9^{9^9}, 7)}",
         r"\boxed{\sum_{k=1}^{10^9} \frac{1}{k+\sqrt{k}}}",
-        r"\boxed{\gcd(9^{9^9}, 6)}",
-        r"\boxed{\binom{30000000}{15000000}, \binom{30000000}{15000001}, \gcd(9^{9^9}, 7)}",
-        r"\boxed{9^{9^{9^9}}}",
-        r"\boxed{(10^{10})!}",
-        r"\boxed{7^{7^{7^7}} \mod 100}",
-        r"\boxed{10^{10^{10}}, x = 8^{9^{9^9}} = 7^{9^9}}",
         "{" * 1_000_000,
         r"\boxed{" * 150_000,
-        r"\boxed{" + "{" * 500_000 + "}" * 500_000 + "}",
         r"\boxed{" + "9" * 1_000_000 + "}",
-        r"\boxed{" + "9" * 5000 + "}",
-        r"\boxed{0." + "9" * 4000 + "}",
         "\\boxed{\x00}",
         "\\boxed{\ud800}",
         r"\boxed{1/0}",
-        r"\boxed{\infty-\infty}",
-        r"\boxed{" + r"\sqrt{" * 500 + "2" + "}" * 500 + "}",
-        r"\boxed{" + "(" * 200 + "2" + ")" * 200 + "+x}",
         r"\boxed{" + "(1," * 1000 + "2" + ")" * 1000 + "}",
-        r"\boxed{" + "5 " + "m " * 2000 + "}",
     ]
     completions = [text for index, bad in enumerate(absurd) for text in (bad, rf"\boxed{{0.{index + 1}x}}")]
     golds = [rf"\frac{{{index + 1}x}}{{{10 ** len(str(index + 1))}}}" for index in range(len(absurd)) for _ in range(2)]
