@@ -68,11 +68,11 @@ def run_step(module: Any, rollouts: Any) -> list[Any]:
     """The weights after a step of two mini-batches; its metrics are computed too."""
     import torch
 
-    from apo_lightning.update.minibatch_update import minibatch_gradient
-    from apo_lightning.update.scoring import score_policy, score_reference
-    from apo_lightning.update.step_metrics import step_metrics
-    from apo_lightning.update.step_plan import plan_step, step_table
-    from apo_lightning.update.update_record import UpdateRecord
+    from apo_lightning.step.update import minibatch_gradient
+    from apo_lightning.step.scoring import score_policy, score_reference
+    from apo_lightning.step.step_metrics import step_metrics
+    from apo_lightning.step.step_plan import plan_step, step_table
+    from apo_lightning.step.update_record import UpdateRecord
     from benchmarks.performance.update import estimate
 
     module.settings = replace(module.settings, prompts_per_minibatch=len(rollouts.prompts) // 2, gradient_clip_norm=1.0)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
-from apo_lightning.update import assignment
-from apo_lightning.update.balance import Balance, RankCosts
+from apo_lightning.step import assignment
+from apo_lightning.step.balance import Balance, RankCosts
 from benchmarks import ROOT
 from benchmarks.shared.runs import even_start, rows_of, write_stub
 from benchmarks.shared.timing import print_header, print_table

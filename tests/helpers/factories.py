@@ -15,7 +15,7 @@ from apo_lightning.types import (
     ValidationOutput,
     Verdict,
 )
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 
 
 class Alone(Ranks):

@@ -12,12 +12,12 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.importance import SEQUENCE_MODES
 from apo_lightning.losses.policy_loss import masks_of
-from apo_lightning.model.critic import CriticSettings
 from apo_lightning.model.flops import Work
+from apo_lightning.parts.critic import CriticSettings
+from apo_lightning.parts.dynamic_sampling import DynamicSampling
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.subset import subset_size
 from apo_lightning.types import AdvantageInputs, PromptRecord
-from apo_lightning.update.dynamic_sampling import DynamicSampling
-from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.subset import subset_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from apo_lightning.preflight.cost_plan import CostPlan
 from apo_lightning.preflight.environment import Finding
 from apo_lightning.preflight.memory_plan import PHASES
 from apo_lightning.run.sizes import Plan
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 
 LARGEST_ITEMS = 10
 """Items of the cost plan that are listed under their phases."""

@@ -24,8 +24,8 @@ from apo_lightning.preflight.workload import expected_workload
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import BLOCK_SIZE, CPU_CACHE_GIB, VLLMEngine
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
-from apo_lightning.update.settings import StepSettings
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
