@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from apo_lightning.preflight.memory_shapes import shape_of
+from apo_plan.shapes import shape_of
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import rows as gpu_rows
 from benchmarks.gpu import sections as gpu_sections
@@ -214,7 +214,7 @@ def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    assert "| rates | overrides | `rates.matmul_flops_per_second=" in done.stdout, done.stderr
+    assert "| rates | overrides | `rates.model_flops_per_second=" in done.stdout, done.stderr
     rows = [gpu_rows.from_line(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     assert gpu_rows.table(rows) in done.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -79,7 +79,6 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
         seed: the run's.
         critic: predicts values, for an advantage that is estimated with GAE; None: there is none.
         dynamic_sampling: draws more prompts for groups without a signal; None: off.
-        trainer_bytes: of a GPU, claimed after the engine has started and while it is awake.
         averaging: of the policy with the model before training; None: off.
         auxiliary: a second term of the loss, on completions sampled before the run; None: there is none.
     """
@@ -257,7 +256,6 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
         validation_names: Sequence[str],
         seed: int,
         dynamic_sampling: DynamicSampling | None = None,
-        trainer_bytes: int = 0,
         critic: Critic | None = None,
         averaging: BaseAveraging | None = None,
         auxiliary: Auxiliary | None = None,
@@ -288,7 +286,6 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
         self.validation_outputs: list[ValidationOutput] = []
         self.seed = seed
         self.dynamic_sampling = dynamic_sampling
-        self.trainer_bytes = trainer_bytes
         self.policy_version = 0
 
     def configure_model(self) -> None:
@@ -363,6 +360,5 @@ class RLVRModule(pl.LightningModule, TrainingRun, SamplingRun):
             device=self.device,
             seed=self.seed,
             process=self.trainer,
-            trainer_bytes=self.trainer_bytes,
         )
         self._publish()

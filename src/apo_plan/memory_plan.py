@@ -1,14 +1,13 @@
 """How much memory one process of a run needs, computed from sizes alone: no weights, no device.
 
 Every allocation is a product of sizes, derived in the docstring of its function. The constants below are measured or
-assumed, and say which. `benchmarks/preflight/memory.py` compares the plan with real runs.
+assumed, and say which. `benchmarks/performance/memory.py` compares the plan with real runs.
 """
 
 from dataclasses import dataclass, replace
 
 from apo_lightning.logprobs.head import LOGITS_HELD, LOGITS_HELD_CPU, TILE_LOGITS, TILE_LOGITS_CPU
-from apo_lightning.preflight.memory_shapes import FLOAT32, ModelShape, RunShape
-from apo_lightning.rollout import kv_cache
+from apo_plan.shapes import FLOAT32, ModelShape, RunShape
 
 MIB = 2**20
 LIBRARIES_BYTES = 690 * MIB
@@ -157,33 +156,16 @@ def moment_bytes(model: ModelShape, run: RunShape) -> int:
     return 2 * run.num_trained_models * shard_bytes(model.trained_parameters, run)
 
 
-def trainer_bytes(model: ModelShape, run: RunShape) -> int:
-    """Bytes that training allocates on a GPU after the engine has started, while the engine is awake.
-
-    These are the moments, and the engine check in a validation. Syncs take less than the check, and gradients never
-    coexist with the engine's cache.
-    """
-    return moment_bytes(model, run) + check_bytes(model, run) + gathered_bytes(model, run)
-
-
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of the engine: the given size, the rest of a GPU, or those of all sequences decoded at once.
+    """Keys and values of the engine: the given size, or what its share of the GPU leaves, or those of all sequences.
 
-    When vLLM starts, context, weights and their frozen copies are on the GPU. The result is never less than one
-    sequence takes: where even that does not fit, the plan exceeds the GPU.
+    The result is never less than one sequence takes: where even that does not fit, vLLM does not start.
     """
-    engine = run.engine
-    if engine.fills_gpu:
-        copies = reference_bytes(model, run) + base_bytes(model, run)
-        present = process_bytes(run) + weight_bytes(model, run) + copies
-        left = kv_cache.left_for_kv_cache(
-            free=run.gpu_bytes - present,
-            total=run.gpu_bytes,
-            engine=engine_weight_bytes(model, run) + engine_workspace_bytes(model, run),
-            trainer=trainer_bytes(model, run),
-        )
-        return max(left, run.max_model_len * kv_token_bytes(model, run))
-    return engine.kv_cache_bytes or engine.num_sequences * run.max_model_len * kv_token_bytes(model, run)
+    engine, token = run.engine, kv_token_bytes(model, run)
+    if engine.gpu_share is not None:
+        others = engine_weight_bytes(model, run) + engine_workspace_bytes(model, run)
+        return max(int(engine.gpu_share * run.gpu_bytes) - others, run.max_model_len * token)
+    return engine.kv_cache_bytes or engine.num_sequences * run.max_model_len * token
 
 
 def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
@@ -192,25 +174,20 @@ def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of one token on one rank, in the compute dtype."""
-    return kv_cache.kv_token_bytes(
-        num_layers=model.num_layers,
-        num_kv_heads=-(-model.num_kv_heads // run.engine.num_slices),
-        head_dim=model.head_dim,
-        dtype_bytes=run.compute_bytes,
-    )
+    """Keys and values of one token on one rank: 2·layers·kv_heads·head_dim numbers in the compute dtype."""
+    kv_heads = -(-model.num_kv_heads // run.engine.num_slices)
+    return 2 * model.num_layers * kv_heads * model.head_dim * run.compute_bytes
 
 
 def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:
-    """One forward of the engine and its sampling."""
-    return kv_cache.workspace_bytes(
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        vocab_size=model.vocab_size,
-        dtype_bytes=run.compute_bytes,
-        num_forward_tokens=run.engine.num_forward_tokens,
-        num_sequences=run.engine.num_sequences,
-    )
+    """Peak of one forward of the engine and of its sampling.
+
+    A forward keeps no graph; its peak, in the MLP, is twice the residual and the inputs and output of the MLP's two
+    halves: c·(3·D + 3·F) per token. Sampling holds each sequence's logits in the compute dtype and twice in float32.
+    """
+    c, engine = run.compute_bytes, run.engine
+    forward = engine.num_forward_tokens * c * 3 * (model.hidden_size + model.intermediate_size)
+    return forward + engine.num_sequences * model.vocab_size * (c + 2 * FLOAT32)
 
 
 def layer_activation_bytes(model: ModelShape, run: RunShape) -> int:

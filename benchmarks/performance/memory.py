@@ -1,6 +1,6 @@
-"""The memory that `preflight=true` plans, beside what real runs take.
+"""The memory that `apo preflight` plans, and what real runs take.
 
-    python -m benchmarks.preflight.memory [--steps 2] [--trainers cpu,fsdp_cpu2] [--engines transformers,vllm] […]
+    python -m benchmarks.performance.memory [--steps 2] [--trainers cpu,fsdp_cpu2] [--engines transformers,vllm] […]
 
 SmolLM2-135M, micro-batches small enough to be full. Prints one Markdown table. Takes some five minutes a row on two
 busy cores; needs the extra `cpu`.
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from apo_lightning.preflight.memory_plan import MIB
-from apo_lightning.run.sizes import plan_run
+from apo_plan.memory_plan import MIB
+from apo_plan.plan import plan_run
 from benchmarks import CONFIGS, ROOT
 from benchmarks.shared.timing import print_header, print_table
 

@@ -74,7 +74,7 @@ def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
     if peak_bytes <= device_bytes:
         return []
     text = f"the plan needs up to {peak_bytes / GIB:.1f} GiB of a GPU that has {device_bytes / GIB:.1f} GiB: lower "
-    return [Finding("error", text + "tokens_per_microbatch or kv_cache_gib, or take more GPUs")]
+    return [Finding("error", text + "tokens_per_microbatch or gpu_memory_utilization, or take more GPUs")]
 
 
 def thread_findings(machine: Machine, threads_per_process: int, num_processes: int) -> list[Finding]:

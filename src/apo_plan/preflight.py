@@ -1,24 +1,33 @@
 """`apo preflight`: the memory and time that a run needs, and everything that is wrong with it, before it starts."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
-from apo_lightning.preflight import environment
-from apo_lightning.preflight.checks import check_devices, check_launch, check_share
-from apo_lightning.preflight.environment import Finding, this_machine
-from apo_lightning.preflight.memory_plan import reference_bytes
-from apo_lightning.preflight.memory_shapes import FLOAT32
-from apo_lightning.run.plan_tables import cost_table, findings_text, plan_table, run_table
-from apo_lightning.run.sizes import Plan, RankLayout, plan_run, plan_time, rank_layout, step_settings
+from apo_lightning.run.checks import check_devices, check_launch, check_share
+from apo_lightning.run.settings import step_settings
 from apo_lightning.run.training import prepare
+from apo_plan import findings as machine
+from apo_plan.findings import Finding, this_machine
+from apo_plan.memory_plan import reference_bytes
+from apo_plan.plan import Plan, RankLayout, plan_run, rank_layout, time_of
+from apo_plan.shapes import FLOAT32
+from apo_plan.tables import findings_text, plan_table, run_table, time_table
+
+
+def preflight_command(cfg: DictConfig) -> None:
+    """`apo preflight`: print the plan, and exit with status 1 if the run cannot work."""
+    if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
+        sys.exit(status)
 
 
 def preflight(cfg: DictConfig, output_dir: Path) -> int:
@@ -38,7 +47,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         parts.append(plan_table(plan))
         findings += _room_findings(cfg, plan, output_dir)
         with _errors_to(findings):
-            parts.append(cost_table(plan_time(cfg, plan), plan, cfg.trainer.max_steps))
+            parts.append(time_table(time_of(cfg, plan), plan.ranks.world_size, cfg.trainer.max_steps))
     ranks = rank_layout(cfg)
     with _errors_to(findings):
         parts.append(run_table(cfg, step_settings(cfg, instantiate(cfg.data)), ranks.world_size))
@@ -70,9 +79,9 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
     is_update = what == "the run" and not plan.run.is_cuda
     remedy = "a smaller tokens_per_microbatch" if is_update else "a larger machine"
-    findings = environment.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
+    findings = machine.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
     if plan.run.is_cuda and torch.cuda.is_available():
-        findings += environment.device_findings(plan.run.gpu_bytes, memory.peak)
+        findings += machine.device_findings(plan.run.gpu_bytes, memory.peak)
     # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
     # before an old one is removed, and the best one is kept apart. Snapshots hold trained weights, the export all.
     model, run, kept = plan.model, plan.run, cfg.checkpoint
@@ -82,7 +91,7 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     snapshots = cfg.trainer.max_steps // kept.snapshot_every if kept.snapshot_every else 0
     weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
     needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
-    return findings + environment.disk_findings(output_dir, needed)
+    return findings + machine.disk_findings(output_dir, needed)
 
 
 def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
@@ -98,4 +107,4 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
         engine = instantiate(cfg.engine)
         engine.check(ranks.device)
         engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), ranks.device)
-    return findings + environment.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)
+    return findings + machine.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)

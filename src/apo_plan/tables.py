@@ -10,14 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.preflight.cost_plan import CostPlan
-from apo_lightning.preflight.environment import Finding
-from apo_lightning.preflight.memory_plan import PHASES
-from apo_lightning.run.sizes import Plan
 from apo_lightning.update.settings import StepSettings
-
-LARGEST_ITEMS = 10
-"""Items of the cost plan that are listed under their phases."""
+from apo_plan.findings import Finding
+from apo_plan.memory_plan import PHASES
+from apo_plan.plan import Plan
+from apo_plan.time_plan import TimePlan
 
 
 def plan_table(plan: Plan) -> RenderableType:
@@ -48,22 +45,21 @@ def plan_table(plan: Plan) -> RenderableType:
     )
 
 
-def cost_table(cost: CostPlan, plan: Plan, max_steps: int) -> RenderableType:
-    """Seconds of a step by phase, the items that take longest, and the hours of a run of `max_steps` rollouts."""
-    table = _table("time of a step, counted [s]", "seconds", "share", "bound by")
-    for phase, seconds in cost.phases().items():
-        table.add_row(Text(phase, style="bold"), *(Text(cell, style="bold") for cell in _share(seconds, cost)), "")
-        for item in cost.largest(LARGEST_ITEMS):
-            if item.phase == phase:
-                table.add_row(Text(f"  {item.name}", style="dim"), *_share(item.seconds, cost), item.bound)
-    table.add_row(Text("a step", style="bold"), *_share(cost.seconds, cost), "")
-    hours, world_size = cost.seconds * max_steps / 3600, plan.ranks.world_size
+def time_table(time: TimePlan, world_size: int, max_steps: int) -> RenderableType:
+    """Seconds of a step by phase, and the hours of a run of `max_steps` rollouts."""
+    table = _table("time of a step, estimated [s]", "seconds", "share")
+    for phase, seconds in {**time.phases, "a step": time.seconds}.items():
+        style = "bold" if phase == "a step" else ""
+        table.add_row(*(Text(cell, style) for cell in (phase, f"{seconds:,.2f}", f"{seconds / time.seconds:.0%}")))
+    hours, step = time.seconds * max_steps / 3600, time.workload
     together = f"{max_steps:,} steps: " + (f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes")
     if world_size > 1:
         together += f", {hours * world_size:,.0f} of one device"
-    speed = f"{world_size * cost.work.num_sampled_tokens / cost.seconds:,.0f} sampled tokens/s"
-    lines = (f"{together}; {speed}", cost.work.describe(), cost.rates.describe())
-    return Group(table, Text("\n" + "\n".join(lines) + "\n", style="dim"))
+    assumed = (
+        f"assumed (expected.…): prompts of {step.prompt_tokens:,.0f} tokens, completions of "
+        f"{step.completion_tokens:,.0f}"
+    )
+    return Group(table, Text("\n" + "\n".join((together, assumed, time.rates.describe())) + "\n", style="dim"))
 
 
 def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> RenderableType:
@@ -88,10 +84,6 @@ def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> Rende
     for name, value in rows.items():
         table.add_row(name, value)
     return Group(table, Text())
-
-
-def _share(seconds: float, cost: CostPlan) -> tuple[str, str]:
-    return f"{seconds:,.2f}", f"{seconds / cost.seconds:.0%}"
 
 
 def findings_text(findings: Sequence[Finding]) -> Text:

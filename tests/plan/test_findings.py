@@ -1,7 +1,7 @@
 """What is unusual with a machine: each finding names a value and a remedy."""
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.preflight.environment import Machine, disk_findings, memory_findings, thread_findings
+from apo_plan.findings import Machine, disk_findings, memory_findings, thread_findings
 
 SMALL = Machine(memory_bytes=8 * GIB, available_bytes=3 * GIB, num_cores=2)
 

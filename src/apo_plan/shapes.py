@@ -93,12 +93,8 @@ class EngineSize:
     """The largest number of tokens in one forward."""
     kv_cache_bytes: int
     """Bytes reserved at the start; 0: no size is given."""
-    fills_gpu: bool = False
-    """Without a given size: whether the rest of the GPU is reserved; False: the cache grows with the sequences."""
-    block_tokens: int = 0
-    """Completions of a group share whole blocks of this many prompt tokens; 0: they share the whole prompt."""
-    has_graphs: bool = False
-    """Whether decoding forwards are replayed as CUDA graphs instead of launched kernel by kernel."""
+    gpu_share: float | None = None
+    """Without a given size: share of the GPU for weights, workspace, keys and values; None: they grow as needed."""
     num_slices: int = 1
     """Ranks that share one engine, each with a slice of its weights, keys and values."""
 
