@@ -73,13 +73,6 @@ class DynamicSampling(Part):
         """The prompts that a step samples if no group is mixed."""
         return prompts_per_step + (self.max_rounds - 1) * self.num_drawn(prompts_per_step)
 
-    def expected_rounds(self, prompts_per_step: int, mixed_share: float | int) -> list[int]:
-        """The prompts of each round if this share of every round's groups is mixed."""
-        rounds = [prompts_per_step]
-        while len(rounds) < self.max_rounds and mixed_share * sum(rounds) < prompts_per_step - 1e-9:
-            rounds.append(self.num_drawn(prompts_per_step - mixed_share * sum(rounds)))
-        return rounds
-
     def check(self, settings: StepSettings, num_prompts: int, advantage: AdvantageEstimator) -> None:
         """Raise `ConfigError` where it has no use, or fewer prompts to train on than it may draw."""
         if settings.group_size < 2:

@@ -12,7 +12,7 @@ import torch
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
 from apo_lightning.callbacks import RunLogger
@@ -41,16 +41,15 @@ from apo_lightning.parts.history import History
 from apo_lightning.parts.importance import ImportanceByLength
 from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
-from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch, check_model, check_share
-from apo_lightning.preflight.memory_shapes import shape_of
 from apo_lightning.rewards import Reward, WeightedRewards
 from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.run.checks import check_devices, check_dtype, check_launch, check_model, check_share
 from apo_lightning.run.fail_fast import FailFast
 from apo_lightning.run.metrics_csv import MetricsCSV, read_rows, split_rows
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
-from apo_lightning.run.sizes import all_needs, bytes_beside_engine, callbacks_for, step_settings
+from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.step.part import Part
 from apo_lightning.step.schedule import try_schedule
 from apo_lightning.step.settings import StepSettings
@@ -182,8 +181,6 @@ class Parts:
     callbacks: list[pl.Callback]
     needs: Needs
     """Of the loss and the callbacks."""
-    trainer_bytes: int
-    """GPU memory claimed after the engine has started and while it is awake; 0 if nothing depends on it."""
 
     @property
     def notices(self) -> list[str]:
@@ -272,7 +269,6 @@ def prepare(cfg: DictConfig) -> Parts:
         data=data,
         callbacks=callbacks,
         needs=needs,
-        trainer_bytes=bytes_beside_engine(cfg),
     )
 
 
@@ -322,11 +318,19 @@ def _check_reference(
     other = replace(model, path=schedule.path, config=None)
     if other.load_tokenizer().get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{given}, whose tokens differ from those of {model.path}")
-    shape, own = shape_of(other.load_config()), shape_of(model.load_config())
-    if shape.vocab_size != own.vocab_size:
-        raise ConfigError(f"{given}, whose head has {shape.vocab_size} rows, and that of {model.path} {own.vocab_size}")
-    if rule and shape != own:
+    config, own = other.load_config(), model.load_config()
+    if config.vocab_size != own.vocab_size:
+        raise ConfigError(
+            f"{given}, whose head has {config.vocab_size} rows, and that of {model.path} {own.vocab_size}"
+        )
+    if rule and _shapes(config) != _shapes(own):
         raise ConfigError(f"{rule}, but {given}, which has other layers than {model.path}: leave {schedule.rule} null")
+
+
+def _shapes(config: PretrainedConfig) -> list[torch.Size]:
+    """The shapes of a model's parameters; allocates nothing."""
+    with torch.device("meta"):
+        return [parameter.shape for parameter in AutoModelForCausalLM.from_config(config).parameters()]
 
 
 def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:

@@ -26,7 +26,6 @@ OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}
         ("temperature=warm", "temperature is 'warm': give a number"),
         ("optimizer.lr=1e-6x", "optimizer.lr is '1e-6x': give a number"),
         ("averaging.weight=half", "averaging.weight is 'half': give a number"),
-        ("preflight=yes", "preflight is 'yes': give true or false"),
         ("group_size=[4,8]", "group_size is [4, 8]: give a whole number"),
     ],
 )

@@ -285,20 +285,3 @@ def test_a_run_is_refused_before_any_weights_are_loaded_and_warned():
 
 
 SAMPLING = f"{DynamicSampling.__module__}.DynamicSampling"
-
-
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [
-        # 8 of 16 are missing, then 4, 2 and 1, and 0.5, for which a prompt is drawn.
-        ({}, 0.5, [16, 8, 4, 2, 1, 1]),
-        ({"max_rounds": 3}, 0.5, [16, 8, 4]),
-        ({"oversample": 2}, 0.5, [16, 16]),
-        ({}, 1.0, [16]),
-        ({"max_rounds": 2}, 0.0, [16, 16]),
-        # 16 − 16/3 − 32/9… : 10.67, 7, 4.67, …
-        ({"max_rounds": 3}, 1 / 3, [16, 11, 7]),
-    ],
-)
-def test_the_rounds_that_preflight_expects(values, share, expected):
-    assert DynamicSampling(**values).expected_rounds(16, share) == expected
