@@ -29,7 +29,6 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
             num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
             kv_cache_bytes=int(GIB * (engine.kv_cache_gib or (0 if is_cuda else CPU_CACHE_GIB))),
             gpu_share=engine.gpu_memory_utilization if is_cuda and engine.kv_cache_gib is None else None,
-            num_slices=engine.tensor_parallel_size,
         )
     assert isinstance(engine, TransformersEngine)
     prompts_per_batch = -(-engine.sequences_per_batch // settings.group_size)

@@ -95,8 +95,6 @@ class EngineSize:
     """Bytes reserved at the start; 0: no size is given."""
     gpu_share: float | None = None
     """Without a given size: share of the GPU for weights, workspace, keys and values; None: they grow as needed."""
-    num_slices: int = 1
-    """Ranks that share one engine, each with a slice of its weights, keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
