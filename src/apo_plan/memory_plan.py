@@ -1,7 +1,7 @@
 """How much memory one process of a run needs, computed from sizes alone: no weights, no device.
 
 Every allocation is a product of sizes, derived in the docstring of its function. The constants below are measured or
-assumed, and say which. `benchmarks/performance/memory.py` compares the plan with real runs.
+assumed, and say which. `benchmarks/RESULTS.md` compares the plan with real runs.
 """
 
 from dataclasses import dataclass, replace

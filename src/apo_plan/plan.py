@@ -103,8 +103,6 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    if (term := instantiate(cfg.algo.get("auxiliary"))) is not None:
-        most = max(most, -(-term.completions_per_minibatch // ranks.world_size) * settings.max_model_len)
     loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
     reference = instantiate(cfg.reference)
     return RunShape(

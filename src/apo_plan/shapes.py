@@ -67,11 +67,6 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
-    def is_tied(self) -> bool:
-        """Whether embedding and head are one matrix."""
-        return self.root_parameters < 2 * self.head_parameters
-
-    @property
     def query_width(self) -> int:
         """heads·head_dim, the size of one position's queries and of its attention output."""
         return self.num_heads * self.head_dim
