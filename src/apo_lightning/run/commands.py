@@ -68,7 +68,7 @@ TRAIN_AXES = {
 TRAIN = Command(
     name="train",
     summary="Train a policy.",
-    work="apo_lightning.run.jobs:train_or_preflight",
+    work="apo_lightning.run.jobs:train_policy",
     config="train",
     details="Samples completions, judges them and updates the policy, step by step. The run's folder, "
     "outputs/<date>/<time>_<algo>_<model>, holds metrics.csv, rollouts/, summary.json, curves.png, checkpoints/ and "
@@ -149,35 +149,7 @@ AVERAGE = Command(
         "apo average run=outputs/mine weight=[0.1,0.3,0.5] dtype=bfloat16",
     ),
 )
-PREFLIGHT = Command(
-    name="preflight",
-    summary="Plan a training run: memory, time, all errors at once.",
-    work="apo_lightning.run.jobs:plan",
-    config="train",
-    details="Takes every argument of apo train and loads no weights. Prints memory by part and phase, the time of a "
-    "step and of the run, and all errors at once. The exit status is 1 if there is an error. "
-    "apo train … preflight=true does the same.",
-    axes=TRAIN_AXES | {"rates": "how fast the devices are"},
-    settings=(
-        "expected.prompt_tokens",
-        "expected.completion_tokens",
-        "expected.signal_share",
-        "expected.error_share",
-        "expected.failed_share",
-        "expected.rank_balance",
-    ),
-    examples=("apo preflight model=tiny", "apo preflight experiment=paper/qwen_math7b_apo rates=h100"),
-)
-DOCTOR = Command(
-    name="doctor",
-    summary="Check what this machine can run, with a remedy for the rest.",
-    work="apo_lightning.run.doctor:doctor",
-    config=None,
-    details="Checks versions, builds of torch and vLLM, disk, memory, GPUs and threads. Takes no arguments, loads no "
-    "weights and uses no network. The exit status is 1 if apo train model=tiny could not run.",
-    examples=("apo doctor",),
-)
-BUILT_IN = (TRAIN, EVALUATE, EXPORT, AVERAGE, PREFLIGHT, DOCTOR)
+BUILT_IN = (TRAIN, EVALUATE, EXPORT, AVERAGE)
 
 
 @cache

@@ -21,9 +21,9 @@ from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.evaluation.card import in_one_line
 from apo_lightning.evaluation.loading import read_result
-from apo_lightning.model.averaging import average, base_weights
 from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.policy import Policy
+from apo_lightning.parts.averaging import average, base_weights
 from apo_lightning.run.trained import TrainedRun, trained_run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

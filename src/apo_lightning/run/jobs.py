@@ -1,6 +1,5 @@
 """Commands that need to know how Hydra started them: once, or as one job of a sweep."""
 
-import sys
 from pathlib import Path
 from typing import get_type_hints
 
@@ -12,11 +11,8 @@ from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.value_types import check_arguments
 
 
-def train_or_preflight(cfg: DictConfig) -> None:
-    """Train; with `preflight=true` print the plan instead."""
-    if cfg.preflight:
-        plan(cfg)
-        return
+def train_policy(cfg: DictConfig) -> None:
+    """Train in the folder that Hydra made for the job."""
     with no_garbage_searched():
         from apo_lightning.run.training import train
 
@@ -24,18 +20,8 @@ def train_or_preflight(cfg: DictConfig) -> None:
     train(cfg, Path(HydraConfig.get().runtime.output_dir))
 
 
-def plan(cfg: DictConfig) -> None:
-    """Print the plan of a training run, and exit with status 1 if it cannot work."""
-    with no_garbage_searched():
-        from apo_lightning.run.preflight import preflight
-
-    _check_settings(cfg)
-    if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
-        sys.exit(status)
-
-
 def _check_settings(cfg: DictConfig) -> None:
-    from apo_lightning.update.settings import StepSettings
+    from apo_lightning.step.settings import StepSettings
 
     check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
 

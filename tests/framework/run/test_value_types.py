@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.tasks import COUNTS
 from apo_lightning.run.value_types import check_arguments, check_numbers
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 from composing import composed
 
 OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}
@@ -26,7 +26,6 @@ OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}
         ("temperature=warm", "temperature is 'warm': give a number"),
         ("optimizer.lr=1e-6x", "optimizer.lr is '1e-6x': give a number"),
         ("averaging.weight=half", "averaging.weight is 'half': give a number"),
-        ("preflight=yes", "preflight is 'yes': give true or false"),
         ("group_size=[4,8]", "group_size is [4, 8]: give a whole number"),
     ],
 )
