@@ -80,3 +80,10 @@ def test_the_jobs_of_a_sweep_are_runs_of_one_wandb_group(tmp_path):
     assert [run.run_group for run in runs] == [str(sweep)] * 2
     assert runs[0].run_id != runs[1].run_id
     assert [wandb_file.config(files_of(sweep / job)[0])["seed"] for job in ("0", "1")] == [1, 2]
+
+
+def test_a_run_with_wandb_can_be_exported(resumed, tmp_path):
+    """W&B links a log file outside of the run's folder, which commands refuse elsewhere."""
+    assert any(path.is_symlink() for path in resumed.glob("wandb/offline-run-*/logs/*"))
+    start_script("export", f"run={resumed}", f"to={tmp_path / 'export'}").finish()
+    assert (tmp_path / "export" / "config.json").is_file()
