@@ -10,12 +10,11 @@ from typing import Any, cast
 import lightning.pytorch as pl
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
-from apo_lightning.callbacks import RunLogger
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
 from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
@@ -47,7 +46,7 @@ from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import check_devices, check_dtype, check_launch, check_model, check_share
 from apo_lightning.run.fail_fast import FailFast
-from apo_lightning.run.metrics_csv import MetricsCSV, read_rows, split_rows
+from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.step.part import Part
@@ -368,15 +367,10 @@ def _check_critic(
 
 def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
     """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
-    kept, repeated, after_step = [], [], None
+    kept = []
     if resumed is not None:
-        folder, step = resumed.folder.parent.parent, resumed.header.position.step
-        kept, repeated = split_rows(read_rows(folder), step, resumed.header.validated_step)
-        after_step = step if folder.resolve() == output_dir.resolve() else None
-    logged = {(int(row["step"]), key) for row in repeated for key in row}
+        kept = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
     others: list[Any] = [instantiate(node) for node in (cfg.logger or {}).values()]
-    for logger in filter(lambda logger: isinstance(logger, RunLogger), others):
-        logger.begin(after_step, logged)
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
     return [MetricsCSV(output_dir, kept), *others]
@@ -384,12 +378,12 @@ def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> l
 
 @contextlib.contextmanager
 def _closing(loggers: Sequence[Logger]) -> Iterator[None]:
-    """Close the loggers at the end of the run, whether it succeeds or not."""
+    """End the W&B run with the run, successful or not: Lightning would log the next job of a sweep to it."""
     failed = True
     try:
         yield
         failed = False
     finally:
         for logger in loggers:
-            if isinstance(logger, RunLogger):
-                logger.close(failed=failed)
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(exit_code=int(failed))
