@@ -47,7 +47,7 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import check_devices, check_dtype, check_launch, check_model, check_share
 from apo_lightning.run.fail_fast import FailFast
 from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
-from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
+from apo_lightning.run.parallelism import check_strategy
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.step.part import Part
 from apo_lightning.step.schedule import try_schedule
@@ -69,7 +69,6 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
-        parts.data.steps_consumed = steps_done
     say(parts.data.describe())
     if parts.auxiliary is not None:
         say(parts.auxiliary.describe())
@@ -229,7 +228,6 @@ def prepare(cfg: DictConfig) -> Parts:
     instantiate(cfg.averaging)
     check_model(model.name, config, needs, settings)
     engine.check_model(config, device)
-    check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
         lora.check(config)
     data = PromptDataModule(
