@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
@@ -159,8 +158,7 @@ class VLLMEngine(RolloutEngine):
             if not LOGGER.handlers:  # otherwise its records reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
                 LOGGER.propagate = False
-            with no_garbage_searched():
-                from vllm import LLM
+            from vllm import LLM
 
             if context.device.type == "cpu" and self.tensor_parallel_size > 1:
                 stack.enter_context(gloo_between_slices())

@@ -1,16 +1,21 @@
-"""`metrics.csv`: a row a step, whole in the file whenever the process may end."""
+"""The loggers of a run: `metrics.csv`, a row a step, whole in the file whenever the process may end; and others."""
 
+import contextlib
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.callbacks import RunLogger
+from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.common.files import write_atomically
 
 NAME = "metrics.csv"
@@ -88,3 +93,32 @@ def split_rows(
     until = [step if "train/reward" in row else validated_until for row in rows]
     is_before = [int(row["step"]) <= last for row, last in zip(rows, until, strict=True)]
     return list(compress(rows, is_before)), list(compress(rows, map(not_, is_before)))
+
+
+def loggers_of(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
+    """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
+    kept, repeated, after_step = [], [], None
+    if resumed is not None:
+        folder, step = resumed.folder.parent.parent, resumed.header.position.step
+        kept, repeated = split_rows(read_rows(folder), step, resumed.header.validated_step)
+        after_step = step if folder.resolve() == output_dir.resolve() else None
+    logged = {(int(row["step"]), key) for row in repeated for key in row}
+    others: list[Any] = [instantiate(node) for node in (cfg.logger or {}).values()]
+    for logger in filter(lambda logger: isinstance(logger, RunLogger), others):
+        logger.begin(after_step, logged)
+    for logger in others:
+        logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+    return [MetricsCSV(output_dir, kept), *others]
+
+
+@contextlib.contextmanager
+def closing(loggers: Sequence[Logger]) -> Iterator[None]:
+    """Close the loggers at the end of the run, whether it succeeds or not."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        for logger in loggers:
+            if isinstance(logger, RunLogger):
+                logger.close(failed=failed)

@@ -1,10 +1,12 @@
 """`apo preflight`: the memory and time that a run needs, and everything that is wrong with it, before it starts."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Group, RenderableType
@@ -19,6 +21,12 @@ from apo_lightning.preflight.memory_shapes import FLOAT32
 from apo_lightning.run.plan_tables import cost_table, findings_text, plan_table, run_table
 from apo_lightning.run.sizes import Plan, RankLayout, plan_run, plan_time, rank_layout, step_settings
 from apo_lightning.run.training import prepare
+
+
+def preflight_command(cfg: DictConfig) -> None:
+    """`apo preflight`: print the plan, and exit with status 1 if the run cannot work."""
+    if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
+        sys.exit(status)
 
 
 def preflight(cfg: DictConfig, output_dir: Path) -> int:
