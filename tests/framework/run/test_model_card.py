@@ -1,20 +1,17 @@
-"""The model card of exports, and their upload to a stand-in of the hub."""
+"""The model card of exports."""
 
 import json
 import shutil
 
-import huggingface_hub.constants
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from apo_lightning.errors import ConfigError
 from apo_lightning.run import evaluate, export
 from apo_lightning.run.exporting import evaluations_of
 from composing import composed
 from processes import start_script
 from running import RUN
-from stand_in_hub import stand_in_hub
 
 
 @pytest.fixture(scope="module")
@@ -82,35 +79,3 @@ def test_a_card_names_base_and_data_of_the_hub_and_no_local_folder(run, tmp_path
     config["model"]["path"] = str(tmp_path / "secret")
     (tmp_path / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
     assert "secret" not in model_card(tmp_path, step=2)
-
-
-def test_an_export_is_uploaded_to_a_private_repository(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_token")
-    with stand_in_hub() as hub:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        folder = export_of(run, f"to={tmp_path / 'export'}", "push_to_hub=lab/model")
-    assert hub.created[0]["name"] == "model"
-    assert hub.created[0].get("visibility") == "private" or hub.created[0].get("private")
-    assert hub.tokens == {"Bearer hf_token"}
-    assert hub.files == {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_a_refused_upload_says_why_and_how_to_try_again(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_token")
-    with stand_in_hub() as hub:
-        hub.refuses = True
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        with pytest.raises(ConfigError, match=r"push_to_hub=lab/model: .*hf upload lab/model .*export tries again"):
-            export_of(run, f"to={tmp_path / 'export'}", "push_to_hub=lab/model")
-    assert (tmp_path / "export" / "README.md").is_file()
-
-
-def test_a_name_or_token_that_cannot_work_is_refused_before_weights_are_loaded(run, tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="push_to_hub=a/b/c: "):
-        export_of(run, "push_to_hub=a/b/c")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="there is no token for the hub: set HF_TOKEN"):
-        export_of(run, "push_to_hub=lab/model")

@@ -1,4 +1,4 @@
-"""`preflight=true` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
+"""`apo preflight` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
 
 import json
 
@@ -105,8 +105,8 @@ def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monke
 
 @pytest.mark.slow
 def test_the_command_line_leaves_the_status_and_no_colour_in_a_file(tmp_path):
-    arguments = ["model=tiny", "engine=transformers", "group_size=0", "preflight=true", f"hydra.run.dir={tmp_path}"]
-    script = start_script("train.py", *arguments)
+    arguments = ["model=tiny", "engine=transformers", "group_size=0", f"hydra.run.dir={tmp_path}"]
+    script = start_script("preflight", *arguments)
     assert (script.wait(), "\x1b" in script.said) == ([1], False), script.said
     assert "error: group_size is 0: give at least 1" in script.said.splitlines()
 
