@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from apo_lightning.run.launching import register_resolvers
 from apo_lightning.run.value_types import check_values
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import AdvantageInputs
-from apo_lightning.update.settings import StepSettings
 from composing import CONFIGS, PAPER, ROOT, composed, names
 from loss_cases import ALGORITHMS, algorithm
 
@@ -134,11 +134,12 @@ def test_programs_that_update_nothing_so_take_the_devices_alone(program):
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])
-def test_kv_cache_gib_is_typed_alike_under_every_engine(program):
+@pytest.mark.parametrize("key", ["kv_cache_gib", "gpu_memory_utilization"])
+def test_the_engines_memory_is_typed_alike_under_every_engine(program, key):
     for option in names("engine"):
-        engine = composed(f"engine={option}", "kv_cache_gib=0.5", config_name=program).engine
-        found = [node.kv_cache_gib for node in (engine, engine.get("vllm", {})) if "kv_cache_gib" in node]
-        assert found == ([] if option == "transformers" else [0.5])
+        engine = composed(f"engine={option}", f"{key}=0.25", config_name=program).engine
+        found = [node[key] for node in (engine, engine.get("vllm", {})) if key in node]
+        assert found == ([] if option == "transformers" else [0.25])
 
 
 def test_the_papers_runs_look_at_the_benchmarks_that_its_evaluations_measure():

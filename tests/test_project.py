@@ -36,7 +36,9 @@ OPTIONS = sorted(
     if option.partition("/")[0] not in ("experiment", BASE)
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-PACKAGES = {"framework": ROOT / "src" / "apo_lightning", "lab": ROOT / "src" / "apo_lab"}
+PACKAGES = {name: ROOT / "src" / f"apo_{name}" for name in ("lab", "plan")} | {
+    "framework": ROOT / "src" / "apo_lightning"
+}
 """Folder of `tests/` → the package that it tests."""
 # Tests of the repository: its configuration, pages and benchmarks, and what it uses of libraries that is not public.
 REPOSITORY = {
@@ -88,7 +90,7 @@ def key_mismatches(node: dict) -> list[str]:
     problems = []
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         problems += [f"{target} has no parameter {key!r}" for key in sorted(keys - set(named))]
-    if target.startswith(("apo_lightning.", "apo_lab.")):
+    if target.startswith(("apo_lightning.", "apo_lab.", "apo_plan.")):
         left_to_caller = {n for n, p in named.items() if node.get("_partial_") and p.default is p.empty}
         problems += [f"{target}: {name!r} is not listed" for name in sorted(set(named) - keys - left_to_caller)]
     return problems

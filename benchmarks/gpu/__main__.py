@@ -10,8 +10,7 @@
     c       the update of a Llama-3.2-3B- and a Qwen2.5-7B-shaped model: time, share of the peak and of the GPU's time,
             memory against the plan, dearest kernels; the head alone; ours beside TRL
     d       vLLM: start, publish, generate, sleep, wake, and again; a second engine in the process
-    e       without a GPU: the kernels compiled for one, and run by Triton's interpreter
-    rates   products and copies, as overrides of the cost model
+    rates   products, attention and copies, as overrides of `apo preflight`
 
 Sections run in the order of their value, each in a process of its own with a time limit, so that one that fails, hangs
 or runs out of memory hides no other, and what the budget cuts off is the least. Checks of results run side by side;
@@ -107,10 +106,8 @@ def run_all(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], li
     rows = run_section(Section(MACHINE, "gpu.machine", MACHINE, 90), given.device, logs, end)
     facts = {key: value for row in rows for key, value in row.figures.items()}
     device = facts.get("device", "cpu")
-    there = {device, *(["vllm"] if facts.get("vllm") else [])}
-    if facts.get("triton") and facts.get("compiler"):
-        there.add("triton")
-    sections, others = divide(given.sections, frozenset(there))
+    there = frozenset({device, *(["vllm"] if facts.get("vllm") else [])})
+    sections, others = divide(given.sections, there)
     at_once = MOST_AT_ONCE
     if device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")

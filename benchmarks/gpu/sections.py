@@ -15,10 +15,9 @@ PARTS = {
     "b": "b kernels",
     "c": "c update",
     "d": "d engine",
-    "e": "e ahead",
     "rates": "rates",
 }
-REASONS = {"cuda": "no GPU", "vllm": "vLLM is not installed", "triton": "Triton or a C++ compiler is not installed"}
+REASONS = {"cuda": "no GPU", "vllm": "vLLM is not installed"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Section:
     seconds: int
     """The most that it may take."""
     needs: frozenset[str] = frozenset()
-    """"cuda" or "cpu", what there is on one kind of device alone; "vllm", "triton"."""
+    """"cuda" or "cpu", what there is on one kind of device alone; "vllm"."""
     alone: bool = False
     """Its results are durations or memory: nothing else runs on the GPU meanwhile."""
 
@@ -50,7 +49,7 @@ def _update(name: str) -> Section:
     return Section("c", "gpu.update", name, 120, alone=True)
 
 
-GPU, VLLM, CARDLESS = frozenset({"cuda"}), frozenset({"vllm"}), frozenset({"cpu", "triton"})
+GPU, VLLM = frozenset({"cuda"}), frozenset({"vllm"})
 FIRST = (
     Section("run", "gpu.real_run", "real run", 150),
     Section("b", "gpu.kernels", "attention", 200),
@@ -81,10 +80,6 @@ REST = (
     ),
     Section("d", "gpu.engine", "small", 240, VLLM | {"cpu"}),
     Section("d", "gpu.engine", "a second engine", 240, VLLM, alone=True),
-    Section("e", "emulated.kernels", "compiled", 400, CARDLESS),
-    Section("e", "emulated.kernels", "interpreted", 400, CARDLESS),
-    Section("e", "emulated.steps", "steps", 300, CARDLESS),
-    Section("e", "emulated.runs", "runs", 300, CARDLESS),
 )
 SECTIONS = (*FIRST, *SECOND, *REST)
 

@@ -1,6 +1,5 @@
-"""What benchmarks that run `train.py` have in common: problems, a reward for random models, the rows of a run."""
+"""What benchmarks that run `train.py` have in common: problems, and a reward for random models."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -17,9 +16,3 @@ def even_start(completions: list[str] | list[list[dict[str, str]]], **columns: o
     """A reward that a random model gets about half of the time."""
     texts = [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
     return [float(ord(text[0]) % 2 == 0) if text else 0.0 for text in texts]
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    """Of the training steps in `metrics.csv`."""
-    with (folder / "metrics.csv").open() as file:
-        return [row for row in csv.DictReader(file) if row["train/reward"]]

@@ -4,6 +4,7 @@ import torch
 
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.evaluation.records import SamplingSettings
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import (
     Advantages,
     Anchor,
@@ -15,7 +16,6 @@ from apo_lightning.types import (
     ValidationOutput,
     Verdict,
 )
-from apo_lightning.update.settings import StepSettings
 
 
 class Alone(Ranks):

@@ -1,6 +1,6 @@
 """The sizes of the paper's run: Qwen2.5-Math-7B on eight GPUs, as configs/experiment/paper has it."""
 
-from apo_lightning.preflight.memory_shapes import EngineSize, ModelShape, RunShape, shape_of
+from apo_plan.shapes import EngineSize, ModelShape, RunShape, shape_of
 from benchmarks.shared.models import QWEN7B, config_of
 
 # Bfloat16, checkpointing, 16384 tokens a micro-batch, 24 GiB of keys and values.
@@ -13,9 +13,7 @@ PAPER = RunShape(
     gradient_checkpointing=True,
     microbatch_tokens=16384,
     max_model_len=2048,
-    engine=EngineSize(
-        name="vllm", num_sequences=256, num_forward_tokens=8192, kv_cache_bytes=24 * 2**30, block_tokens=32
-    ),
+    engine=EngineSize(name="vllm", num_sequences=256, num_forward_tokens=8192, kv_cache_bytes=24 * 2**30),
 )
 
 

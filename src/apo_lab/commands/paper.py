@@ -28,7 +28,7 @@ def _plan(cfg: DictConfig, cells: Sequence[Cell]) -> None:
     """Print the GPU-hours of every cell and their sum."""
     from apo_lab.paper.costs import hours_of_cells
 
-    hours = hours_of_cells(cells)
+    hours = hours_of_cells(cells, cfg.plan_overrides)
     table = _table("GPU-hours", "reads")
     for cell in cells:
         found = hours[cell.name]

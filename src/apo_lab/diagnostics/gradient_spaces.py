@@ -30,9 +30,9 @@ from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.losses.functional import anchor_set
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.module import RLVRModule
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.table import StepTable
 from apo_lightning.types import StepOutput, TokenStatistics
-from apo_lightning.update.settings import StepSettings
-from apo_lightning.update.table import StepTable
 
 SPACES = ("logits", "head", "params")
 OBJECTIVES = ("anchors", "support")

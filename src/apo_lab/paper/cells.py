@@ -17,8 +17,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed, options_of
 
 NO_CAUSE = frozenset({
-    "run", "output_dir", "checkpoint", "callbacks", "logger", "resume", "preflight", "experiment", "rates", "expected",
-    "trainer", "tokens_per_microbatch", "samples_per_batch", "kv_cache_gib",
+    "run", "output_dir", "checkpoint", "callbacks", "logger", "resume", "experiment", "trainer",
+    "tokens_per_microbatch", "samples_per_batch", "kv_cache_gib", "gpu_memory_utilization",
     "model.gradient_checkpointing", "model.compile_layers",
 })  # fmt: skip
 """Keys and sections that the contents of a cell do not depend on; of `trainer` a run's `max_steps` counts."""

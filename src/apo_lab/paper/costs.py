@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from apo_lab.paper.cells import Cell, config_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
-from apo_lightning.run.sizes import plan_run, plan_time
+from apo_plan.plan import plan_run, time_of
 
 SECONDS_PER_HOUR = 3600.0
 SAMPLING = ("generate", "old_logprobs")
@@ -25,23 +25,25 @@ class _StepCost(NamedTuple):
     max_steps: int
 
 
-def hours_of_cells(cells: Sequence[Cell]) -> dict[str, float | str]:
+def hours_of_cells(cells: Sequence[Cell], overrides: Sequence[str]) -> dict[str, float | str]:
     """GPU-hours of each cell by its name, on a CPU the hours of its processes; a text says why preflight cannot say.
 
-    A training run: the seconds of a step times the number of steps and of devices. An evaluation: its completions at
-    the seconds per completion of sampling and scoring in a training run of the same model, with the lengths that
-    `expected` supposes there. Preflight has no plan for coverage, nor for a model without a training run.
+    `overrides` are those of `apo preflight`: rates, and what is expected of a step. A training run: the seconds of a
+    step times the number of steps and of devices. An evaluation: its completions at the seconds per completion of
+    sampling and scoring in a training run of the same model. Preflight has no plan for coverage, nor for a model
+    without a training run.
     """
     runs = [cell for cell in cells if cell.command == "train"]
-    return {cell.name: _hours(cell, runs) for cell in cells}
+    return {cell.name: _hours(cell, runs, overrides) for cell in cells}
 
 
-def _hours(cell: Cell, runs: Sequence[Cell]) -> float | str:
+def _hours(cell: Cell, runs: Sequence[Cell], overrides: Sequence[str]) -> float | str:
     try:
         if cell.command == "coverage":
             raise ConfigError("preflight has no plan for coverage")
         # All seeds have one plan.
-        step = _step_cost(tuple(word for word in _run_of(cell, runs).overrides if not word.startswith("seed=")))
+        own = (word for word in _run_of(cell, runs).overrides if not word.startswith("seed="))
+        step = _step_cost((*own, *overrides))
         seconds = sum(step.device_seconds.values()) * step.max_steps
         if cell.command == "evaluate":
             sampled = sum(step.device_seconds.get(phase, 0.0) for phase in SAMPLING)
@@ -64,11 +66,11 @@ def _run_of(cell: Cell, runs: Sequence[Cell]) -> Cell:
 
 @functools.cache
 def _step_cost(overrides: tuple[str, ...]) -> _StepCost:
-    cfg = composed("train", overrides)
+    cfg = composed("preflight", overrides)
     plan = plan_run(cfg)
-    cost = plan_time(cfg, plan)
+    time = time_of(cfg, plan)
     return _StepCost(
-        device_seconds={phase: seconds * plan.ranks.world_size for phase, seconds in cost.phases().items()},
+        device_seconds={phase: seconds * plan.ranks.world_size for phase, seconds in time.phases.items()},
         num_completions=cfg.prompts_per_step * cfg.group_size,
         max_steps=cfg.trainer.max_steps,
     )

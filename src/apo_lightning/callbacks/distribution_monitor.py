@@ -158,7 +158,7 @@ def pull_shares(facts: SupportFacts, apo: APO) -> dict[str, float]:
     if apo.saturated_above == np.inf:
         return {}
     anchor_mass = facts.anchor_ratio * facts.ref_anchor_mass
-    pulled = apo.reference_mask(facts.advantages, facts.is_correct) & (facts.anchor_ratio <= apo.saturated_above)
+    pulled = apo.triggered(facts.advantages, facts.is_correct) & (facts.anchor_ratio <= apo.saturated_above)
     pull = (facts.advantages.abs() * facts.anchor_ratio * (1 - anchor_mass)).where(pulled, 0.0)
     total = pull.sum()
     if total == 0:

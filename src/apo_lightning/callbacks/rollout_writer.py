@@ -62,8 +62,10 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
         "mean_logprob": tokens.old_logprobs,
     }
     means = {name: completion_means(per_token, tokens.sequence_ids, len(keep)) for name, per_token in values.items()}
-    chosen = zip(tokens.required.tolist(), tokens.drawn.tolist(), strict=True)
-    scored = ["required" if is_required else "drawn" if is_drawn else "no" for is_required, is_drawn in chosen]
+    num_scored = tokens.is_scored.new_zeros(len(keep), dtype=torch.long).index_add_(
+        0, tokens.sequence_ids, tokens.is_scored.long()
+    )
+    scored = (num_scored > 0).tolist()
     lines = []
     for index, (completion, text, verdict) in enumerate(
         zip(rollouts.completions, rollouts.texts, rollouts.verdicts, strict=True)

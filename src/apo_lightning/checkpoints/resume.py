@@ -11,8 +11,9 @@ from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
 FREE = (
-    "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "preflight", "experiment", "rates",
-    "expected", "tokens_per_microbatch", "kv_cache_gib", "model.gradient_checkpointing", "model.compile_layers",
+    "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "experiment",
+    "tokens_per_microbatch", "kv_cache_gib", "gpu_memory_utilization",
+    "model.gradient_checkpointing", "model.compile_layers",
 )  # fmt: skip
 """Settings that may differ between a checkpoint's run and the resumed one, since they do not affect the results."""
 

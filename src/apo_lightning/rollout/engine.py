@@ -39,8 +39,6 @@ class EngineContext:
     """The run's seed. Samples depend only on the seeds of their requests."""
     global_rank: int = 0
     local_rank: int = 0
-    trainer_bytes: int = 0
-    """Device memory that the trainer allocates later, while the engine is awake [bytes]."""
     world_size: int = 1
     """Number of ranks of the run; above 1, torch.distributed must be initialised."""
 

@@ -17,7 +17,6 @@ def start_engine(
     device: torch.device,
     seed: int,
     process: pl.Trainer | Fabric | None = None,
-    trainer_bytes: int = 0,
 ) -> None:
     """Call `engine.setup` with the policy's architecture and dtype; `weight_sync.publish` brings the weights.
 
@@ -32,7 +31,6 @@ def start_engine(
             max_model_len=max_model_len,
             device=device,
             seed=seed,
-            trainer_bytes=trainer_bytes,
             global_rank=0 if process is None else process.global_rank,
             local_rank=0 if process is None else process.local_rank,
             world_size=1 if process is None else process.world_size,

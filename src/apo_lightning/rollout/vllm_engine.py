@@ -1,6 +1,5 @@
 """The vLLM engine, in the trainer's process. Only this file and `vllm_private` import vLLM."""
 
-import gc
 import importlib.util
 import logging
 import os
@@ -11,13 +10,12 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
-from apo_lightning.rollout.kv_cache import kv_cache_bytes
 from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
 from apo_lightning.rollout.tensor_parallel import SharedRequests, check_tensor_parallel
 from apo_lightning.rollout.vllm_private import (
@@ -62,13 +60,17 @@ class VLLMEngine(RolloutEngine):
     The completions of a group share the prefill of their prompt through the prefix cache, in blocks of 32 tokens.
 
     Args:
-        kv_cache_gib: memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, the remaining memory on a GPU
-            (`kv_cache.left_for_kv_cache`).
+        kv_cache_gib: memory for keys and values [GiB]. None: `CPU_CACHE_GIB` on a CPU, and on a GPU what
+            `gpu_memory_utilization` leaves.
         max_num_seqs: maximal number of completions decoded at once.
         max_num_batched_tokens: maximal number of tokens in one forward; raised to `max_model_len` if lower.
         enforce_eager: False captures CUDA graphs: faster decoding, slower start. The CPU is always eager.
         tensor_parallel_size: number of consecutive ranks that share one engine, each with a slice of every matrix.
             Above 1, `generate` is collective among them.
+        gpu_memory_utilization: share of a GPU's memory for the engine's weights, workspace, CUDA graphs, keys and
+            values, in (0, 1]; vLLM measures all but the last, which take the rest. The policy, the reference and the
+            optimizer's moments, which stay while the engine is awake, need what is left. Read only on a GPU and
+            without `kv_cache_gib`.
     """
 
     name = "vllm"
@@ -80,6 +82,7 @@ class VLLMEngine(RolloutEngine):
         max_num_batched_tokens: int,
         enforce_eager: bool,
         tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.3,
     ):
         super().__init__()
         self.kv_cache_gib = kv_cache_gib
@@ -87,6 +90,7 @@ class VLLMEngine(RolloutEngine):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.enforce_eager = enforce_eager
         self.tensor_parallel_size = tensor_parallel_size
+        self.gpu_memory_utilization = gpu_memory_utilization
         self._llm: Any = None
         self._group: Any = None
         self._shares_process_group = False
@@ -115,6 +119,10 @@ class VLLMEngine(RolloutEngine):
             )
         if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
             raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: give a size above 0, or null")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"engine gpu_memory_utilization is {self.gpu_memory_utilization}: give a share above 0, at most 1"
+            )
 
     def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
         """See `RolloutEngine.check_model`."""
@@ -201,9 +209,7 @@ class VLLMEngine(RolloutEngine):
             "seed": context.seed,
             "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
-            "kv_cache_memory_bytes": self._kv_cache_bytes(context),
-            # vLLM only checks that this part is free at the start; kv_cache_memory_bytes decides the size.
-            "gpu_memory_utilization": 0.01,
+            **self._memory(is_cpu=is_cpu),
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": max(self.max_num_batched_tokens, context.max_model_len),
             # On the CPU, a seeded request with a split prompt fails: "CPU Generator does not use offset".
@@ -217,24 +223,12 @@ class VLLMEngine(RolloutEngine):
             "disable_log_stats": True,
         }
 
-    def _kv_cache_bytes(self, context: EngineContext) -> int:
-        if self.kv_cache_gib is not None or context.device.type == "cpu":
-            return int((self.kv_cache_gib or CPU_CACHE_GIB) * GIB)
-        gc.collect()
-        torch.cuda.empty_cache()  # memory cached by the trainer's allocator would count as used
-        free, total = torch.cuda.mem_get_info(context.device)
-        return kv_cache_bytes(
-            AutoConfig.from_pretrained(context.model_dir),
-            self._shapes,
-            context.dtype,
-            free=free,
-            total=total,
-            trainer=context.trainer_bytes,
-            max_model_len=context.max_model_len,
-            num_forward_tokens=max(self.max_num_batched_tokens, context.max_model_len),
-            num_sequences=self.max_num_seqs,
-            num_slices=self.tensor_parallel_size,
-        )
+    def _memory(self, *, is_cpu: bool) -> dict[str, float]:
+        size = CPU_CACHE_GIB if is_cpu and self.kv_cache_gib is None else self.kv_cache_gib
+        if size is None:
+            return {"gpu_memory_utilization": self.gpu_memory_utilization}
+        # With a given size vLLM only checks that the share is free at the start.
+        return {"kv_cache_memory_bytes": int(size * GIB), "gpu_memory_utilization": 0.01}
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:

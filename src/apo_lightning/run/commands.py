@@ -57,12 +57,6 @@ BUILT_IN = (
         work="apo_lightning.run.exporting:export",
         config="export",
     ),
-    Command(
-        name="preflight",
-        summary="Plan a training run: memory, time, all errors at once.",
-        work="apo_lightning.run.preflight:preflight_command",
-        config="train",
-    ),
 )
 
 

@@ -18,7 +18,7 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
-from apo_lightning.preflight.checks import check_devices, check_dtype, check_launch
+from apo_lightning.run.checks import check_devices, check_dtype, check_launch
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
 OF_SAMPLES = (

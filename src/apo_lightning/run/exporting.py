@@ -18,9 +18,9 @@ from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.card import in_one_line
 from apo_lightning.evaluation.loading import read_result
-from apo_lightning.model.averaging import average, base_weights
 from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.policy import Policy
+from apo_lightning.parts.averaging import average, base_weights
 from apo_lightning.run.trained import TrainedRun
 from apo_lightning.run.value_types import check_values
 

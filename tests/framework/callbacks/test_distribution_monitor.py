@@ -9,7 +9,7 @@ from apo_lightning.callbacks import DistributionMonitor
 from apo_lightning.callbacks.distribution_monitor import join, support_facts
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
-from apo_lightning.run.sizes import callbacks_for
+from apo_lightning.run.settings import callbacks_for
 from apo_lightning.types import Anchor, LossInputs, Needs
 from composing import composed, names
 from factories import make_step

@@ -153,9 +153,9 @@ def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
         run(folder)
     with pytest.raises(ConfigError, match=r"other settings: algo.loss.pull_coef is 0.1 there and 0.05 here"):
         run(tmp_path, f"resume={newest}", "algo.loss.pull_coef=0.05")
-    # What only preflight reads may differ: the next refusal is reached.
+    # What decides memory alone may differ: the next refusal is reached.
     with pytest.raises(ConfigError, match=r"other settings: algo.loss.pull_coef is 0.1 there and 0.05 here: resume it"):
-        run(tmp_path, f"resume={newest}", "rates=h100", "expected.completion_tokens=7", "algo.loss.pull_coef=0.05")
+        run(tmp_path, f"resume={newest}", "gpu_memory_utilization=0.4", "algo.loss.pull_coef=0.05")
     with pytest.raises(ConfigError, match="no such folder"):
         run(tmp_path, "resume=nowhere")
     with pytest.raises(ConfigError, match="no complete checkpoint"):

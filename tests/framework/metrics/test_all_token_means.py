@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-
 from apo_lightning.metrics.all_token_means import FIT_FROM, AllTokenMeans, completion_totals
+
 from factories import make_step
 
 NUM_OTHERS = 6

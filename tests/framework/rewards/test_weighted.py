@@ -8,8 +8,8 @@ from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_o
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
 from apo_lightning.rewards.reward import Samples
+from apo_lightning.step.reward_metrics import reward_metrics
 from apo_lightning.types import AdvantageInputs, Prompt, Verdict
-from apo_lightning.update.reward_metrics import reward_metrics
 from factories import make_rollouts
 
 

@@ -12,7 +12,6 @@ from apo_lightning.rollout.auto import auto_engine
 from apo_lightning.rollout.engine import EngineContext
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import VLLMEngine
-from apo_lightning.rollout.weight_audit import parameter_shapes
 from engine_bench import context, make_engine, tiny_llama
 from processes import start_script
 
@@ -173,40 +172,21 @@ def test_a_gpu_gets_a_float32_head_and_graphs(device, head, eager, tmp_path):
     assert (arguments["hf_overrides"], arguments["enforce_eager"]) == (head, eager)
 
 
-def cache_bytes(engine, device, folder, trainer_bytes=0):
-    """What vLLM is asked to reserve for a tiny model with a tied head."""
-    tiny_llama(tied=True).config.save_pretrained(folder)
-    engine._shapes = parameter_shapes(folder)
-    context = EngineContext(
-        model_dir=folder, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1, trainer_bytes=trainer_bytes
-    )
-    return engine._arguments(context)["kv_cache_memory_bytes"]
-
-
-def engine_with(kv_cache_gib, slices=1):
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "enforce_eager": False, "tensor_parallel_size": slices}
-    return VLLMEngine(kv_cache_gib=kv_cache_gib, **sizes)
-
-
-def test_without_a_size_the_cache_takes_what_is_left_of_a_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
-    assert cache_bytes(engine_with(0.5), CPU, tmp_path) == cache_bytes(engine_with(0.5), CUDA, tmp_path) == GIB // 2
-    assert cache_bytes(engine_with(None), CPU, tmp_path) == GIB
-    # 72 may be filled, 10 are taken, 6 the trainer's. Of the model: embedding 128·64; two layers of q and o 2·64·64,
-    # k and v 2·64·32, MLP 3·64·96, norms 2·64; a norm. Of the engine 64 tokens of 2·3·(64 + 96), 4 of 128·(2 + 8).
-    num_parameters = 128 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64
-    workspace = 64 * 960 + 4 * 1280
-    left = cache_bytes(engine_with(None), CUDA, tmp_path, 6 * GIB)
-    assert left == 56 * GIB - 2 * num_parameters - workspace
-    # Of two that hold the engine together each has half of the weights.
-    assert cache_bytes(engine_with(None, slices=2), CUDA, tmp_path, 6 * GIB) - left == num_parameters
-
-
-def test_a_gpu_without_room_for_one_sequence_is_refused_with_the_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
-    words = r"70\.0 of 80\.0 GiB are free.*trainer \(62\.0\).*one sequence of 64 tokens.*tokens_per_microbatch"
-    with pytest.raises(ConfigError, match=words):
-        cache_bytes(engine_with(None), CUDA, tmp_path, 62 * GIB)
+@pytest.mark.parametrize(
+    ("device", "kv_cache_gib", "memory"),
+    [
+        (CPU, None, (GIB, 0.01)),
+        (CPU, 0.5, (GIB // 2, 0.01)),
+        (CUDA, 0.5, (GIB // 2, 0.01)),
+        (CUDA, None, (None, 0.4)),  # what the engine's share of the GPU leaves
+    ],
+)
+def test_keys_and_values_have_a_given_size_or_a_share_of_a_gpu(device, kv_cache_gib, memory, tmp_path):
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "enforce_eager": False}
+    engine = VLLMEngine(kv_cache_gib=kv_cache_gib, gpu_memory_utilization=0.4, **sizes)
+    context = EngineContext(model_dir=tmp_path, dtype=torch.bfloat16, max_model_len=64, device=device, seed=1)
+    arguments = engine._arguments(context)
+    assert (arguments.get("kv_cache_memory_bytes"), arguments["gpu_memory_utilization"]) == memory
 
 
 def test_a_second_engine_beside_an_open_one_is_refused(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.evaluating import ANNOTATIONS, FOR_ALL
 from apo_lightning.run.value_types import check_values
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 from composing import composed
 
 OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}

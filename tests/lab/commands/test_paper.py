@@ -138,8 +138,8 @@ def test_several_tasks_on_the_same_gpus_are_refused(tmp_path, monkeypatch):
 def test_the_hours_of_an_evaluation_are_those_of_its_samples_in_training_and_what_is_unknown_says_why(tmp_path):
     standard = composed("cells=miniature", config_name="paper").distribution_overrides
     few = listed("distribution_overrides", *standard, "benchmark.locks.limit=16")
-    words = [*miniature(tmp_path, "rates=h100"), "distribution_of=[paper/qwen_math7b_apo]", few]
-    hours = hours_of_cells(list(cells_of(words).values()))
+    words = [*miniature(tmp_path), "distribution_of=[paper/qwen_math7b_apo]", few]
+    hours = hours_of_cells(list(cells_of(words).values()), ["rates=h100"])
     train, evaluated, distribution = (
         hours[name]
         for name in (RUN, "evaluate/paper/qwen_math7b_apo/seed_1", "distribution/paper/qwen_math7b_apo/seed_1")

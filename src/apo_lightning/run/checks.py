@@ -1,0 +1,85 @@
+"""Checks of a run's configuration before any weights are loaded. Each raises one line, or returns."""
+
+import os
+
+import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from transformers import PretrainedConfig
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.types import Needs
+
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+"""Values of `trainer.accelerator` that this project has been written for."""
+
+
+def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.device, int]:
+    """The kind of device that the trainer asks for, and how many per machine, whether or not they exist.
+
+    Raises `ConfigError` if it names no device or no number of them.
+    """
+    if accelerator not in ACCELERATORS:
+        raise ConfigError(f"trainer.accelerator is {accelerator}: choose {', '.join(ACCELERATORS)}")
+    if devices != "auto" and not (str(devices).isdigit() and int(devices) > 0):
+        raise ConfigError(
+            f"trainer.devices is {devices}: give their number, or auto (CUDA_VISIBLE_DEVICES chooses among them)"
+        )
+    available = torch.cuda.device_count()
+    wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
+    wanted = max(available, 1) if devices == "auto" else int(devices)
+    return torch.device("cuda" if wants_gpu else "cpu"), wanted
+
+
+def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
+    """The kind of device of every rank, and the number of ranks; raises `ConfigError` if GPUs are missing."""
+    device, wanted = requested_devices(accelerator, devices)
+    available = torch.cuda.device_count()
+    if device.type == "cuda" and available < wanted:
+        raise ConfigError(
+            f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
+            f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or another machine"
+        )
+    return device, wanted * num_nodes
+
+
+def check_launch(world_size: int) -> None:
+    """Raise `ConfigError` for `LOCAL_RANK` without `MASTER_PORT`: the process would wait half an hour for others."""
+    has_port = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # Lightning derives the port from the job id
+    if world_size > 1 and "LOCAL_RANK" in os.environ and not has_port:
+        raise ConfigError(
+            f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, which means that a launcher starts the "
+            f"{world_size} processes of this run, but MASTER_PORT, where they would meet, is not set: unset "
+            "LOCAL_RANK, or start them by torchrun"
+        )
+
+
+def check_share(settings: StepSettings, world_size: int) -> None:
+    """Raise `ConfigError` where the ranks cannot share a mini-batch evenly."""
+    if settings.prompts_per_minibatch % world_size:
+        raise ConfigError(
+            f"prompts_per_minibatch is {settings.prompts_per_minibatch} and cannot be shared evenly by {world_size} "
+            f"processes: give a multiple of {world_size}"
+        )
+
+
+def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: StepSettings) -> None:
+    """Raise `ConfigError` if the longest sequence, or the anchors of loss and callbacks, do not fit the model."""
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_model_len > longest:
+        raise ConfigError(
+            f"max_prompt_tokens {settings.max_prompt_tokens} + max_completion_tokens "
+            f"{settings.max_completion_tokens} = {settings.max_model_len} does not fit {name}, which reads {longest} "
+            f"tokens: lower data.max_completion_tokens or data.max_prompt_tokens"
+        )
+    if needs.anchor_size >= config.vocab_size:
+        raise ConfigError(
+            f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {config.vocab_size} tokens: give an "
+            "anchor_size below that"
+        )
+
+
+def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `ConfigError` for bfloat16 on a GPU that does not support it."""
+    if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise ConfigError("model.compute_dtype is bfloat16, which this GPU does not support: choose float32")

@@ -1,0 +1,52 @@
+"""The settings of a step, the callbacks of a run and what these read, from its configuration."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import fields
+
+import lightning.pytorch as pl
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from apo_lightning.callbacks import StepCallback
+from apo_lightning.data.sources import ProblemSource
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.types import Needs
+
+
+def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
+    """Sizes of a step, those of prompts and completions from the data; raises `ConfigError` if they cannot work."""
+    for part in ("loss", "advantage"):
+        if cfg.algo.get(part) is None:
+            raise ConfigError(
+                f"the algorithm has no `{part}`: name one, or begin its YAML with defaults: [grpo, _self_]"
+            )
+    for name in ("top_p", "top_k", "min_p"):
+        # With truncated sampling, π_old/π_rollout and the loss's ratio would mix two distributions.
+        if name in cfg:
+            raise ConfigError(
+                f"{name} is {cfg[name]}: training samples from the whole distribution, which the probabilities of the "
+                "loss are of; leave it out (apo evaluate takes top_p)"
+            )
+    return StepSettings(
+        **{field.name: cfg[field.name] for field in fields(StepSettings) if field.name in cfg},
+        max_prompt_tokens=source.max_prompt_tokens,
+        max_completion_tokens=source.max_completion_tokens,
+    )
+
+
+def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
+    """The callbacks of the configuration; diagnostics are given the loss that they will watch."""
+    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
+    for callback in callbacks:
+        if isinstance(callback, StepCallback):
+            callback.prepare(loss)
+    return callbacks
+
+
+def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
+    """The inputs that the loss or any callback needs, for tokens of the step or of its own probes."""
+    declared = (getattr(c, name, Needs()) for c in callbacks for name in ("needs", "probe_needs"))
+    return functools.reduce(Needs.__or__, declared, loss.needs)

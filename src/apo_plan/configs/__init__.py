@@ -1,0 +1,1 @@
+"""Configurations of `apo preflight`: its primary one, and the rates of devices."""

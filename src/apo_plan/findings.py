@@ -1,0 +1,89 @@
+"""Problems of the machine, found before a run."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from apo_lightning.common.formatting import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem with the machine or the configuration."""
+
+    level: Literal["error", "warning"]
+    """`error` where the run cannot work, else `warning`."""
+    text: str
+    """One line that names the value and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Memory and cores that this process may use."""
+
+    memory_bytes: int
+    available_bytes: int
+    """Memory that no other process uses."""
+    num_cores: int
+    """Cores that this process may run on."""
+
+
+def this_machine() -> Machine:
+    """Memory and cores as the kernel reports them."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    cores = len(os.sched_getaffinity(0))
+    return Machine(memory_bytes=total, available_bytes=available[0] if available else total, num_cores=cores)
+
+
+def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
+    """Too little disk space for the files of a run below `folder`, which need not exist yet."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if needed_bytes <= free:
+        return []
+    text = f"checkpoints need {needed_bytes / GIB:.1f} GiB and {existing} has {free / GIB:.1f} GiB free: set "
+    return [Finding("error", text + "hydra.run.dir to a larger disk")]
+
+
+def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, remedy: str) -> list[Finding]:
+    """Processes of some peak bytes that do not fit into the machine's memory together; the first may need more."""
+    needed, first = sum(processes), processes[0]
+    if needed <= machine.available_bytes:
+        return []
+    who = f"{len(processes)} processes of {first / GIB:.1f} GiB" if len(processes) > 1 else "one process"
+    if processes[-1] != first:
+        others = f"{processes[-1] / GIB:.1f} GiB in each of {len(processes) - 1} others"
+        who = f"{first / GIB:.1f} GiB in the first process, {others}"
+    text = (
+        f"{what} needs up to {needed / GIB:.1f} GiB ({who}), and of this machine's "
+        f"{machine.memory_bytes / GIB:.1f} GiB {machine.available_bytes / GIB:.1f} GiB are free: "
+        f"choose a smaller model, fewer processes or {remedy}"
+    )
+    return [Finding("error" if needed > machine.memory_bytes else "warning", text)]
+
+
+def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:
+    """A GPU with less memory than the plan needs."""
+    if peak_bytes <= device_bytes:
+        return []
+    text = f"the plan needs up to {peak_bytes / GIB:.1f} GiB of a GPU that has {device_bytes / GIB:.1f} GiB: lower "
+    return [Finding("error", text + "tokens_per_microbatch or gpu_memory_utilization, or take more GPUs")]
+
+
+def thread_findings(machine: Machine, threads_per_process: int, num_processes: int) -> list[Finding]:
+    """More threads than cores: two threads on one core can be ten times slower than one."""
+    if threads_per_process * num_processes <= machine.num_cores:
+        return []
+    best = max(1, machine.num_cores // num_processes)
+    text = (
+        f"{num_processes} process{'es' * (num_processes > 1)} of {threads_per_process} threads on {machine.num_cores} "
+        f"cores slow each other down: set OMP_NUM_THREADS={best}"
+    )
+    return [Finding("warning", text)]

@@ -1,0 +1,110 @@
+"""`apo preflight`: the memory and time that a run needs, and everything that is wrong with it, before it starts."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from rich.console import Group, RenderableType
+
+from apo_lightning.common.console import quiet_libraries, show
+from apo_lightning.errors import ConfigError
+from apo_lightning.run.checks import check_devices, check_launch, check_share
+from apo_lightning.run.settings import step_settings
+from apo_lightning.run.training import prepare
+from apo_plan import findings as machine
+from apo_plan.findings import Finding, this_machine
+from apo_plan.memory_plan import reference_bytes
+from apo_plan.plan import Plan, RankLayout, plan_run, rank_layout, time_of
+from apo_plan.shapes import FLOAT32
+from apo_plan.tables import findings_text, plan_table, run_table, time_table
+
+
+def preflight_command(cfg: DictConfig) -> None:
+    """`apo preflight`: print the plan, and exit with status 1 if the run cannot work."""
+    if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
+        sys.exit(status)
+
+
+def preflight(cfg: DictConfig, output_dir: Path) -> int:
+    """Print the plan of a run and what is wrong with it; load no weights.
+
+    A run stops at its first error; here all are listed, and the plan is made in spite of them.
+
+    Returns:
+        The exit status: 1 if there is an error, else 0.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    quiet_libraries(output_dir / "run.log")
+    findings: list[Finding] = []
+    parts: list[RenderableType] = []
+    with _errors_to(findings):
+        plan = plan_run(cfg)
+        parts.append(plan_table(plan))
+        findings += _room_findings(cfg, plan, output_dir)
+        with _errors_to(findings):
+            parts.append(time_table(time_of(cfg, plan), plan.ranks.world_size, cfg.trainer.max_steps))
+    ranks = rank_layout(cfg)
+    with _errors_to(findings):
+        parts.append(run_table(cfg, step_settings(cfg, instantiate(cfg.data)), ranks.world_size))
+    findings += _environment_findings(cfg, ranks)
+    if not any(finding.level == "error" for finding in findings):
+        with _errors_to(findings):
+            run = prepare(cfg)  # checks of tokenizer, data and answers
+            run.reward.close()
+            findings += [Finding("warning", notice) for notice in run.notices]
+    show(Group(*parts))
+    show(findings_text(findings), soft_wrap=True)
+    return int(any(finding.level == "error" for finding in findings))
+
+
+@contextmanager
+def _errors_to(findings: list[Finding]) -> Iterator[None]:
+    """Turn a `ConfigError` of the block into a finding; the rest of the block is skipped."""
+    try:
+        yield
+    except ConfigError as error:
+        findings.append(Finding("error", str(error)))
+
+
+def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Finding]:
+    """Findings on memory and disk that are too small for the plan."""
+    memory, num_local = plan.memory, plan.ranks.num_local
+    loading = (memory.loading, *[memory.loading_others] * (num_local - 1))
+    running = (memory.host if plan.run.is_cuda else memory.peak,) * num_local
+    what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
+    is_update = what == "the run" and not plan.run.is_cuda
+    remedy = "a smaller tokens_per_microbatch" if is_update else "a larger machine"
+    findings = machine.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
+    if plan.run.is_cuda and torch.cuda.is_available():
+        findings += machine.device_findings(plan.run.gpu_bytes, memory.peak)
+    # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
+    # before an old one is removed, and the best one is kept apart. Snapshots hold trained weights, the export all.
+    model, run, kept = plan.model, plan.run, cfg.checkpoint
+    checkpoint = FLOAT32 * 3 * run.num_trained_models * model.trained_parameters
+    if run.changes_reference:
+        checkpoint += run.num_shards * reference_bytes(model, run)
+    snapshots = cfg.trainer.max_steps // kept.snapshot_every if kept.snapshot_every else 0
+    weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
+    needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
+    return findings + machine.disk_findings(output_dir, needed)
+
+
+def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
+    """Findings that do not depend on the memory plan."""
+    findings: list[Finding] = []
+    with _errors_to(findings):
+        check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    with _errors_to(findings):
+        check_launch(ranks.world_size)
+    with _errors_to(findings):
+        check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
+    with _errors_to(findings):
+        engine = instantiate(cfg.engine)
+        engine.check(ranks.device)
+        engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), ranks.device)
+    return findings + machine.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)

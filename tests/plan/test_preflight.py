@@ -1,0 +1,112 @@
+"""`apo preflight` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
+
+import json
+
+import pytest
+import torch
+
+from apo_plan import findings
+from apo_plan.plan import plan_run
+from apo_plan.preflight import preflight
+from benchmarks.shared.models import LLAMA3B, QWEN7B
+from composing import composed as composed_as
+from processes import start_script
+
+
+def composed(*overrides):
+    return composed_as(*overrides, config_name="preflight")
+
+
+def row(printed: str, name: str) -> list[str]:
+    (line,) = [line for line in printed.splitlines() if line.startswith(name)]
+    return line.removeprefix(name).split()
+
+
+def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
+    cfg = composed("model=tiny", "engine=transformers", "callbacks=none", "prompts_per_minibatch=4")
+    assert preflight(cfg, tmp_path) == 0
+    printed = capsys.readouterr().out
+    generate, check, update, sync = map(float, row(printed, "together"))
+    assert 0.6 < generate <= check <= update < 1.2
+    assert sync <= update
+    # A terminal of 80 columns shows the table whole.
+    table = printed[: printed.index("in the machine's memory")].splitlines()[2:]
+    assert max(len(line.rstrip()) for line in table) <= 80
+    # 20 rollouts of 16 prompts, four mini-batches each, 8 completions of at most 8 tokens a prompt
+    assert row(printed, "optimizer steps") == ["80"]
+    assert row(printed, "completions sampled") == ["2,560"]
+    assert row(printed, "tokens sampled, at most") == ["20,480"]
+    # before step 1, after steps 10 and 20
+    assert row(printed, "validation passes") == ["3"]
+    assert "error" not in printed
+    assert float(row(printed, "a step")[0]) > 0
+
+
+def test_dynamic_sampling_may_sample_more(tmp_path, capsys):
+    options = ("algo=dapo", "prompts_per_minibatch=4")
+    assert preflight(composed("model=tiny", "engine=transformers", "callbacks=none", *options), tmp_path) == 0
+    printed = capsys.readouterr().out
+    # ten rounds of 16 prompts, if no group is mixed
+    assert row(printed, "completions sampled, at most") == ["25,600"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN7B))
+    cfg = composed("experiment=paper/qwen_math7b_apo", f"model.path={folder}", "prompts_per_minibatch=4")
+    assert preflight(cfg, tmp_path) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "7,615.6M parameters, computing in bfloat16" in printed
+    assert "weights 3.55 3.55 3.55 3.55" in printed  # 4·7,615,616,512/8 bytes
+    assert "gradients · · 3.55 ·" in printed
+    assert "loading: 29.04 GiB the first process, 2.70 GiB each other; from then on 0.87 GiB a process" in printed
+    assert "validation passes" in printed
+    assert "error: the trainer asks for 8 GPUs" in printed
+    assert "error: prompts_per_minibatch is 4" in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize(
+    ("sizes", "overrides"),
+    [
+        (QWEN7B, ("experiment=paper/qwen7b_apo",)),
+        (LLAMA3B, ("algo=apo", "model=llama3b", "trainer=fsdp8", "data=dapo17k", "reward=math_verify")),
+    ],
+    ids=["qwen7b", "llama3b"],
+)
+def test_what_runs_on_eight_gpus_by_default_fits(sizes, overrides, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    cfg = composed(*overrides, f"model.path={tmp_path}")
+    plan = plan_run(cfg)
+    assert plan.run.compiles_layers
+    assert not plan.run.gradient_checkpointing
+    assert plan.memory.total("update") <= plan.memory.peak <= 0.9 * 80e9
+
+
+def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_said(tmp_path, capsys):
+    cfg = composed("model=tiny", "model.path=/no/such/model", "model.config=null", "engine=transformers")
+    assert preflight(cfg, tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert row(printed, "rollouts") == ["20"]
+    assert len([line for line in printed.splitlines() if line.startswith("error: model.path=/no/such/model")]) == 1
+
+
+def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monkeypatch):
+    needed = []
+    monkeypatch.setattr(findings, "disk_findings", lambda _, size: needed.append(size) or [])
+    kept = ("checkpoint.snapshot_every=5", "checkpoint.best=val/arithmetic/pass@1")
+    for own in ((), kept):
+        cfg = composed("model=tiny", "engine=transformers", "trainer.max_steps=20", *own)
+        preflight(cfg, tmp_path)
+    # Four snapshots; a checkpoint has weights and two moments.
+    assert needed[1] - needed[0] == (4 + 3) * 4 * plan_run(cfg).model.num_parameters
+
+
+@pytest.mark.slow
+def test_the_command_line_leaves_the_status_and_no_colour_in_a_file(tmp_path):
+    arguments = ["model=tiny", "engine=transformers", "group_size=0", f"hydra.run.dir={tmp_path}"]
+    script = start_script("preflight", *arguments)
+    assert (script.wait(), "\x1b" in script.said) == ([1], False), script.said
+    assert "error: group_size is 0: give at least 1" in script.said.splitlines()
