@@ -320,7 +320,7 @@ def test_checkpoints_may_lie_on_another_disk(tmp_path):
 def test_a_link_in_place_of_a_temporary_file_is_replaced_and_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
-    (tmp_path / ".rollouts.html.partial").symlink_to(victim)
+    (tmp_path / f".rollouts.html.{os.getpid()}.partial").symlink_to(victim)
     write_atomically(tmp_path / "rollouts.html", b"page")
     assert victim.read_text() == "mine\n"
     assert (tmp_path / "rollouts.html").read_bytes() == b"page"

@@ -10,14 +10,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.resume import FREE
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import PolicyLoss, SequenceRatio
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.importance import Importance
 from apo_lightning.losses.trial import try_loss
 from apo_lightning.model.lora import LoRA
@@ -31,8 +31,14 @@ from apo_lightning.parts.dynamic_sampling import DynamicSampling
 from apo_lightning.rewards import Reward, WeightedRewards
 from apo_lightning.rewards.reward import check_prompts
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.run.checks import check_devices, check_dtype, check_launch, check_model, check_share
-from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
+from apo_lightning.run.checks import (
+    check_devices,
+    check_dtype,
+    check_launch,
+    check_model,
+    check_share,
+    check_strategy,
+)
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.value_types import check_values
 from apo_lightning.step.part import Part
@@ -106,7 +112,12 @@ def prepare(cfg: DictConfig) -> Prepared:
     critic, dynamic_sampling, term = (instantiate(cfg.algo.get(k)) for k in ("critic", "dynamic_sampling", "auxiliary"))
     averaging, reference = instantiate(cfg.averaging), instantiate(cfg.reference)
     own_parts = [*instantiate(cfg.algo.get("parts", {})).values()]
-    _check_critic(critic, advantage, loss, cfg.trainer.max_steps)
+    if critic is not None:
+        critic.check(advantage, loss, cfg.trainer.max_steps)
+    elif gae_of(advantage) is not None:
+        raise ConfigError(
+            "algo.advantage is GAE, which reads the values of a critic: choose algo=ppo, or give algo.critic"
+        )
     if term is not None and critic is not None:
         raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
     # The machine.
@@ -126,10 +137,9 @@ def prepare(cfg: DictConfig) -> Prepared:
     # The model and the data.
     tokenizer, config = model.load_tokenizer(), model.load_config()
     is_sharded = "ShardedStrategy" in str(cfg.trainer.strategy)
-    _check_reference(reference, model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
+    reference.check(model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
     check_model(model.name, config, needs, settings)
     engine.check_model(config, device)
-    check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
         lora.check(config)
     data = PromptDataModule(
@@ -176,50 +186,6 @@ def prepare(cfg: DictConfig) -> Prepared:
     )
 
 
-def _check_reference(
-    schedule: ReferenceSchedule,
-    model: PolicySpec,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    is_read: bool,
-    lora: bool,
-    sharded: bool,
-) -> None:
-    """Raise `ConfigError` if `reference` cannot be that of this run."""
-    rule = f"reference.{schedule.rule} is {getattr(schedule, schedule.rule)}" if schedule.rule else None
-    if rule and not is_read:
-        raise ConfigError(f"{rule}, but neither the loss nor a callback reads a reference: leave it null")
-    if rule and lora:
-        raise ConfigError(
-            f"{rule}: with adapters the reference is the policy without them, and cannot follow it; leave it null, or "
-            "train all weights with policy=full"
-        )
-    if schedule.path is None:
-        return
-    given = f"reference_path is {schedule.path}"
-    if lora or sharded:
-        raise ConfigError(
-            f"{given}: with adapters or a sharded trainer the reference is the model that training begins with; leave "
-            "reference_path out, or train all weights unsharded"
-        )
-    other = replace(model, path=schedule.path, config=None)
-    if other.load_tokenizer().get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"{given}, whose tokens differ from those of {model.path}")
-    config, own = other.load_config(), model.load_config()
-    if config.vocab_size != own.vocab_size:
-        raise ConfigError(
-            f"{given}, whose head has {config.vocab_size} rows, and that of {model.path} {own.vocab_size}"
-        )
-    if rule and _shapes(config) != _shapes(own):
-        raise ConfigError(f"{rule}, but {given}, which has other layers than {model.path}: leave {schedule.rule} null")
-
-
-def _shapes(config: PretrainedConfig) -> list[torch.Size]:
-    """The shapes of a model's parameters; allocates nothing."""
-    with torch.device("meta"):
-        return [parameter.shape for parameter in AutoModelForCausalLM.from_config(config).parameters()]
-
-
 def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:
     """The loss with the correction that `importance` names; raises `ConfigError` where it could do nothing."""
     if cfg.importance is None and cfg.importance_bounds is None:
@@ -230,24 +196,3 @@ def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:
             "π_old/π_rollout is 1; give old_logprobs=trainer, or importance=null"
         )
     return replace(loss, importance=Importance(cfg.importance, cfg.importance_bounds))
-
-
-def _check_critic(
-    critic: CriticSettings | None, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int
-) -> None:
-    """Raise `ConfigError` where a critic has no use, or is missing."""
-    if (critic is None) != (gae_of(advantage) is None):
-        raise ConfigError(
-            f"algo.critic is {critic and critic.kind} and algo.advantage {type(advantage).__name__}: GAE reads the "
-            "values of a critic, and no other estimator does; choose algo=ppo, or give both"
-        )
-    if critic is not None and critic.warmup_steps >= max_steps:
-        raise ConfigError(
-            f"algo.critic.warmup_steps is {critic.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
-            "never be trained; give fewer steps of warm-up"
-        )
-    if critic is not None and isinstance(loss, SequenceRatio):
-        raise ConfigError(
-            f"algo.loss is {type(loss).__name__} with a critic: its ratio of a whole completion needs one advantage a "
-            "completion, and a critic gives one a token; leave the critic out"
-        )
