@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -40,7 +40,6 @@ from apo_lightning.run.checks import (
     check_strategy,
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
-from apo_lightning.run.value_types import check_values
 from apo_lightning.step.part import Part
 from apo_lightning.step.schedule import try_schedule
 from apo_lightning.step.settings import StepSettings
@@ -94,7 +93,6 @@ class Prepared:
 
 def prepare(cfg: DictConfig) -> Prepared:
     """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
-    check_values(cfg, {"seed": int, **get_type_hints(StepSettings)})
     # The algorithm.
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)

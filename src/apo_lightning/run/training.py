@@ -33,6 +33,8 @@ from apo_lightning.rewards.reward import TrainerState
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
+from apo_lightning.run.settings import ANNOTATIONS
+from apo_lightning.run.value_types import check_values
 from apo_lightning.step.part import Part
 
 
@@ -53,6 +55,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
 
     Raises `ConfigError`, before any weights are loaded, if something cannot work.
     """
+    check_values(cfg, ANNOTATIONS)
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
     pl.seed_everything(cfg.seed, verbose=False)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.utils import get_object
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from apo_lightning.common.formatting import flatten
@@ -44,6 +44,9 @@ def _line_of(error: BaseException) -> str | None:
         return f"{error.problem_mark and f'{error.problem_mark.name}:{error.problem_mark.line + 1}: '}{error.problem}"
     if isinstance(error, InstantiationException):
         return _misnamed(error)
+    if isinstance(error, InterpolationKeyError) and "." in (key := text.split("'")[1]):
+        group = key.partition(".")[0]
+        return f"{key}: the chosen {group}= has no such key, and another option reads it; choose another of the two"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _not_composed(error)
     if names & {"OutOfMemoryError", "MemoryError"} or "can't allocate memory" in text:

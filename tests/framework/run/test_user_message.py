@@ -108,4 +108,5 @@ def test_a_key_that_an_option_reads_in_vain_is_named():
     cfg = OmegaConf.create({"data": {"name": "arithmetic"}, "reward": {"puzzle": "${data.puzzle}"}})
     error = raised(lambda: OmegaConf.resolve(cfg))
     assert isinstance(error, InterpolationKeyError)
-    assert user_message(error) == "Interpolation key 'data.puzzle' not found"
+    said = "data.puzzle: the chosen data= has no such key, and another option reads it; choose another of the two"
+    assert user_message(error) == said

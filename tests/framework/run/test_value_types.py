@@ -4,18 +4,15 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.evaluating import ANNOTATIONS, FOR_ALL
+from apo_lightning.run.settings import ANNOTATIONS
 from apo_lightning.run.value_types import check_values
-from apo_lightning.step.settings import StepSettings
 from composing import composed
-
-OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}
 
 
 @pytest.mark.parametrize(
@@ -36,29 +33,18 @@ OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}
 )
 def test_a_value_of_the_wrong_kind_is_named(override, line):
     with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
-        check_values(composed(override), OF_TRAINING)
+        check_values(composed(override), ANNOTATIONS)
 
 
 def test_numbers_and_null_where_null_is_an_option_pass():
     typed = ("gradient_clip_norm=null", "temperature=1", "optimizer.lr=1e-5", "trainer.max_steps=1000")
     cfg = composed(*typed, "importance_bounds=[0.5,2]", "checkpoint.save_every=null", "trainer.devices=auto")
-    check_values(cfg, OF_TRAINING)
-
-
-@pytest.mark.parametrize("name", FOR_ALL)
-def test_what_an_evaluation_takes_as_a_count_must_be_one(name):
-    check_values(composed(f"{name}=null", config_name="evaluate"), ANNOTATIONS)
-    with pytest.raises(ConfigError, match=f"^{name} is 'all': it should be a valid integer$"):
-        check_values(composed(f"{name}=all", config_name="evaluate"), ANNOTATIONS)
+    check_values(cfg, ANNOTATIONS)
 
 
 @dataclass(kw_only=True)
-class Parent:
+class Sizes:
     steps: int = 1
-
-
-@dataclass(kw_only=True)
-class Child(Parent):
     shares: tuple[float, ...] = ()
 
 
@@ -83,10 +69,10 @@ def node(of: Any, **values: Any) -> DictConfig:
 @pytest.mark.parametrize(
     ("cfg", "line"),
     [
-        (node(Child, steps="many"), "node.steps is 'many'"),
+        (node(Sizes, steps="many"), "node.steps is 'many'"),
         (node(Plain, rate=None), "node.rate is null"),
         (node(Plain, when="later"), "node.when is 'later'"),
-        (OmegaConf.create({"nodes": [node(Parent, steps="x").node]}), "nodes.0.steps is 'x'"),
+        (OmegaConf.create({"nodes": [node(Sizes, steps="x").node]}), "nodes.0.steps is 'x'"),
     ],
 )
 def test_annotations_are_found_wherever_they_stand(cfg, line):
@@ -97,7 +83,7 @@ def test_annotations_are_found_wherever_they_stand(cfg, line):
 @pytest.mark.parametrize(
     "cfg",
     [
-        node(Child, steps=2, shares=[0.5, 0.5]),
+        node(Sizes, steps=2, shares=[0.5, 0.5]),
         node(Plain, rate=1, count=None, mode="all"),
         node(Unresolved, rate="x", count="x"),  # its annotations cannot be read, so that none is judged
         node(function, size="large", rest="x"),
