@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
@@ -145,8 +144,7 @@ class VLLMEngine(RolloutEngine):
             if not LOGGER.handlers:  # otherwise its records reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
                 LOGGER.propagate = False
-            with no_garbage_searched():
-                from vllm import LLM
+            from vllm import LLM
 
             # Lightning binds NCCL's group to the device. For each group that vLLM creates, gloo's included, every
             # rank outside it then joins a split of the trainer's communicator; members do so for NCCL only. The calls

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run import prepare, user_message
+from apo_lightning.run import prepare
+from apo_lightning.run.user_message import user_message
 from composing import ROOT, composed
 from processes import start_script
 
@@ -89,7 +90,7 @@ def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
         ("algo=foo", ("algo/foo", "apo_naive")),
         ("algo.loss.foo=1", ("foo",)),
         # Taken for a list it would be its letters, each of them a token.
-        ("model.stop_tokens=abc", ("the string 'abc'", "['abc']")),
+        ("model.stop_tokens=abc", ("model.stop_tokens is 'abc': ",)),
     ],
 )
 def test_an_unknown_group_key_or_kind_of_value_is_one_line(override, words, tmp_path):
