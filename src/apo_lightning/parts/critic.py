@@ -18,8 +18,8 @@ from apo_lightning.losses import PolicyLoss, SequenceRatio
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.parts.value_loss import clipped_value_loss
-from apo_lightning.step.minibatch_plan import StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import LossOutput, Needs, StepOutput
 
