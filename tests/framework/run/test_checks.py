@@ -32,6 +32,7 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
             ("4", "2 attention"),
         ),
         (("engine=vllm", "engine.tensor_parallel_size=4", "trainer=ddp_cpu2", "trainer.num_nodes=2"), ("two nodes",)),
+        (("engine=vllm", "gpu_memory_utilization=1.5"), ("gpu_memory_utilization is 1.5", "at most 1")),
         (("engine=vllm", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
         (("engine=auto", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
         (("model.stop_tokens=['<|end|>','<|trun|>']",), ("'<|trun|>'", "near it: '<|turn|>'")),
