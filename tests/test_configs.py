@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from apo_lightning.run.launching import register_resolvers
 from apo_lightning.run.value_types import check_arguments, check_numbers
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import AdvantageInputs
-from apo_lightning.update.settings import StepSettings
 from composing import CONFIGS, PAPER, ROOT, composed, names
 from loss_cases import ALGORITHMS, algorithm
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apo_lightning.model.flops import ModelSize, Work
-from apo_lightning.update.speed import StepWork, speed_metrics
+from apo_lightning.step.speed import StepWork, speed_metrics
 from composing import ROOT
 from rehearsing import base_samples
 from running import SIGNAL, read_metrics, train_tiny

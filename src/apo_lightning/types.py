@@ -10,7 +10,7 @@ T packed response tokens (completion after completion, no padding), K anchor slo
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -20,8 +20,8 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 VerdictStatus = Literal["correct", "incorrect", "unparsed", "timeout", "error"]
-AdvantageInput = Literal["truncated", "mean_logprobs", "answers", "history", "max_completion_tokens"]
-"""The optional fields of `AdvantageInputs`."""
+TOKEN_SETS = ("incorrect", "negative_advantage", "nonzero_advantage", "all")
+"""Sets of response tokens, each of which contains those before it: A < 0 and judged wrong, A < 0, A ≠ 0, all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,8 @@ class Completion:
     """"stop": ended by a stop token; "length": cut at `max_new_tokens`."""
     policy_version: int
     """How many weight syncs the engine had seen."""
+    top_logprobs: tuple[float, ...] = ()
+    """log-prob of the most likely token at each position [nats]; empty from an engine that does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +237,7 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """The inputs of an advantage estimator; the optional ones are filled when its `reads` names them."""
+    """The inputs of an advantage estimator."""
 
     rewards: Float[Tensor, "prompts group"]
     is_correct: Bool[Tensor, "prompts group"]
@@ -249,36 +251,27 @@ class AdvantageInputs:
     """Mean of log π_rollout over a completion's tokens [nats]."""
     answers: tuple[tuple[str | None, ...], ...] | None = None
     """[P][G] the parsed answers; None where none was found."""
-    history: tuple[PromptRecord, ...] | None = None
-    """[P] what earlier steps saw of each prompt, on all ranks."""
     max_completion_tokens: int | None = None
+    """The length at which completions were cut."""
     unscored: Bool[Tensor, "prompts group"] | None = None
     """True where no reward applies; None: nowhere."""
+    history: tuple[PromptRecord, ...] | None = None
+    """[P] what earlier steps saw of each prompt, on all ranks; None unless the estimator's `needs` names it."""
 
     @classmethod
-    def of(
-        cls,
-        rollouts: Rollouts,
-        reads: Collection[AdvantageInput] = (),
-        history: Callable[[str], PromptRecord] = lambda prompt_id: PromptRecord(),
-    ) -> "AdvantageInputs":
-        """The part of the rollouts that an estimator reads; `history` gives a prompt's record by its id."""
-        size, verdicts = rollouts.group_size, rollouts.verdicts
-        unscored = torch.tensor([not verdict.is_scored for verdict in verdicts]).view(-1, size)
-        optional: dict[AdvantageInput, Callable[[], Any]] = {
-            "truncated": lambda: rollouts.is_truncated,
-            "mean_logprobs": lambda: rollouts.mean_logprobs,
-            "answers": lambda: tuple(tuple(v.extracted for v in group.verdicts) for group in rollouts.groups),
-            "history": lambda: tuple(history(prompt.id) for prompt in rollouts.prompts),
-            "max_completion_tokens": lambda: rollouts.max_completion_tokens,
-        }
+    def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
+        """The part of the rollouts that an estimator may read."""
+        unscored = torch.tensor([not verdict.is_scored for verdict in rollouts.verdicts]).view(-1, rollouts.group_size)
         return cls(
             rewards=rollouts.rewards,
             is_correct=rollouts.is_correct,
             lengths=rollouts.lengths,
             step=rollouts.step,
+            truncated=rollouts.is_truncated,
+            mean_logprobs=rollouts.mean_logprobs,
+            answers=tuple(tuple(v.extracted for v in group.verdicts) for group in rollouts.groups),
+            max_completion_tokens=rollouts.max_completion_tokens,
             unscored=unscored if unscored.any() else None,
-            **{name: optional[name]() for name in reads},
         )
 
     def part(self, prompt: int, members: Sequence[int]) -> "AdvantageInputs":
@@ -342,16 +335,22 @@ class LossInputs:
     """−Σ_v π log π [nats]; carries the gradient."""
     full_kl: Float[Tensor, "tokens"] | None = None
     """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
-    importance_weights: Float[Tensor, "tokens"] | None = None
-    """Correct the objective for an engine that samples from slightly other numbers; constant, see `importance`."""
-    marks: Float[Tensor, "tokens"] | None = None
-    """What the loss's `marks` said of each token when the mini-batch was planned; constant."""
-    sequence_values: Float[Tensor, "tokens"] | None = None
-    """What the loss's `sequence_values` said of each token, at the current policy; constant."""
+    rollout_logprobs: Float[Tensor, "tokens"] | None = None
+    """log π_rollout(y) [nats], reported by the engine."""
     candidate_ids: Int[Tensor, "tokens candidates"] | None = None
     """The current policy's K most likely tokens, in descending order of probability, ties by the lower id."""
     candidate_logprobs: Float[Tensor, "tokens candidates"] | None = None
     """log π [nats] at these ids; carries the gradient."""
+    columns: Mapping[str, Float[Tensor, "tokens"]] = field(default_factory=dict)
+    """Further values of each token by name, constant: the `columns` that `needs` asks parts for, and those that the
+    loss's own `completion_columns` gave."""
+
+
+def detached(inputs: LossInputs) -> LossInputs:
+    """The same values of single tokens, without a gradient, and without anchors and candidates."""
+    tensors = {item.name: getattr(inputs, item.name) for item in fields(inputs)}
+    own = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
+    return replace(inputs, **own, anchor=None, candidate_ids=None, candidate_logprobs=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,21 +365,36 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a loss (or a callback) reads beyond the log-probs of the sampled tokens."""
+    """What a loss, an advantage estimator, a callback or a part reads beyond what it always gets.
+
+    Fields are for all of them, unless their description names one.
+    """
 
     ref_logprobs: bool = False
+    """log π_ref of the sampled tokens."""
     anchor_size: int = 0
     """K reference anchors per token; 0 for none."""
     entropy: bool = False
     full_kl: bool = False
     """The exact KL(π‖π_ref): runs the reference once more, with every micro-batch of the update."""
-    marks: bool = False
-    """A value for each token that depends on the whole mini-batch; see `PolicyLoss.marks`."""
-    sequence_values: bool = False
-    """A value for each token that depends on its whole completion; see `PolicyLoss.sequence_values`. Costs one more
-    forward of the head in every mini-batch but the first, and with `entropy` there too."""
+    reference_model: bool = False
+    """A frozen reference is kept, though it is not run on the tokens of the step: a probe asks for it."""
+    gradient_on: str | None = None
+    """Of a loss: the smallest of `TOKEN_SETS` outside of which it has no gradient; None: it may have one anywhere. The
+    update runs no completion without such a token; its tokens stay in every denominator."""
+    reference_on: str | None = None
+    """Of a loss: the one of `TOKEN_SETS` on which it reads the reference; None: all. On the other tokens `ref_logprobs`
+    and `full_kl` are 0 and anchors are absent."""
     candidate_size: int = 0
-    """K of the policy's own most likely tokens per token; 0 for none. Costs one more forward of the head."""
+    """Of a loss: K of the policy's own most likely tokens; 0 for none. Costs one more forward of the head."""
+    completions: bool = False
+    """Of a loss: it has `completion_columns`, which see whole completions. Costs one more forward of the head."""
+    columns: frozenset[str] = frozenset()
+    """Of a loss: columns of tokens that a part must give."""
+    history: bool = False
+    """Of an advantage: `AdvantageInputs.history`."""
+    binary_rewards: bool = False
+    """Of an advantage: rewards of 0 and 1 alone."""
 
     @property
     def reference_statistics(self) -> bool:
@@ -390,12 +404,51 @@ class Needs:
     @property
     def reference(self) -> bool:
         """True when a frozen reference model must be kept."""
-        return self.reference_statistics or self.full_kl
+        return self.reference_model or self.reference_statistics or self.full_kl
+
+    def gradient_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens on which the loss can have a gradient."""
+        return token_mask(self.gradient_on or "all", advantages, is_correct)
+
+    def reference_mask(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens on which the loss reads the reference; none if it reads none."""
+        reads = self.reference_statistics or self.full_kl
+        return token_mask(self.reference_on or "all", advantages, is_correct) & reads
 
     def __or__(self, other: "Needs") -> "Needs":
-        """The smallest needs that satisfy both."""
-        names = [field.name for field in fields(self)]
-        return Needs(**{name: max(getattr(self, name), getattr(other, name)) for name in names})
+        """The smallest needs that satisfy both; of two sets of tokens the larger, of one and None the one.
+
+        Example:
+            >>> (Needs(reference_on="all") | Needs(reference_on="incorrect", entropy=True)).reference_on
+            'all'
+        """
+        pairs = {item.name: (getattr(self, item.name), getattr(other, item.name)) for item in fields(self)}
+        sets = {name: pairs.pop(name) for name in ("gradient_on", "reference_on")}
+        columns = frozenset.union(*pairs.pop("columns"))
+        order = (None, *TOKEN_SETS)
+        widest = {name: max(pair, key=order.index) for name, pair in sets.items()}
+        return Needs(**{name: max(pair) for name, pair in pairs.items()}, **widest, columns=columns)
+
+
+def token_mask(
+    which: str, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+) -> Bool[Tensor, "tokens"]:
+    """True on the tokens of one of `TOKEN_SETS`.
+
+    Example:
+        >>> token_mask("incorrect", torch.tensor([-1.0, -1.0, 0.0]), torch.tensor([False, True, False]))
+        tensor([ True, False, False])
+    """
+    if which == "all":
+        return torch.ones_like(is_correct)
+    if which == "nonzero_advantage":
+        return advantages != 0
+    negative = advantages < 0
+    return negative if which == "negative_advantage" else negative & ~is_correct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,10 +493,8 @@ class StepTokens:
     """log π_old [nats], computed by the trainer before the first optimizer step."""
     entropy: Float[Tensor, "tokens"]
     max_prob: Float[Tensor, "tokens"]
-    required: Bool[Tensor, "completions"]
-    """Completions whose statistics the update or a diagnostic reads; a choice that depends on their rewards."""
-    drawn: Bool[Tensor, "completions"]
-    """A random sample of the others, scored for means over all tokens; for the rest, statistics are NaN."""
+    is_scored: Bool[Tensor, "tokens"]
+    """Whether the policy was run on the token, for the update or a diagnostic; elsewhere the three above are NaN."""
     ref_logprobs: Float[Tensor, "tokens"] | None = None
     """NaN where the reference was not run."""
     anchor: Anchor | None = None

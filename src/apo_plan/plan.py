@@ -13,7 +13,7 @@ from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import CPU_CACHE_GIB, VLLMEngine
 from apo_lightning.run.checks import requested_devices
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 from apo_plan.memory_plan import MemoryPlan, plan_memory
 from apo_plan.rates import Rates
 from apo_plan.shapes import FLOAT32, GPU_BYTES, EngineSize, ModelShape, RunShape, shape_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.flops import ModelSize, Work, training_flops
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 from apo_plan.memory_plan import engine_weight_bytes, kv_token_bytes
 from apo_plan.rates import Rates
 from apo_plan.shapes import FLOAT32, ModelShape, RunShape

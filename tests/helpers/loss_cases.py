@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from hydra.utils import instantiate
 
-from apo_lightning.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.types import Anchor, LossInputs
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k

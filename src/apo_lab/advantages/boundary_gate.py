@@ -1,6 +1,5 @@
 """A gate by history: prompts whose pass@k is saturated no longer train."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs
+from apo_lightning.types import AdvantageInputs, Needs
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class BoundaryGate:
     k: int
     threshold: float | int
 
-    reads: ClassVar[Collection[AdvantageInput]] = ("history",)
+    needs: ClassVar[Needs] = Needs(history=True)
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -1,15 +1,13 @@
 """Differential smoothing: flatten the distribution over right answers, sharpen that over wrong ones."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs
+from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,6 @@ class DifferentialSmoothing:
 
     correct_coef: float | int
     incorrect_coef: float | int
-
-    reads: ClassVar[Collection[AdvantageInput]] = ("mean_logprobs",)
 
     def __post_init__(self) -> None:
         for name, coef in (("correct_coef", self.correct_coef), ("incorrect_coef", self.incorrect_coef)):

@@ -1,6 +1,5 @@
 """Outcome-based exploration over the run: a bonus for final answers that a prompt rarely got."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs
+from apo_lightning.types import AdvantageInputs, Needs
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class RareAnswers:
     coef: float | int
     baseline: float | int | None = 0.5
 
-    reads: ClassVar[Collection[AdvantageInput]] = ("answers", "history")
+    needs: ClassVar[Needs] = Needs(history=True)
     punishes_correct: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
 """Outcome-based exploration within a group: a penalty on final answers that several completions give."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs
+from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class RepeatedAnswers:
 
     coef: float | int
 
-    reads: ClassVar[Collection[AdvantageInput]] = ("answers",)
     punishes_correct: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

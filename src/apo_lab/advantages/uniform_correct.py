@@ -1,15 +1,13 @@
 """UCPO: the advantage of the right answers is shared among them, more to the less likely ones."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs
+from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,6 @@ class UniformCorrect:
     """
 
     tau: float | int = 0.2
-
-    reads: ClassVar[Collection[AdvantageInput]] = ("mean_logprobs",)
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:

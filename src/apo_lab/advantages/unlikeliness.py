@@ -1,6 +1,5 @@
 """The unlikeliness reward: of the right answers of a group, the less likely ones earn more."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs
+from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class Unlikeliness:
 
     coef: float | int = 0.25
 
-    reads: ClassVar[Collection[AdvantageInput]] = ("mean_logprobs",)
     punishes_correct: ClassVar[bool] = True
     """In a group with few errors a likely right answer falls below the mean."""
 

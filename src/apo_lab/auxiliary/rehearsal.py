@@ -14,8 +14,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.samples_file import SAMPLES, read_samples
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number
 from apo_lightning.model.packing import PackedSequences
+from apo_lightning.parts.auxiliary import Stored
 from apo_lightning.types import LossOutput, Prompt
-from apo_lightning.update.auxiliary import Stored
 
 DIVERGENCES = ("forward_kl_k1", "forward_kl_k3", "js")
 CAP = 10.0  # of forward_kl_k3, which has no gradient beyond it

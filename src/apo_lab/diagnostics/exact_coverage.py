@@ -23,8 +23,8 @@ from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Prompt, ValidationOutput
-from apo_lightning.update.settings import StepSettings
 
 SUPPORT = "support.npz"
 """File with the base model's top K at every token of the answers."""

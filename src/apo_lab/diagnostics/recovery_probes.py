@@ -16,9 +16,9 @@ from apo_lightning.common.process_group import num_processes, process_rank
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
+from apo_lightning.parts.probes import Probing
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Completion, GenerationRequest, Probe, Prompt, Verdict
-from apo_lightning.update.probes import Probing
 
 UNJUDGED = ("timeout", "error")
 """Verdicts of the verifier that say nothing about the completion."""

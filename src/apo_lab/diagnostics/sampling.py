@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from apo_lightning.step.subset import smallest
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -10,7 +11,6 @@ from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Probe, Rollouts
-from apo_lightning.update.subset import smallest
 
 
 def sampled_completions(

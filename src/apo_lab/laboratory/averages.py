@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 
 from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
 from apo_lightning.common.files import to_json, write_atomically
-from apo_lightning.model.averaging import average
 from apo_lightning.model.policy import Policy
+from apo_lightning.parts.averaging import average
 
 
 def measure_averages(cfg: DictConfig, last: Path, base_weights: Sequence[float], folder: Path) -> None:

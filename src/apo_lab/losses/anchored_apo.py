@@ -39,8 +39,6 @@ class AnchoredAPO(APO):
     weights: str = "mass"
     force: str = "both"
 
-    gradient_mask, reference_mask = APO.gradient_mask, APO.reference_mask
-
     def __post_init__(self) -> None:
         super().__post_init__()
         unasked = dict.fromkeys(("policy", "other_position"), "the reference is asked at its own top K alone")
@@ -65,7 +63,7 @@ class AnchoredAPO(APO):
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
         if self.force == "pull_only":
-            triggered = self.reference_mask(inputs.advantages, inputs.is_correct)
+            triggered = self.triggered(inputs.advantages, inputs.is_correct)
             inputs = replace(inputs, logprobs=torch.where(triggered, inputs.logprobs.detach(), inputs.logprobs))
         return super().__call__(inputs)
 

@@ -1,13 +1,13 @@
 """CISPO: the importance weight is capped, and no token loses its gradient."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.functional import Number, importance_ratio
-from apo_lightning.types import LossInputs, LossOutput
+from apo_lightning.types import LossInputs, LossOutput, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,10 @@ class CISPO(PolicyLoss):
         if not self.cap > 0:
             raise ConfigError(f"cap is {self.cap}: give a positive bound of the importance weight, such as 5")
 
-    gradient_mask = PolicyLoss.surrogate_mask
+    @property
+    def needs(self) -> Needs:
+        """Only tokens of A ≠ 0 can have a gradient, unless there is an entropy bonus."""
+        return replace(super().needs, gradient_on=self.surrogate_tokens)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−sg[min(r, cap)]·A·log π(y)."""

@@ -1,15 +1,16 @@
 """Clip-Cov and KL-Cov: restrict the few tokens whose covariance of advantage and log-prob drives entropy down."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import GRPO, applicable, required
+from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
-from apo_lightning.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 
@@ -38,8 +39,12 @@ class CovarianceGRPO(GRPO):
 
     @property
     def needs(self) -> Needs:
-        """The loss reads its marks."""
-        return super().needs | Needs(marks=True)
+        """The loss reads the column that `apo_lab.parts.TokenMarks` fills by `marks`."""
+        return super().needs | Needs(columns=frozenset({"marks"}))
+
+    @abstractmethod
+    def marks(self, tokens: MinibatchTokens) -> Float[Tensor, "tokens"]:
+        """1 on the tokens of a mini-batch that are marked, before its update; collective."""
 
     def num_marked(self, tokens: MinibatchTokens) -> int:
         """How many tokens of a mini-batch are marked."""
@@ -76,8 +81,6 @@ class ClipCov(CovarianceGRPO):
     lowest: Number = 1.0
     highest: Number = 5.0
 
-    gradient_mask = GRPO.gradient_mask
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.lowest < self.highest:
@@ -91,7 +94,7 @@ class ClipCov(CovarianceGRPO):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """GRPO's loss, with A = 0 on marked tokens."""
-        marks = required(inputs.marks, "marks")
+        marks = inputs.columns["marks"]
         output = GRPO.__call__(self, replace(inputs, advantages=torch.where(marks > 0, 0.0, inputs.advantages)))
         is_candidate = applicable(marks, inputs.advantages != 0)
         return replace(output, metrics={**output.metrics, "clip_cov_fraction": is_candidate})
@@ -122,8 +125,6 @@ class KLCov(CovarianceGRPO):
     kl_coef: Number = 1.0
     clip: bool = True
 
-    gradient_mask = GRPO.gradient_mask
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.kl_coef < float("inf"):
@@ -150,7 +151,7 @@ class KLCov(CovarianceGRPO):
             ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
             nowhere = torch.zeros_like(inputs.is_correct)
             output = self.from_objective(inputs, ratio * inputs.advantages, nowhere, {"ratio_updated": ratio.detach()})
-        marked = required(inputs.marks, "marks") > 0
+        marked = inputs.columns["marks"] > 0
         penalty = torch.where(marked, log_ratio(inputs.logprobs, inputs.old_logprobs).abs(), 0.0)
         is_marked = applicable(marked.to(penalty.dtype), inputs.advantages != 0)
         return LossOutput(

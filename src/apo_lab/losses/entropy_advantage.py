@@ -36,8 +36,6 @@ class EntropyAdvantage(GRPO):
     alpha: Number = 0.4
     kappa: Number = 2.0
 
-    gradient_mask = GRPO.gradient_mask
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha < float("inf"):

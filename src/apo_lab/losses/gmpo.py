@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import SequenceRatio, required
+from apo_lightning.losses import SequenceRatio
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, gradient_of, log_ratio
 from apo_lightning.types import LossInputs, LossOutput
 
@@ -31,8 +31,6 @@ class GMPO(SequenceRatio):
         clip_eps: ε in log space, on both sides.
     """
 
-    gradient_mask = SequenceRatio.gradient_mask
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip_eps_high is not None or self.dual_clip is not None:
@@ -49,5 +47,5 @@ class GMPO(SequenceRatio):
         difference = log_ratio(inputs.logprobs, inputs.old_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         flat = self.term(difference, inputs.advantages) != difference
         moving = torch.where(flat, 1.0, gradient_of(inputs.logprobs).exp())
-        objective = inputs.advantages * required(inputs.sequence_values, "sequence_values").exp() * moving
+        objective = inputs.advantages * inputs.columns["completion_mean"].exp() * moving
         return self.from_objective(inputs, objective, flat, {"ratio_updated": difference.exp()})

@@ -1,6 +1,6 @@
 """The mechanism grid: where a loss acts, what holds the policy to the reference there, and at which tokens."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from apo_lab.losses.anchor_sets import partition_kl
 from apo_lab.losses.anchored_apo import AnchoredAPO, check_choice
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, applicable, required
+from apo_lightning.losses.apo import TRIGGERS
 from apo_lightning.losses.functional import anchor_log_ratio, anchor_set, log_mass
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
@@ -87,30 +88,22 @@ class GridLoss(AnchoredAPO):
 
     @property
     def needs(self) -> Needs:
-        """The loss reads anchors or the exact KL; nothing of the reference where it does not hold the policy to it."""
-        base = super(APO, self).needs
+        """Anchors or the exact KL on M; nothing of the reference where it does not hold the policy to it."""
+        base = replace(super(APO, self).needs, gradient_on=self.surrogate_tokens)
         if self.topology == "none" or self.pull_coef == 0:
             return base
-        return base | Needs(full_kl=True) if self.topology == "kl" else super().needs
+        held = "all" if self.trigger == "always" and self.topology != "ratio" else TRIGGERS[self.trigger]
+        reads = Needs(full_kl=True) if self.topology == "kl" else super().needs
+        return base | replace(reads, reference_on=held, gradient_on=held)
 
     def triggered(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
     ) -> Bool[Tensor, "tokens"]:
         """M."""
-        everywhere = self.trigger == "always" and self.topology != "ratio" and self.needs.reference
-        return torch.ones_like(is_correct) if everywhere else APO.reference_mask(self, advantages, is_correct)
-
-    def reference_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """M, where the reference is read at all."""
-        return self.triggered(advantages, is_correct) & self.needs.reference
-
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens with A ≠ 0, and those with a D; all tokens with an entropy bonus."""
-        return self.surrogate_mask(advantages, is_correct) | self.reference_mask(advantages, is_correct)
+        needs = self.needs
+        if needs.reference:
+            return needs.reference_mask(advantages, is_correct)
+        return super().triggered(advantages, is_correct)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A) + γ·a·D on M."""
@@ -123,8 +116,8 @@ class GridLoss(AnchoredAPO):
         divergence, metrics = self._divergence(inputs, triggered)
         divergence = torch.where(triggered, divergence, 0.0)  # off M the reference's row holds a placeholder
         penalty = self.pull_coef * divergence * (1 if self.scale == "unit" else inputs.advantages.abs())
-        if self.topology == "support_ratio_aux" and inputs.importance_weights is not None:
-            penalty = inputs.importance_weights.detach() * penalty  # as APO's pull, a part of its objective
+        if self.topology == "support_ratio_aux" and (corrections := self.corrections(inputs)):
+            penalty = corrections["importance_weight"] * penalty  # as APO's pull, a part of its objective
         metrics = {**output.metrics, **metrics, "grid/divergence": applicable(divergence, triggered)}
         return LossOutput(per_token=output.per_token + penalty, metrics=metrics)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
@@ -59,11 +59,11 @@ class SAGE(GRPOKL):
         """The loss reads the policy's entropy too."""
         return super().needs | Needs(entropy=True)
 
-    def penalty(self, inputs: LossInputs, penalised: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    def penalty(self, inputs: LossInputs) -> Float[Tensor, "tokens"]:
         """The KL estimate from q·π_ref."""
         guide = self.guide(required(inputs.entropy, "entropy").detach())
         shaped = required(inputs.ref_logprobs, "ref_logprobs") + guide.log()
-        return super().penalty(replace(inputs, ref_logprobs=shaped), penalised)
+        return super().penalty(replace(inputs, ref_logprobs=shaped))
 
     def guide(self, entropy: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         """q.

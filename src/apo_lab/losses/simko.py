@@ -1,5 +1,6 @@
 """SimKO: right answers raise the policy's top K, wrong ones are punished more at its favourite token."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,8 +45,6 @@ class SimKO(GRPO):
     quantile: Number = 0.8
     top_penalty: Number = 1.1
 
-    gradient_mask = GRPO.gradient_mask
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
@@ -60,22 +59,17 @@ class SimKO(GRPO):
     @property
     def needs(self) -> Needs:
         """The loss reads the policy's own top K, and which tokens of a completion are the uncertain ones."""
-        return super().needs | Needs(candidate_size=self.top_k, entropy=True, sequence_values=True)
+        return super().needs | Needs(candidate_size=self.top_k, entropy=True, completions=True)
 
-    def sequence_values(
-        self,
-        log_ratio: Float[Tensor, "tokens"],
-        entropy: Float[Tensor, "tokens"],
-        advantages: Float[Tensor, "tokens"],
-        sequence_ids: Int[Tensor, "tokens"],
-    ) -> Float[Tensor, "tokens"]:
-        """The rank of each token's entropy in its completion."""
-        return sequence_ranks(entropy, sequence_ids)
+    def completion_columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """`entropy_rank` of each token in its completion."""
+        ranks = sequence_ranks(required(inputs.entropy, "entropy"), inputs.sequence_ids)
+        return {**super().completion_columns(inputs), "entropy_rank": ranks}
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
         candidates = required(inputs.candidate_logprobs, "candidate_logprobs")
-        uncertain = required(inputs.sequence_values, "sequence_values") > self.quantile
+        uncertain = inputs.columns["entropy_rank"] > self.quantile
         advantages = inputs.advantages
         likeliest = required(inputs.candidate_ids, "candidate_ids")[:, 0]
         punished = uncertain & (advantages < 0) & (inputs.token_ids == likeliest)

@@ -1,6 +1,6 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, estimators_in, reads_of
+from apo_lightning.advantages.estimator import AdvantageEstimator, check_group_size, estimators_in, needs_of
 from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
@@ -29,7 +29,8 @@ __all__ = [
     "SignedReward",
     "Truncated",
     "advantages_of",
+    "check_group_size",
     "estimators_in",
     "gae_of",
-    "reads_of",
+    "needs_of",
 ]

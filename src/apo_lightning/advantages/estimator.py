@@ -4,7 +4,8 @@ An estimator is called once a step, with whole groups. `keep` False removes a co
 denominator; an advantage of 0 does not.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages
+from apo_lightning.types import AdvantageInputs, Advantages, Needs
 
 EPSILON = 1e-6
 """Bounds advantages where the standard deviation is nearly 0; verl's value."""
@@ -23,22 +24,23 @@ EPSILON = 1e-6
 class AdvantageEstimator(Protocol):
     """Turns the rewards of a step's completions into advantages.
 
-    An estimator that reads more than rewards, verdicts and lengths names it in an attribute `reads`, a collection of
-    optional fields of `AdvantageInputs`. One that is defined for rewards of 0 and 1 only says so in `needs_binary`.
+    An estimator that reads the history of prompts, or is defined for rewards of 0 and 1 only, says so in `needs`. One
+    that cannot work with groups of any size has `check(group_size)`, which raises `ConfigError` before the run.
     """
-
-    def check(self, group_size: int) -> None:
-        """Raise `ConfigError`, before the run, when it cannot work with groups of this size."""
-        ...
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """Advantages of a step's completions."""
         ...
 
 
-def reads_of(part: object) -> Collection[AdvantageInput]:
-    """The optional fields of `AdvantageInputs` that an estimator, or a part of one, names in `reads`."""
-    return getattr(part, "reads", ())
+def needs_of(part: object) -> Needs:
+    """The `needs` of an estimator, or of a part of one."""
+    return getattr(part, "needs", Needs())
+
+
+def check_group_size(part: object, group_size: int) -> None:
+    """Raise `ConfigError` where an estimator, or a part of one, cannot work with groups of this size."""
+    getattr(part, "check", lambda group_size: None)(group_size)
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ class Wrapper:
         return [getattr(self, field.name) for field in fields(self)]
 
     @property
-    def reads(self) -> Collection[AdvantageInput]:
+    def needs(self) -> Needs:
         """What any part reads."""
-        return {name for part in self.parts for name in reads_of(part)}
+        return functools.reduce(Needs.__or__, map(needs_of, self.parts))
 
     @property
     def spares_errors(self) -> bool:
@@ -74,7 +76,7 @@ class Wrapper:
     def check(self, group_size: int) -> None:
         """Refuse what any part refuses."""
         for part in self.parts:
-            getattr(part, "check", lambda group_size: None)(group_size)
+            check_group_size(part, group_size)
 
 
 def estimators_in(estimator: Any) -> Iterator[AdvantageEstimator]:

@@ -65,9 +65,6 @@ class GAE:
         if self.whiten not in WHITENINGS:
             raise ConfigError(f"whiten is {self.whiten!r}: choose one of {', '.join(WHITENINGS)}")
 
-    def check(self, group_size: int) -> None:
-        """Accept any group size: an advantage depends on its own completion and the critic."""
-
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The reward of each completion; none is dropped."""
         return keep_all(inputs.rewards)

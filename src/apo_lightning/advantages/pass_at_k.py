@@ -8,7 +8,7 @@ import torch
 
 from apo_lightning.advantages.estimator import EPSILON, keep_all, require_binary
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInputs, Advantages
+from apo_lightning.types import AdvantageInputs, Advantages, Needs
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PassAtK:
 
     k: int
 
-    needs_binary: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(binary_rewards=True)
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -1,6 +1,5 @@
 """Estimators that change what another estimator sees or gives: rewards, advantages, and which completions are kept."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -8,15 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, keep_all
+from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, check_group_size, keep_all
 from apo_lightning.advantages.gae import gae_of
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInput, AdvantageInputs, Advantages, mixed
+from apo_lightning.types import AdvantageInputs, Advantages, mixed
 
 
 @runtime_checkable
 class Shaping(Protocol):
-    """Rewards → other rewards; verdicts stay. It may have an estimator's `reads`, `check` and `punishes_correct`."""
+    """Rewards → other rewards; verdicts stay. It may have an estimator's `needs`, `check` and `punishes_correct`."""
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """The rewards from which advantages are taken."""
@@ -67,7 +66,6 @@ class OverlongPenalty:
     cache_share: float | int = 0.2
     penalty: float | int = 1.0
 
-    reads: ClassVar[Collection[AdvantageInput]] = ("max_completion_tokens",)
     punishes_correct: ClassVar[bool] = True
     """A long right answer may fall below the mean of its group."""
 
@@ -111,11 +109,6 @@ class Truncated(Wrapper):
         if self.how not in ("drop", "exclude"):
             raise ConfigError(f"how is {self.how!r}: choose drop or exclude, or leave this estimator out to train them")
 
-    @property
-    def reads(self) -> Collection[AdvantageInput]:
-        """Which completions were cut, and what the estimator reads."""
-        return {"truncated", *super().reads}
-
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages, with truncated completions left out of the update."""
         assert inputs.truncated is not None
@@ -125,7 +118,7 @@ class Truncated(Wrapper):
 
 @runtime_checkable
 class Adjustment(Protocol):
-    """Advantages → other advantages. It may have an estimator's `reads`, `check` and `punishes_correct`."""
+    """Advantages → other advantages. It may have an estimator's `needs`, `check` and `punishes_correct`."""
 
     def __call__(
         self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]
@@ -207,7 +200,7 @@ def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Adv
 
 def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
     try:
-        estimator.check(group_size)
+        check_group_size(estimator, group_size)
     except ConfigError:
         return False
     return True

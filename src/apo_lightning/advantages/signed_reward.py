@@ -8,7 +8,7 @@ import torch
 
 from apo_lightning.advantages.estimator import require_binary
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInputs, Advantages
+from apo_lightning.types import AdvantageInputs, Advantages, Needs
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SignedReward:
     positive_weight: float | int = 0.0
     negative_weight: float | int = 1.0
 
-    needs_binary: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(binary_rewards=True)
 
     def __post_init__(self) -> None:
         for name, weight in (("positive_weight", self.positive_weight), ("negative_weight", self.negative_weight)):
@@ -55,9 +55,6 @@ class SignedReward:
     def spares_errors(self) -> bool:
         """PSR trains on correct completions alone."""
         return self.negative_weight == 0
-
-    def check(self, group_size: int) -> None:
-        """Accept any group size: an advantage depends on its own completion alone."""
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """± the weight of the verdict."""

@@ -1,11 +1,10 @@
 """Saves a run where it can be resumed, and restores it from there."""
 
 import functools
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -21,20 +20,16 @@ from apo_lightning.checkpoints.folder import (
     set_aside,
 )
 from apo_lightning.checkpoints.run_state import (
-    Run,
-    TrainingRun,
-    critic_tensors,
+    RunState,
     new_optimizer_tensors,
     optimizer_tensors,
     policy_tensors,
-    reference_tensors,
     restore_callbacks,
     restore_shared_state,
     shared_state,
 )
 from apo_lightning.checkpoints.settings import CheckpointSettings
 from apo_lightning.checkpoints.small_files import (
-    HISTORY,
     SHARED,
     TENSORS,
     Written,
@@ -48,7 +43,6 @@ from apo_lightning.checkpoints.snapshots import SNAPSHOTS
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import are_finite, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.common.console import say
-from apo_lightning.common.files import to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
@@ -113,20 +107,16 @@ class Checkpointer:
         restore_callbacks(ranks.trainer, shared["callbacks"])
         return shared["policy_version"] - 1
 
-    def restore_training(self, run: TrainingRun) -> None:
-        """Restore critic, reference, optimizers, schedule, random states and rollouts, once the optimizer exists."""
+    def restore_training(self, run: RunState) -> None:
+        """Restore parts, optimizers, schedule, random states and rollouts, once the optimizer exists."""
         if self._resumed is None:
             return
         folder, self._resumed = self._resumed.folder, None
         shared = load_plain(folder / SHARED)
-        tensors = critic_tensors(run.critic) | new_optimizer_tensors(run, tensor_shapes(folder / TENSORS))
-        tensors |= reference_tensors(run.reference)
+        tensors = run.own_tensors | new_optimizer_tensors(run, tensor_shapes(folder / TENSORS))
         if tensors:
             load_tensors(tensors, folder / TENSORS)
         restore_shared_state(run, shared)
-        run.engine_check.load_state_dict(shared["engine_check"])
-        if run.history.is_kept:
-            run.history.load_state_dict(json.loads((folder / HISTORY).read_bytes()))
         own = folder / rank_file(run.ranks.rank)
         if own.is_file():
             mine = load_plain(own)
@@ -139,9 +129,9 @@ class Checkpointer:
         rollouts, self._rollouts = self._rollouts, None
         return rollouts
 
-    def between_steps(self, run: TrainingRun) -> None:
+    def between_steps(self, run: RunState) -> None:
         """Save if a checkpoint is due or a stop signal was received; after a signal, raise `Preempted`."""
-        position = Position(step=run.trainer.global_step)
+        position = Position(step=run.step)
         if _is_multiple(position.step, self.settings.snapshot_every):
             self._snapshot(run, position)
         if self._should_stop(run):
@@ -149,7 +139,7 @@ class Checkpointer:
         elif position.step > 0 and position != self._saved and _is_multiple(position.step, self.settings.save_every):
             self._save(run, position, None)
 
-    def after_sampling(self, run: TrainingRun, rollouts: Rollouts | None) -> None:
+    def after_sampling(self, run: RunState, rollouts: Rollouts | None) -> None:
         """After a stop signal, save and raise `Preempted`.
 
         The rollouts are saved if every rank has them; None: the sampling of this rank was abandoned.
@@ -157,56 +147,53 @@ class Checkpointer:
         if not self._should_stop(run):
             return
         is_sampled = not run.ranks.max(rollouts is None)
-        position = Position(step=run.trainer.global_step, is_sampled=is_sampled)
+        position = Position(step=run.step, is_sampled=is_sampled)
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 
-    def while_validating(self, run: Run) -> None:
+    def while_validating(self, run: RunState) -> None:
         """After a stop signal, save and raise `Preempted`; before and after training there is nothing new to save."""
         if not self._should_stop(run):
             return
-        if run.trainer.state.fn == "fit":
-            self._save_and_stop(cast("TrainingRun", run), Position(step=run.trainer.global_step), None)
+        if run.ranks.trainer.state.fn == "fit":
+            self._save_and_stop(run, Position(step=run.step), None)
         raise self._preempted(run)
 
-    def after_training(self, run: TrainingRun) -> None:
+    def after_training(self, run: RunState) -> None:
         """Write the last checkpoint, from which a longer run can be resumed."""
-        position = Position(step=run.trainer.global_step)
+        position = Position(step=run.step)
         if self.settings.snapshot_every is not None:
             self._snapshot(run, position)
         if self.settings.save_every is not None and position != self._saved:
             self._save(run, position, None)
 
-    def _should_stop(self, run: Run) -> bool:
+    def _should_stop(self, run: RunState) -> bool:
         return bool(run.ranks.max(self.stop.signal is not None))
 
-    def _save_and_stop(self, run: TrainingRun, position: Position, rollouts: Rollouts | None) -> None:
+    def _save_and_stop(self, run: RunState, position: Position, rollouts: Rollouts | None) -> None:
         if position != self._saved and (position.step > 0 or position.is_sampled):
             self._save(run, position, rollouts)
         raise self._preempted(run)
 
-    def _preempted(self, run: Run) -> Preempted:
+    def _preempted(self, run: RunState) -> Preempted:
         name = self.stop.signal.name if self.stop.signal is not None else "another rank's signal"
         newest = f"checkpoint {self._saved.name}" if self._saved is not None else "nothing, no checkpoint was due"
-        return Preempted(f"stopped by {name} in step {run.trainer.global_step + 1}; kept: {newest}")
+        return Preempted(f"stopped by {name} in step {run.step + 1}; kept: {newest}")
 
-    def _save(self, run: TrainingRun, position: Position, rollouts: Rollouts | None) -> None:
+    def _save(self, run: RunState, position: Position, rollouts: Rollouts | None) -> None:
         def small_files(folder: Path, written: Written) -> None:
             if run.ranks.rank == 0:
                 save_plain(shared_state(run), folder / SHARED, written)
-                if run.history.is_kept:
-                    with written.open(folder / HISTORY) as file:
-                        file.write(to_json(run.history.state_dict()))
             own = {"random": random_states(), "rollouts": None if rollouts is None else rollouts_to_plain(rollouts)}
             save_plain(own, folder / rank_file(run.ranks.rank), written)
 
         def large_files(folder: Path, written: Written) -> None:
-            tensors = policy_tensors(run.policy) | critic_tensors(run.critic) | optimizer_tensors(run)
-            save_tensors(tensors | reference_tensors(run.reference), folder / TENSORS, written)
+            tensors = policy_tensors(run.policy) | run.own_tensors | optimizer_tensors(run)
+            save_tensors(tensors, folder / TENSORS, written)
 
         if self._write(run, self.root, position, self._score(run), small_files, large_files):
             self._saved = position
 
-    def _snapshot(self, run: TrainingRun, position: Position) -> None:
+    def _snapshot(self, run: RunState, position: Position) -> None:
         """Save only the weights, unless this is the initial model or the resumed run has saved them already."""
         root = self.root / SNAPSHOTS
         if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
@@ -219,7 +206,7 @@ class Checkpointer:
 
     def _write(
         self,
-        run: TrainingRun,
+        run: RunState,
         root: Path,
         position: Position,
         score: float | None,
@@ -255,14 +242,14 @@ class Checkpointer:
         header = Header(
             position=position,
             world_size=run.ranks.world_size,
-            validated_step=run.validation.last_step,
+            validated_step=run.validated_step,
             score=score,
             config=self.config,
             files={name: entry for files in from_all_ranks(written.files) for name, entry in files.items()},
         )
         return self._on_all_ranks(run, partial, position, publish_and_prune)
 
-    def _on_all_ranks(self, run: TrainingRun, partial: Path, position: Position, action: Callable[[], Any]) -> bool:
+    def _on_all_ranks(self, run: RunState, partial: Path, position: Position, action: Callable[[], Any]) -> bool:
         """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
         failure = None
         try:
@@ -286,10 +273,10 @@ class Checkpointer:
             say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
         return not failures
 
-    def _score(self, run: TrainingRun) -> float | None:
-        if self.settings.best is None or run.validation.last_step != run.trainer.global_step:
+    def _score(self, run: RunState) -> float | None:
+        if self.settings.best is None or run.validated_step != run.step:
             return None
-        return float(run.trainer.callback_metrics[self.settings.best])
+        return float(run.ranks.trainer.callback_metrics[self.settings.best])
 
 
 def _is_multiple(step: int, every: int | None) -> bool:

@@ -14,7 +14,7 @@ from apo_lightning.common.files import publish_folder, to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "checkpoint.json"
 DAMAGED = ".damaged"
 CHUNK_BYTES = 1 << 24

@@ -1,7 +1,8 @@
 """The state of a run: its large tensors by name, and everything else as plain data."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -9,36 +10,53 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.data.validation import ValidationPass
-from apo_lightning.model.critic import Critic
+from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
 from apo_lightning.rollout.weight_sync import unwrapped_name
-from apo_lightning.update import run as update_run
-from apo_lightning.update.engine_check import EngineCheck
-from apo_lightning.update.history import History
+from apo_lightning.step.nonfinite import NonfiniteSteps
+from apo_lightning.step.part import Part
 
 
-@runtime_checkable
-class Run(update_run.Run, Protocol):
-    """The attributes of the Lightning module that checkpoints need."""
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """What a checkpoint saves, and restores in place."""
 
+    policy: Policy
+    parts: Sequence[Part]
+    optimizer: Optimizer | None
+    """None before training."""
+    schedule: LRScheduler | None
+    ranks: Ranks
+    nonfinite: NonfiniteSteps
     policy_version: int
-    engine_check: EngineCheck
-    validation: ValidationPass
-
-
-@runtime_checkable
-class TrainingRun(Run, Protocol):
-    """The attributes that the module has once training starts."""
-
-    schedule: LRScheduler
-    history: History
+    validated_step: int | None
+    """Finished rollouts at the last validation pass; None if there was none."""
 
     @property
-    def optimizer(self) -> Optimizer:
-        """The policy's optimizer."""
-        ...
+    def step(self) -> int:
+        """Finished rollouts."""
+        return self.ranks.trainer.global_step
+
+    @property
+    def optimizers(self) -> Mapping[str, tuple[Mapping[str, torch.nn.Parameter], Optimizer]]:
+        """The policy's parameters with their optimizer, and those of the parts; by the prefix of their names."""
+        assert self.optimizer is not None
+        found: dict[str, tuple[Mapping[str, torch.nn.Parameter], Optimizer]] = {
+            "optimizer": (trained_parameters(self.policy), self.optimizer)
+        }
+        for part in self.parts:
+            found |= part.optimizers
+        return found
+
+    @property
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The tensors of all parts (no copies)."""
+        return {name: tensor for part in self.parts for name, tensor in part.tensors.items()}
+
+    @property
+    def callbacks(self) -> Sequence[Any]:
+        """The trainer's."""
+        return self.ranks.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:
@@ -51,37 +69,20 @@ def policy_tensors(policy: Policy) -> dict[str, Tensor]:
     return {f"policy.{name}": parameter.detach() for name, parameter in trained_parameters(policy).items()}
 
 
-def reference_tensors(reference: Reference | None) -> dict[str, Tensor]:
-    """The reference's weights themselves, if they change during the run."""
-    changing = {} if reference is None else reference.changing_weights
-    return {f"reference.{unwrapped_name(name)}": weight for name, weight in changing.items()}
-
-
-def critic_tensors(critic: Critic | None) -> dict[str, Tensor]:
-    """The critic's own weights, likewise; empty without a critic."""
-    return {} if critic is None else {f"critic.{name}": p.detach() for name, p in critic.parameters.items()}
-
-
-def _optimized(run: TrainingRun) -> Mapping[str, tuple[Mapping[str, torch.nn.Parameter], Optimizer]]:
-    """The policy's parameters with their optimizer and, if there is one, the critic's; by the prefix of their names."""
-    parts = {"optimizer": (trained_parameters(run.policy), run.optimizer)}
-    return parts if run.critic is None else parts | {"critic_optimizer": (run.critic.parameters, run.critic.optimizer)}
-
-
-def optimizer_tensors(run: TrainingRun) -> dict[str, Tensor]:
+def optimizer_tensors(run: RunState) -> dict[str, Tensor]:
     """The state of the optimizers that has one value per element of a parameter."""
     return {
         f"{prefix}.{name}.{key}": value
-        for prefix, (parameters, optimizer) in _optimized(run).items()
+        for prefix, (parameters, optimizer) in run.optimizers.items()
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor) and value.dim() > 0
     }
 
 
-def new_optimizer_tensors(run: TrainingRun, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def new_optimizer_tensors(run: RunState, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Allocate the optimizer tensors that a checkpoint contains, sharded like their parameters."""
-    for part, (parameters, optimizer) in _optimized(run).items():
+    for part, (parameters, optimizer) in run.optimizers.items():
         for name, parameter in parameters.items():
             prefix = f"{part}.{name}."
             for key in (full.removeprefix(prefix) for full in shapes if full.startswith(prefix)):
@@ -91,10 +92,11 @@ def new_optimizer_tensors(run: TrainingRun, shapes: Mapping[str, tuple[int, ...]
     return optimizer_tensors(run)
 
 
-def shared_state(run: TrainingRun) -> dict[str, Any]:
+def shared_state(run: RunState) -> dict[str, Any]:
     """The state that is equal on all ranks."""
+    assert run.schedule is not None
     optimizers: dict[str, Any] = {}
-    for part, (parameters, optimizer) in _optimized(run).items():
+    for part, (parameters, optimizer) in run.optimizers.items():
         names = {id(parameter): name for name, parameter in parameters.items()}
         optimizers[f"{part}_groups"] = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
@@ -106,18 +108,21 @@ def shared_state(run: TrainingRun) -> dict[str, Any]:
     return {
         **optimizers,
         "policy_version": run.policy_version,
-        "engine_check": run.engine_check.state_dict(),
+        "parts": {part.name: part.state_dict() for part in run.parts},
         "num_nonfinite_in_a_row": run.nonfinite.num_in_a_row,
         "schedule": run.schedule.state_dict(),
-        "callbacks": {callback.state_key: callback.state_dict() for callback in run.trainer.callbacks},  # pyright: ignore[reportAttributeAccessIssue]
+        "callbacks": {callback.state_key: callback.state_dict() for callback in run.callbacks},
     }
 
 
-def restore_shared_state(run: TrainingRun, state: Mapping[str, Any]) -> None:
-    """Restore what `shared_state` gave, except for the callbacks and the engine check."""
+def restore_shared_state(run: RunState, state: Mapping[str, Any]) -> None:
+    """Restore what `shared_state` gave, except for the callbacks."""
+    assert run.schedule is not None
     run.nonfinite.num_in_a_row = state["num_nonfinite_in_a_row"]
+    for part in run.parts:
+        part.load_state_dict(state["parts"].get(part.name, {}))
     run.schedule.load_state_dict(state["schedule"])
-    for part, (parameters, optimizer) in _optimized(run).items():
+    for part, (parameters, optimizer) in run.optimizers.items():
         for group, saved in zip(optimizer.param_groups, state[f"{part}_groups"], strict=True):
             group.update(saved)
         for name, scalars in state[f"{part}_scalars"].items():

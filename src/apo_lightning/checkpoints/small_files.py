@@ -19,8 +19,6 @@ TENSORS = "tensors"
 """The folder of the large tensors."""
 SHARED = "shared.pt"
 """The file of the state that is equal on all ranks."""
-HISTORY = "history.json"
-"""The file of what the run has seen of each prompt, where an advantage reads it."""
 
 
 class SequentialFile(io.BufferedWriter):

@@ -9,11 +9,11 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
+from apo_lightning.parts.engine_check import rounding_noise
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_logprob_gap, check_policy_version, gap_tolerance, logprob_gap
 from apo_lightning.types import GenerationRequest, Prompt
-from apo_lightning.update.engine_check import rounding_noise
 
 POLICY_MEANS = ("entropy", "max_prob")
 SUPPORT_MEANS = ("support_coverage", "outside_support")

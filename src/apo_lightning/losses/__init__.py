@@ -2,8 +2,8 @@
 
 from apo_lightning.losses.apo import APO
 from apo_lightning.losses.grpo import GRPO
-from apo_lightning.losses.penalised import GRPOKL, PenalisedGRPO
-from apo_lightning.losses.policy_loss import PolicyLoss, applicable, masks_of, required
+from apo_lightning.losses.grpo_kl import GRPOKL
+from apo_lightning.losses.policy_loss import PolicyLoss, applicable, required
 from apo_lightning.losses.sequence_ratio import GSPO, SequenceRatio
 
 __all__ = [
@@ -11,10 +11,8 @@ __all__ = [
     "GRPO",
     "GRPOKL",
     "GSPO",
-    "PenalisedGRPO",
     "PolicyLoss",
     "SequenceRatio",
     "applicable",
-    "masks_of",
     "required",
 ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,7 +19,10 @@ from apo_lightning.losses.functional import (
     log_ratio,
 )
 from apo_lightning.losses.policy_loss import PolicyLoss, applicable, required
-from apo_lightning.types import Anchor, LossInputs, LossOutput, Needs
+from apo_lightning.types import Anchor, LossInputs, LossOutput, Needs, token_mask
+
+TRIGGERS = {"negative_advantage": "negative_advantage", "incorrect": "incorrect", "always": "nonzero_advantage"}
+"""The trigger, and the set of tokens that it triggers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +79,8 @@ class APO(PolicyLoss):
             raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
         if self.anchor_size < 1:
             raise ConfigError(f"anchor_size is {self.anchor_size}: give at least 1 (for no anchors, use algo=grpo)")
-        if self.trigger not in ("negative_advantage", "incorrect", "always"):
-            raise ConfigError(f"trigger is {self.trigger!r}: choose negative_advantage, incorrect or always")
+        if self.trigger not in TRIGGERS:
+            raise ConfigError(f"trigger is {self.trigger!r}: choose {', '.join(TRIGGERS)}")
         start, edge = self.push_coef - self.pull_coef, 1 - self.clip_eps
         if start <= edge + 1e-9:
             raise ConfigError(
@@ -120,28 +123,19 @@ class APO(PolicyLoss):
 
     @property
     def needs(self) -> Needs:
-        """The loss reads the reference's top-K."""
-        return super().needs | Needs(anchor_size=self.anchor_size)
+        """The reference's top K on triggered tokens."""
+        reads = Needs(anchor_size=self.anchor_size, reference_on=TRIGGERS[self.trigger])
+        return replace(super().needs, gradient_on=self.surrogate_tokens) | reads
 
     @property
     def metric_defaults(self) -> Mapping[str, float]:
         """Skipped tokens are not triggered: a triggered one has A ≠ 0, and runs unless its completion is dropped."""
         return {"apo/triggered_fraction": 0.0}
 
-    def reference_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Triggered tokens: those of errors, or all that can learn."""
-        if self.trigger == "always":
-            return advantages != 0
-        return advantages < 0 if self.trigger == "negative_advantage" else (advantages < 0) & ~is_correct
-
-    gradient_mask = PolicyLoss.surrogate_mask
-
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
         anchor = self.anchors(inputs)
-        triggered = self.reference_mask(inputs.advantages, inputs.is_correct)
+        triggered = self.triggered(inputs.advantages, inputs.is_correct)
         members = anchor_set(
             anchor.token_ids, anchor.ref_logprobs, inputs.token_ids, exclude_sampled=self.exclude_sampled
         )
@@ -169,6 +163,12 @@ class APO(PolicyLoss):
         pull_moves = (self.pull_coef * slope > 0) & (log_r_anchor <= LOG_RATIO_LIMIT)
         push_moves = log_ratio(inputs.logprobs, inputs.old_logprobs).abs() <= LOG_RATIO_LIMIT
         return self.surrogate(inputs, rho, ~(push_moves | pull_moves), metrics)
+
+    def triggered(
+        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
+    ) -> Bool[Tensor, "tokens"]:
+        """Tokens on which ρ is rectified: those of errors, or all that can learn."""
+        return token_mask(TRIGGERS[self.trigger], advantages, is_correct)
 
     def anchors(self, inputs: LossInputs) -> Anchor:
         """T_K."""

@@ -1,10 +1,10 @@
 """Group Relative Policy Optimization. Its advantage, one number a completion, comes from `advantages/`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, importance_ratio, log_ratio
 from apo_lightning.losses.policy_loss import PolicyLoss
-from apo_lightning.types import LossInputs, LossOutput
+from apo_lightning.types import LossInputs, LossOutput, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,10 @@ class GRPO(PolicyLoss):
         tensor([-1.2000])
     """
 
-    gradient_mask = PolicyLoss.surrogate_mask
+    @property
+    def needs(self) -> Needs:
+        """Only tokens of A ≠ 0 can have a gradient, unless there is an entropy bonus."""
+        return replace(super().needs, gradient_on=self.surrogate_tokens)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(r, A)."""

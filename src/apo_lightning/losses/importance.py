@@ -1,7 +1,8 @@
 """Importance weights for an engine whose probabilities differ slightly from the trainer's."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.aggregation import sequence_means, sequence_totals
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number
+from apo_lightning.types import LossInputs
 
 BOUNDS: dict[str, tuple[Number, ...]] = {
     "token_truncate": (2.0,),
@@ -20,6 +22,40 @@ BOUNDS: dict[str, tuple[Number, ...]] = {
 """By mode, its published bounds: C, or lo and hi."""
 SEQUENCE_MODES = frozenset(mode for mode in BOUNDS if mode.startswith("sequence"))
 """Modes whose weights depend on the whole completion."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The correction of a loss by `importance_weights`, which leaves all denominators as they are.
+
+    Attributes:
+        mode: one of `BOUNDS`.
+        bounds: C, or [lo, hi]; None: those of `BOUNDS`.
+
+    Raises:
+        ConfigError: the mode is unknown, or the bounds are not of this mode.
+    """
+
+    mode: Any
+    bounds: Any = None
+
+    NAMES: ClassVar[tuple[str, str]] = ("importance_weight", "importance_outside_fraction")
+    """Of the weight, and of 1 where the bounds act and 0 elsewhere; metrics have the same names."""
+
+    def __post_init__(self) -> None:
+        checked_bounds(self.mode, self.bounds)
+
+    @property
+    def reads_completions(self) -> bool:
+        """Whether a weight depends on the whole completion."""
+        return self.mode in SEQUENCE_MODES
+
+    def columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """Both `NAMES` for each token."""
+        assert inputs.rollout_logprobs is not None
+        given = inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence_ids
+        weights, is_outside = importance_weights(*given, self.mode, self.bounds)
+        return dict(zip(self.NAMES, (weights, is_outside.float()), strict=True))
 
 
 def importance_weights(

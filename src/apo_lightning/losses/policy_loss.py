@@ -3,28 +3,25 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import Number, clipped_objective, is_clipped
-from apo_lightning.losses.minibatch_tokens import MinibatchTokens
+from apo_lightning.losses.importance import Importance
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 T = TypeVar("T")
-
-MASKS = ("gradient_mask", "reference_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss(ABC):
     """A loss per token: `loss(inputs)` is minimised, after one weight per token and a sum.
 
-    A new loss is a frozen dataclass with `needs`, the declaration of what it reads, and `__call__`. To save work it may
-    also state `gradient_mask` and `reference_mask`, in the class that defines `__call__`.
+    A new loss is a frozen dataclass with `needs`, the declaration of what it reads, and `__call__`.
 
     `surrogate` gives the metric `clip_fraction`: 1 where a token of A ≠ 0 has no surrogate gradient, 0 where it has,
     NaN where A = 0.
@@ -34,6 +31,8 @@ class PolicyLoss(ABC):
         clip_eps_high: ε_high > 0, for a wider upper side; None: symmetric.
         dual_clip: c > 1 bounds the loss of a token of A < 0 by c·|A|; None: the equation as printed.
         entropy_coef: the loss falls by this much per nat of entropy; 0: entropy is not computed.
+        importance: corrects the objective for an engine whose probabilities differ from the trainer's; None: off. Set
+            by the key `importance` of a run.
 
     Raises:
         ConfigError: a value outside its range.
@@ -43,6 +42,7 @@ class PolicyLoss(ABC):
     clip_eps_high: Number | None = None
     dual_clip: Number | None = None
     entropy_coef: Number = 0.0
+    importance: Importance | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.clip_eps <= 1:
@@ -59,8 +59,14 @@ class PolicyLoss(ABC):
 
     @property
     def needs(self) -> Needs:
-        """The tensors that the loss reads beyond the log-probs of the sampled tokens."""
-        return Needs(entropy=self.entropy_coef != 0)
+        """What the loss reads beyond the log-probs of the sampled tokens, and where it can have a gradient."""
+        completions = self.importance is not None and self.importance.reads_completions
+        return Needs(entropy=self.entropy_coef != 0, completions=completions)
+
+    @property
+    def surrogate_tokens(self) -> str:
+        """The `gradient_on` of a loss that is `surrogate`: A ≠ 0, or all tokens with an entropy bonus."""
+        return "nonzero_advantage" if self.entropy_coef == 0 else "all"
 
     def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
         """Raise `ConfigError`, before the run, where the loss cannot work in such a step.
@@ -77,50 +83,13 @@ class PolicyLoss(ABC):
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Loss and metrics of some tokens; no token's loss depends on another token."""
 
-    def gradient_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens whose loss can have a gradient: all, unless a loss states less.
+    def completion_columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """Values of tokens that depend on their whole completion; they come back as `LossInputs.columns`.
 
-        The update does not run a completion without such a token; its tokens stay in every denominator. A class states
-        the mask for its own `__call__`: see `masks_of`.
+        Called with every micro-batch where `needs.completions`: with all tokens of its completions, at the current
+        policy, and without a gradient.
         """
-        return torch.ones_like(is_correct)
-
-    def reference_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """Tokens on which the loss reads the reference: all where `needs` names it, unless a loss states less.
-
-        On the other tokens `ref_logprobs` and `full_kl` are 0 and anchors are absent.
-        """
-        return torch.full_like(is_correct, self.needs.reference)
-
-    def marks(self, tokens: MinibatchTokens) -> Float[Tensor, "tokens"]:
-        """A value for each token of a mini-batch that depends on the others; it comes back as `LossInputs.marks`.
-
-        Called once a mini-batch, before the update, where `needs.marks`.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.needs asks for marks, and the class has no `marks`")
-
-    def sequence_values(
-        self,
-        log_ratio: Float[Tensor, "tokens"],
-        entropy: Float[Tensor, "tokens"],
-        advantages: Float[Tensor, "tokens"],
-        sequence_ids: Int[Tensor, "tokens"],
-    ) -> Float[Tensor, "tokens"]:
-        """A value for each token of whole completions; it comes back as `LossInputs.sequence_values`.
-
-        Called with every micro-batch, at the current policy and without a gradient, where `needs.sequence_values`.
-
-        Args:
-            log_ratio: log π(y) − log π_old(y) [nats].
-            entropy: of the policy [nats], if `needs.entropy`; otherwise of no meaning.
-            advantages: A.
-            sequence_ids: which completion; its tokens are adjacent.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.needs asks for sequence_values, and the class has none")
+        return {} if self.importance is None else self.importance.columns(inputs)
 
     @property
     def support_size(self) -> int:
@@ -134,29 +103,6 @@ class PolicyLoss(ABC):
         A metric that is not named here is a mean over the tokens of the update to which it applies.
         """
         return {}
-
-    @property
-    def notice(self) -> str | None:
-        """One line on inherited masks that are not used; None: there are none."""
-        inherited = {
-            name: next(owner for owner in type(self).__mro__ if name in owner.__dict__)
-            for name in MASKS
-            if not _is_stated(self, name)
-        }
-        unused = {name: owner for name, owner in inherited.items() if owner is not PolicyLoss}
-        if not unused:
-            return None
-        lines = ", ".join(f"`{name} = {owner.__name__}.{name}`" for name, owner in unused.items())
-        return (
-            f"{type(self).__name__} redefines __call__ and not {' and '.join(unused)}: all tokens are run in full, "
-            f"those without a gradient too; where the inherited mask still holds, write {lines} in the class"
-        )
-
-    def surrogate_mask(
-        self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
-    ) -> Bool[Tensor, "tokens"]:
-        """A `gradient_mask`: tokens where `surrogate` can have a gradient, A ≠ 0, or all with an entropy bonus."""
-        return advantages != 0 if self.entropy_coef == 0 else torch.ones_like(is_correct)
 
     @property
     def _clip(self) -> dict[str, Any]:
@@ -183,45 +129,22 @@ class PolicyLoss(ABC):
         Importance weights correct the objective alone: entropy and penalties are no expectations over old samples.
         `clip_fraction` counts tokens on which it is flat, `no_gradient`.
         """
-        if inputs.importance_weights is not None:
-            objective = inputs.importance_weights.detach() * objective
+        corrections = self.corrections(inputs)
+        if corrections:
+            objective = corrections["importance_weight"] * objective
         loss = -objective
         if self.entropy_coef != 0:
             loss = loss - self.entropy_coef * required(inputs.entropy, "entropy")
         clip_fraction = applicable(no_gradient.to(loss.dtype), inputs.advantages != 0)
-        return LossOutput(per_token=loss, metrics={"clip_fraction": clip_fraction, **metrics})
+        return LossOutput(per_token=loss, metrics={"clip_fraction": clip_fraction, **metrics, **corrections})
 
-
-class TokenMasks(NamedTuple):
-    """The tokens that a loss must be given; see `masks_of`."""
-
-    gradient: Bool[Tensor, "tokens"]
-    """Tokens whose loss can have a gradient."""
-    reference: Bool[Tensor, "tokens"]
-    """Tokens on which the loss reads the reference."""
-
-
-def masks_of(loss: PolicyLoss, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]) -> TokenMasks:
-    """The masks of a loss, as far as its class states them; all tokens otherwise.
-
-    A mask holds for the `__call__` that it was written for. Where a subclass redefines `__call__` and not the mask, new
-    terms of the loss would go untrained without a word: such a loss is run in full, and `notice` says so.
-
-    Example:
-        >>> class Halved(PolicyLoss):
-        ...     def __call__(self, inputs):
-        ...         return self.surrogate(inputs, 0.5 * torch.ones(1), torch.zeros(1).bool(), {})
-        >>> masks_of(Halved(), torch.zeros(1), torch.tensor([True]))
-        TokenMasks(gradient=tensor([True]), reference=tensor([False]))
-    """
-    owners = [type(loss) if _is_stated(loss, name) else PolicyLoss for name in MASKS]
-    return TokenMasks(*(getattr(c, name)(loss, advantages, is_correct) for c, name in zip(owners, MASKS, strict=True)))
-
-
-def _is_stated(loss: PolicyLoss, mask: str) -> bool:
-    """Whether the mask was written for the loss's `__call__`: by the class that defines it, or by a subclass."""
-    newest = next(c for c in type(loss).__mro__ if {"__call__", mask} & c.__dict__.keys())
-    return mask in newest.__dict__
+    def corrections(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """The importance weights, and where their bounds act; empty without a correction."""
+        if self.importance is None:
+            return {}
+        if self.importance.reads_completions:
+            return {name: inputs.columns[name] for name in self.importance.NAMES}
+        return self.importance.columns(inputs)
 
 
 def applicable(values: Float[Tensor, "tokens"], where: Bool[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:

@@ -1,15 +1,16 @@
 """GSPO: the importance ratio of a whole completion, as a mean over its tokens."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.aggregation import sequence_means
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, gradient_of
-from apo_lightning.losses.policy_loss import PolicyLoss, required
+from apo_lightning.losses.policy_loss import PolicyLoss
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 AGGREGATION = "sequence_mean_token_mean"
@@ -23,17 +24,13 @@ class SequenceRatio(PolicyLoss):
     @property
     def needs(self) -> Needs:
         """The loss reads a mean over each completion."""
-        return super().needs | Needs(sequence_values=True)
+        return replace(super().needs, gradient_on=self.surrogate_tokens, completions=True)
 
-    def sequence_values(
-        self,
-        log_ratio: Float[Tensor, "tokens"],
-        entropy: Float[Tensor, "tokens"],
-        advantages: Float[Tensor, "tokens"],
-        sequence_ids: Int[Tensor, "tokens"],
-    ) -> Float[Tensor, "tokens"]:
-        """The mean of `term` over the completion."""
-        return sequence_means(self.term(log_ratio, advantages), sequence_ids)
+    def completion_columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """`completion_mean`: the mean of `term` over the completion."""
+        term = self.term(inputs.logprobs - inputs.old_logprobs, inputs.advantages)
+        means = sequence_means(term, inputs.sequence_ids)
+        return {**super().completion_columns(inputs), "completion_mean": means}
 
     def term(self, log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
         """What is averaged over a completion: d, clamped to ±20."""
@@ -46,8 +43,6 @@ class SequenceRatio(PolicyLoss):
                 f"aggregation is {aggregation}: {type(self).__name__} has one ratio a completion; leave out "
                 f"aggregation, or set aggregation={AGGREGATION}"
             )
-
-    gradient_mask = PolicyLoss.surrogate_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +62,8 @@ class GSPO(SequenceRatio):
     Metrics: `ratio_updated`, s.
     """
 
-    gradient_mask = SequenceRatio.gradient_mask
-
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
-        ratio = required(inputs.sequence_values, "sequence_values").exp()
+        ratio = inputs.columns["completion_mean"].exp()
         rho = ratio * gradient_of(inputs.logprobs).exp()
         return self.surrogate(inputs, rho, torch.zeros_like(inputs.is_correct), {"ratio_updated": ratio})

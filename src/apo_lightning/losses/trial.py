@@ -1,31 +1,38 @@
 """A loss is tried on eight made-up tokens before a run: in the run a wrong one would fail late, or never be called."""
 
 import traceback
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError, in_brief
-from apo_lightning.losses.minibatch_tokens import MinibatchTokens
-from apo_lightning.losses.policy_loss import PolicyLoss, masks_of
-from apo_lightning.types import Anchor, LossInputs, LossOutput
+from apo_lightning.losses.policy_loss import PolicyLoss
+from apo_lightning.types import Anchor, LossInputs, LossOutput, detached
 
 NUM_TOKENS = 8
+LOG_RATIOS = (0.01, 1.0, -1.0)
+"""log π − log π_old of all tokens, in three trials: a term may have a gradient inside or outside of a bound alone."""
 
 
-@torch.enable_grad()
 def try_loss(loss: PolicyLoss) -> None:
     """Call a loss as the update does, on completions of three tokens with A = 1, of three with −1, and of two with 0.
 
     Raises:
         ConfigError: it fails, returns something else than a differentiable value for each token, or has a gradient on
-            a token that its `gradient_mask` leaves out.
+            a token outside of its `needs.gradient_on`.
     """
+    for log_ratio in LOG_RATIOS:
+        _try(loss, log_ratio)
+
+
+@torch.enable_grad()
+def _try(loss: PolicyLoss, log_ratio: float) -> None:
     name = type(loss).__name__
     try:
-        inputs, logits = _inputs(loss)
+        inputs, logits = _inputs(loss, log_ratio)
         output = loss(inputs)
-        masks = masks_of(loss, inputs.advantages, inputs.is_correct)
+        mask = loss.needs.gradient_mask(inputs.advantages, inputs.is_correct)
     except ConfigError:
         raise
     except Exception as error:
@@ -41,13 +48,7 @@ def try_loss(loss: PolicyLoss) -> None:
             f"algo.loss is {name}, which returns a {type(output).__name__}: return LossOutput(per_token=…), with one "
             "value a token, before any mean"
         )
-    of_tokens = {
-        "per_token": output.per_token,
-        **output.metrics,
-        "gradient_mask": masks.gradient,
-        "reference_mask": masks.reference,
-    }
-    for key, values in of_tokens.items():
+    for key, values in {"per_token": output.per_token, **output.metrics}.items():
         if values.shape != (NUM_TOKENS,):
             raise ConfigError(
                 f"algo.loss is {name}, whose {key} has the shape {list(values.shape)} for {NUM_TOKENS} tokens: give "
@@ -67,16 +68,16 @@ def try_loss(loss: PolicyLoss) -> None:
                 f"algo.loss is {name}, whose {what} is not finite on {int(wrong.sum())} of {NUM_TOKENS} made-up "
                 f"tokens, of advantages {found}: mind what is 0 in a division, root or logarithm"
             )
-    left_out = output.per_token[~masks.gradient].sum()
+    left_out = output.per_token[~mask].sum()
     if torch.autograd.grad(left_out, logits)[0].any():
         raise ConfigError(
-            f"algo.loss is {name}, which has a gradient on tokens that its gradient_mask leaves out, and which are not "
-            "run: let gradient_mask be true there"
+            f"algo.loss is {name}, which has a gradient on tokens outside of its needs.gradient_on="
+            f"{loss.needs.gradient_on!r}, which are not run: widen it, up to gradient_on='all'"
         )
 
 
-def _inputs(loss: PolicyLoss) -> tuple[LossInputs, Tensor]:
-    """What the update would hand to the loss, and the logits; ratios are 1.01, and policy and reference differ."""
+def _inputs(loss: PolicyLoss, log_ratio: float) -> tuple[LossInputs, Tensor]:
+    """What the update would hand to the loss, and the logits; policy and reference differ."""
     needs = loss.needs
     vocab_size = max(32, 2 * needs.anchor_size, 2 * needs.candidate_size)
     logits = torch.arange(float(NUM_TOKENS * vocab_size)).sin().view(NUM_TOKENS, vocab_size).requires_grad_()
@@ -86,33 +87,30 @@ def _inputs(loss: PolicyLoss) -> tuple[LossInputs, Tensor]:
     entropy = -(policy.exp() * policy).sum(1)
     sequence_ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     advantages = torch.tensor([1.0, -1.0, 0.0])[sequence_ids]
-    old = at_token.detach() - 0.01
-    marks = sequence_values = anchor = own_ids = None
-    if needs.marks:
-        marks = loss.marks(
-            MinibatchTokens(advantages=advantages, is_correct=advantages > 0, logprobs=old, keys=token_ids)
-        )
-    if needs.sequence_values:
-        sequence_values = loss.sequence_values(at_token.detach() - old, entropy.detach(), advantages, sequence_ids)
+    anchor = candidate_ids = None
     if needs.anchor_size:
         top = reference.topk(needs.anchor_size)
         anchor = Anchor(token_ids=top.indices, ref_logprobs=top.values, logprobs=policy.gather(1, top.indices))
     if needs.candidate_size:
-        own_ids = policy.detach().topk(needs.candidate_size).indices
+        candidate_ids = policy.detach().topk(needs.candidate_size).indices
     inputs = LossInputs(
         token_ids=token_ids,
         sequence_ids=sequence_ids,
         logprobs=at_token,
-        old_logprobs=old,
+        old_logprobs=at_token.detach() - log_ratio,
+        rollout_logprobs=at_token.detach() - log_ratio,
         advantages=advantages,
         is_correct=advantages > 0,
         ref_logprobs=reference.gather(1, token_ids[:, None])[:, 0] if needs.ref_logprobs else None,
         anchor=anchor,
         entropy=entropy if needs.entropy else None,
         full_kl=(policy.exp() * (policy - reference)).sum(1) if needs.full_kl else None,
-        marks=marks,
-        sequence_values=sequence_values,
-        candidate_ids=own_ids,
-        candidate_logprobs=None if own_ids is None else policy.gather(1, own_ids),
+        candidate_ids=candidate_ids,
+        candidate_logprobs=None if candidate_ids is None else policy.gather(1, candidate_ids),
+        columns=dict.fromkeys(needs.columns, torch.ones(NUM_TOKENS)),
     )
+    if needs.completions:
+        with torch.no_grad():
+            own = loss.completion_columns(detached(inputs))
+        inputs = replace(inputs, columns={**inputs.columns, **own})
     return inputs, logits

@@ -1,6 +1,6 @@
 """Means of per-token numbers over a step; infinite values are counted separately."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -56,6 +56,15 @@ class TokenMeans(Metric):
         """The means so far, over all ranks; on the CPU."""
         total, num_finite, num_infinite = self.sums.cpu().unbind(1)
         return TokenMeansResult(total / num_finite, num_infinite)
+
+
+def means_of(columns: Mapping[str, Tensor], device: torch.device) -> tuple[dict[str, float], int]:
+    """The mean of each column over all ranks, and how many of all values are infinite; collective."""
+    names = sorted(columns, key=lambda name: columns[name].device.type)
+    metric = TokenMeans(len(names)).to(device)
+    metric.update([columns[name] for name in names])
+    means, num_infinite = metric.compute()
+    return dict(zip(names, means.view(-1).tolist(), strict=True)), int(num_infinite.sum())
 
 
 def _sums(values: Float[Tensor, "tokens"]) -> Float[Tensor, "3"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.averaging import average
+from apo_lightning.model.average import average
 from apo_lightning.model.lora import adapters_off, has_adapters
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
@@ -124,28 +124,9 @@ class Reference:
             if self.policy.is_rounded_when_frozen:
                 self.policy.round_matrices()
 
-    def after_optimizer_step(self, policy: Policy) -> None:
-        """Follow the policy, if the reference is its moving average."""
-        if self.schedule.ema_tau is not None:
-            self._follow(policy, 1 - self.schedule.ema_tau)
-
-    def after_step(self, policy: Policy, step: int) -> bool:
-        """Follow the policy, if the training step (from 1) is due; returns whether the optimizer starts again."""
-        weight = self.schedule.policy_weight(step)
-        if weight:
-            self._follow(policy, weight)
-        return bool(weight) and self.schedule.rule == "reset_every"
-
-    def _follow(self, policy: Policy, weight: float | int) -> None:
+    def follow(self, policy: Policy, weight: float | int) -> None:
         """θ_ref ← (1 − weight)·θ_ref + weight·θ."""
         average(dict(self.policy.model.named_parameters()), dict(policy.model.named_parameters()), weight)
-
-    @property
-    def changing_weights(self) -> dict[str, Tensor]:
-        """The weights themselves (no copies) by name, if the schedule changes them; else nothing."""
-        if self.schedule.rule is None:
-            return {}
-        return {name: parameter.detach() for name, parameter in self.policy.model.named_parameters()}
 
     def _as_reference(self) -> AbstractContextManager[None]:
         """Context in which `self.policy` computes the reference."""

@@ -7,8 +7,8 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
-from apo_lightning.update.settings import StepSettings
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 """Values of `trainer.accelerator` that this project has been written for."""

@@ -71,7 +71,7 @@ TRAIN = Command(
     work="apo_lightning.run.jobs:train_policy",
     config="train",
     details="Samples completions, judges them and updates the policy, step by step. The run's folder, "
-    "outputs/<date>/<time>_<algo>_<model>, holds metrics.csv, rollouts/, summary.json, curves.png, checkpoints/ and "
+    "outputs/<date>/<time>_<algo>_<model>, holds metrics.csv, rollouts/, summary.json, checkpoints/ and "
     "the configuration. -m runs one job for every combination of comma-separated values.",
     axes=TRAIN_AXES,
     settings=(

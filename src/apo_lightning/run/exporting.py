@@ -1,7 +1,7 @@
 """A training checkpoint, of any number of ranks, → a Hugging Face folder, as it is or averaged with the base."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +11,6 @@ from huggingface_hub.utils import validate_repo_id
 from omegaconf import DictConfig, ListConfig
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.callbacks.model_card import write_card
 from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.small_files import TENSORS
@@ -19,11 +18,9 @@ from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError, in_brief
-from apo_lightning.evaluation.card import in_one_line
-from apo_lightning.evaluation.loading import read_result
-from apo_lightning.model.averaging import average, base_weights
-from apo_lightning.model.fingerprint import weights_sha256
+from apo_lightning.model.average import average
 from apo_lightning.model.policy import Policy
+from apo_lightning.parts.averaging import base_weights
 from apo_lightning.run.trained import TrainedRun, trained_run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -96,24 +93,9 @@ def write_averages(
     for folder, weight in folders.items():
         load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
         average(dict(policy.model.named_parameters()), base, weight)
-        measured = list(evaluations_of(weights_sha256(policy), run.folder / "evaluation", cfg.dtype))
         write(policy, folder, cfg.dtype)
-        write_card(run.folder, folder, checkpoint.header.position.step, weight, measured)
         with_base = f", with weight {weight:g} of the base," if weight else ""
         say(f"{checkpoint.folder.name} of {cfg.run}{with_base} is in {folder}")
-
-
-def evaluations_of(sha256: str, folder: Path, dtype: str) -> Iterator[str]:
-    """A line for each result of `apo evaluate` below the folder that measured weights with this hash."""
-    rounded = "" if dtype == "float32" else f"; measured before the weights were rounded to {dtype}"
-    for path in sorted(folder.rglob("results.json")):
-        try:
-            result = read_result(path)
-        except ConfigError as error:
-            say(f"not in the model card: {error}")
-            continue
-        if result.model.weights_sha256 == sha256:
-            yield in_one_line(result) + rounded
 
 
 def find_trained(cfg: DictConfig) -> tuple[TrainedRun, Checkpoint]:

@@ -21,7 +21,7 @@ def train_policy(cfg: DictConfig) -> None:
 
 
 def _check_settings(cfg: DictConfig) -> None:
-    from apo_lightning.update.settings import StepSettings
+    from apo_lightning.step.settings import StepSettings
 
     check_arguments(cfg, {"seed": int, **get_type_hints(StepSettings)})
 

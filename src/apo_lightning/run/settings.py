@@ -12,8 +12,8 @@ from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
-from apo_lightning.update.settings import StepSettings
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
@@ -48,5 +48,4 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
     """The inputs that the loss or any callback needs, for tokens of the step or of its own probes."""
-    declared = (getattr(c, name, Needs()) for c in callbacks for name in ("needs", "probe_needs"))
-    return functools.reduce(Needs.__or__, declared, loss.needs)
+    return functools.reduce(Needs.__or__, (getattr(callback, "needs", Needs()) for callback in callbacks), loss.needs)

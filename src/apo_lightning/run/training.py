@@ -10,12 +10,11 @@ from typing import Any, cast
 import lightning.pytorch as pl
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from apo_lightning.advantages import AdvantageEstimator, gae_of
-from apo_lightning.callbacks import RunLogger
+from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest, find_checkpoint
 from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.checkpoints.resume import FREE
@@ -25,28 +24,35 @@ from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses import PolicyLoss, SequenceRatio
+from apo_lightning.losses.importance import Importance
 from apo_lightning.losses.trial import try_loss
-from apo_lightning.model.critic import Critic, CriticSettings
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.module import RLVRModule
+from apo_lightning.parts.auxiliary import Auxiliary, AuxiliaryTerm
+from apo_lightning.parts.critic import Critic, CriticSettings
+from apo_lightning.parts.dynamic_sampling import DynamicSampling
+from apo_lightning.parts.engine_check import EngineCheck
+from apo_lightning.parts.history import History
+from apo_lightning.parts.importance import ImportanceByLength
+from apo_lightning.parts.moving_reference import MovingReference
+from apo_lightning.parts.probes import Probes
 from apo_lightning.rewards import Reward, WeightedRewards
 from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import check_devices, check_dtype, check_launch, check_model, check_share
 from apo_lightning.run.fail_fast import FailFast
-from apo_lightning.run.metrics_csv import MetricsCSV, read_rows, split_rows
-from apo_lightning.run.parallelism import check_engine_ranks, check_strategy
+from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
+from apo_lightning.run.parallelism import check_strategy
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.step.part import Part
+from apo_lightning.step.schedule import try_schedule
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
-from apo_lightning.update.auxiliary import Auxiliary, AuxiliaryTerm
-from apo_lightning.update.dynamic_sampling import DynamicSampling
-from apo_lightning.update.schedule import try_schedule
-from apo_lightning.update.settings import StepSettings
 
 
 def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
@@ -63,7 +69,6 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
-        parts.data.steps_consumed = steps_done
     say(parts.data.describe())
     if parts.auxiliary is not None:
         say(parts.auxiliary.describe())
@@ -85,10 +90,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     say(describe(model, parts.compute_dtype, automatic=parts.model.compute_dtype == "auto"))
 
     stop = StopRequest()
+    reference = _reference(cfg, parts, policy) if parts.needs.reference else None
     module = RLVRModule(
         policy=policy,
-        reference=_reference(cfg, parts, policy) if parts.needs.reference else None,
-        averaging=instantiate(cfg.averaging),
+        reference=reference,
+        parts=parts_of(cfg, parts, policy, reference),
         loss=parts.loss,
         advantage=parts.advantage,
         collector=Collector(
@@ -106,11 +112,9 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         settings=parts.settings,
         optimizer=instantiate(cfg.optimizer),
         scheduler=instantiate(cfg.scheduler),
+        train_prompts=parts.data.train_prompts,
         validation_names=parts.data.validation_names,
         seed=cfg.seed,
-        dynamic_sampling=parts.dynamic_sampling,
-        critic=None if parts.critic is None else Critic(parts.critic, policy),
-        auxiliary=parts.auxiliary,
     )
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
@@ -129,6 +133,25 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         if module.validation.is_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=parts.data, verbose=False)
     return module
+
+
+def parts_of(cfg: DictConfig, parts: "Parts", policy: Policy, reference: Reference | None) -> list[Part]:
+    """What hangs on the steps of this run, in the order in which it acts."""
+    gae, averaging = gae_of(parts.advantage), instantiate(cfg.averaging)
+    probing = [callback for callback in parts.callbacks if hasattr(callback, "probe")]
+    found: list[Part | None] = [
+        parts.dynamic_sampling,
+        History() if needs_of(parts.advantage).history else None,
+        None if parts.critic is None or gae is None else Critic(parts.critic, gae, policy),
+        parts.auxiliary,
+        ImportanceByLength() if parts.loss.importance is not None else None,
+        EngineCheck(),
+        averaging if averaging.weight else None,
+        MovingReference(reference) if reference is not None and reference.schedule.rule else None,
+        Probes(probing) if probing else None,
+        *instantiate(cfg.algo.get("parts", {})).values(),
+    ]
+    return [part for part in found if part is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +183,8 @@ class Parts:
     @property
     def notices(self) -> list[str]:
         """What a user should know before the run, one line each."""
-        of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
-        return [notice for notice in (self.loss.notice, of_sampling) if notice is not None]
+        notice = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
+        return [] if notice is None else [notice]
 
 
 def prepare(cfg: DictConfig) -> Parts:
@@ -169,7 +192,8 @@ def prepare(cfg: DictConfig) -> Parts:
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
     loss, advantage, critic = (instantiate(cfg.algo.get(part)) for part in ("loss", "advantage", "critic"))
-    advantage.check(settings.group_size)
+    check_group_size(advantage, settings.group_size)
+    loss = _with_importance(loss, cfg)
     _check_critic(critic, advantage, loss, cfg.trainer.max_steps)
     loss.check(
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
@@ -195,7 +219,7 @@ def prepare(cfg: DictConfig) -> Parts:
     engine.check(device)
     source.check()
     reward = instantiate(cfg.reward)
-    if isinstance(reward, WeightedRewards) and getattr(advantage, "needs_binary", False):
+    if isinstance(reward, WeightedRewards) and needs_of(advantage).binary_rewards:
         reward.check_binary(type(advantage).__name__)
 
     tokenizer = model.load_tokenizer()
@@ -204,7 +228,6 @@ def prepare(cfg: DictConfig) -> Parts:
     instantiate(cfg.averaging)
     check_model(model.name, config, needs, settings)
     engine.check_model(config, device)
-    check_engine_ranks(engine, config, world_size // cfg.trainer.num_nodes, cfg.trainer.num_nodes)
     if lora is not None:
         lora.check(config)
     data = PromptDataModule(
@@ -216,7 +239,7 @@ def prepare(cfg: DictConfig) -> Parts:
     )
     data.prepare()
     if dynamic_sampling is not None:
-        dynamic_sampling.check(settings, len(data.train_prompts), advantage, cfg.algo.get("critic"))
+        dynamic_sampling.check(settings, len(data.train_prompts), advantage)
     check_prompts(reward, data.prompts)
     auxiliary = None
     if term is not None:
@@ -307,6 +330,18 @@ def _shapes(config: PretrainedConfig) -> list[torch.Size]:
         return [parameter.shape for parameter in AutoModelForCausalLM.from_config(config).parameters()]
 
 
+def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:
+    """The loss with the correction that `importance` names; raises `ConfigError` where it could do nothing."""
+    if cfg.importance is None and cfg.importance_bounds is None:
+        return loss
+    if cfg.old_logprobs == "rollout":
+        raise ConfigError(
+            f"importance is {cfg.importance} with old_logprobs=rollout: π_old is then the engine's, and every weight "
+            "π_old/π_rollout is 1; give old_logprobs=trainer, or importance=null"
+        )
+    return replace(loss, importance=Importance(cfg.importance, cfg.importance_bounds))
+
+
 def _check_critic(
     critic: CriticSettings | None, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int
 ) -> None:
@@ -321,7 +356,7 @@ def _check_critic(
             f"algo.critic.warmup_steps is {critic.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
             "never be trained; give fewer steps of warm-up"
         )
-    if critic is not None and loss.needs.sequence_values:
+    if critic is not None and isinstance(loss, SequenceRatio):
         raise ConfigError(
             f"algo.loss is {type(loss).__name__} with a critic: its ratio of a whole completion needs one advantage a "
             "completion, and a critic gives one a token; leave the critic out"
@@ -330,15 +365,10 @@ def _check_critic(
 
 def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
     """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
-    kept, repeated, after_step = [], [], None
+    kept = []
     if resumed is not None:
-        folder, step = resumed.folder.parent.parent, resumed.header.position.step
-        kept, repeated = split_rows(read_rows(folder), step, resumed.header.validated_step)
-        after_step = step if folder.resolve() == output_dir.resolve() else None
-    logged = {(int(row["step"]), key) for row in repeated for key in row}
+        kept = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
     others: list[Any] = [instantiate(node) for node in (cfg.logger or {}).values()]
-    for logger in filter(lambda logger: isinstance(logger, RunLogger), others):
-        logger.begin(after_step, logged)
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
     return [MetricsCSV(output_dir, kept), *others]
@@ -346,12 +376,12 @@ def _loggers(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> l
 
 @contextlib.contextmanager
 def _closing(loggers: Sequence[Logger]) -> Iterator[None]:
-    """Close the loggers at the end of the run, whether it succeeds or not."""
+    """End the W&B run with the run, successful or not: Lightning would log the next job of a sweep to it."""
     failed = True
     try:
         yield
         failed = False
     finally:
         for logger in loggers:
-            if isinstance(logger, RunLogger):
-                logger.close(failed=failed)
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(exit_code=int(failed))

@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from apo_lightning.common.files import write_once
+from apo_lightning.common.files import to_json, write_atomically, write_once
 
 
 def test_two_that_write_once_at_the_same_time_both_succeed(monkeypatch, tmp_path):
@@ -40,3 +41,20 @@ def test_what_was_written_once_is_not_written_again_unless_a_crash_emptied_it(tm
     path.write_bytes(b"")
     write_once(path, b"content")
     assert path.read_bytes() == b"content"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "step.jsonl"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_json_of_what_is_not_finite_and_of_a_lone_surrogate():
+    assert to_json([float("nan"), float("-inf"), 1.5]) == b"[null, null, 1.5]"
+    assert json.loads(to_json("a\ud800b")) == "a\ud800b"

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.tasks import COUNTS
 from apo_lightning.run.value_types import check_arguments, check_numbers
-from apo_lightning.update.settings import StepSettings
+from apo_lightning.step.settings import StepSettings
 from composing import composed
 
 OF_TRAINING = {"seed": int, **get_type_hints(StepSettings)}

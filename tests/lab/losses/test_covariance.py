@@ -7,9 +7,9 @@ import torch
 
 from apo_lab.losses import ClipCov, KLCov
 from apo_lab.losses.covariance import covariance
+from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO
-from apo_lightning.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.types import LossInputs
 
 # mean A = 0, mean ℓ = −1.55, so cov = A·(ℓ + 1.55).

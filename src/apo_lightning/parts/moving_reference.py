@@ -1,0 +1,48 @@
+"""The reference follows the policy at intervals; see `ReferenceSchedule`."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from apo_lightning.common.console import say
+from apo_lightning.model.reference import Reference
+from apo_lightning.rollout.weight_sync import unwrapped_name
+from apo_lightning.step.part import Part, Setup
+from apo_lightning.types import StepOutput
+
+
+class MovingReference(Part):
+    """Applies the rule of the reference's schedule, and saves its weights."""
+
+    name = "moving_reference"
+
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+
+    def optimizer_step(self, setup: Setup, *, policy_moved: bool) -> None:
+        """Follow the policy, if the reference is its moving average."""
+        tau = self.reference.schedule.ema_tau
+        if policy_moved and tau is not None:
+            self.reference.follow(setup.policy, 1 - tau)
+
+    def updated(self, setup: Setup, step: int, optimizer: Optimizer) -> None:
+        """Follow the policy, if the training step (from 1) is due."""
+        schedule = self.reference.schedule
+        if weight := schedule.policy_weight(step):
+            self.reference.follow(setup.policy, weight)
+        if weight and schedule.reset_every is not None:
+            # Adam's step count is part of it: with moments of 0 alone the next updates would be three times as long.
+            optimizer.state.clear()
+            say(f"step {step}: the policy becomes the reference, and the optimizer starts again")
+
+    def metrics(self, setup: Setup, step: StepOutput) -> dict[str, float]:
+        """`reference/age`: training steps since the reference changed."""
+        age = self.reference.schedule.age(step.step)
+        return {} if age is None else {"reference/age": float(age)}
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The reference's weights."""
+        named = self.reference.policy.model.named_parameters()
+        return {f"reference.{unwrapped_name(name)}": weight.detach() for name, weight in named}

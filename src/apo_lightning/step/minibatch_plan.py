@@ -1,0 +1,135 @@
+"""The plan of a step: its mini-batches, their completions in micro-batches, and the weight of every token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.losses.aggregation import token_weights
+from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.table import StepTable
+from apo_lightning.types import Needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """One optimizer step: its micro-batches, and the weight of every token in its scalar loss."""
+
+    number: int
+    """0 for the first of the step."""
+    completions: Sequence[int]
+    """The completions in this rank's table, whether the update runs them or not."""
+    microbatches: Sequence[Microbatch]
+    """The completions that the update runs, and then padding so that all ranks run equally many; its loss is 0."""
+    weights: Float[Tensor, "tokens"]
+    """[T] over the whole step, with kept tokens that are not run in the denominator; 0 outside this mini-batch and on
+    dropped completions."""
+    num_padding: int
+    """How many of the last micro-batches are padding: other ranks have more."""
+    num_tokens: int
+    """Kept tokens, over all ranks, run or not; 0: no optimizer step."""
+
+    @property
+    def is_first(self) -> bool:
+        """True before the first optimizer step since the policy sampled: π_old is π itself."""
+        return self.number == 0
+
+    @property
+    def active_microbatches(self) -> Sequence[Microbatch]:
+        """The micro-batches that hold completions to learn from; the others are padding."""
+        return self.microbatches[: len(self.microbatches) - self.num_padding]
+
+
+def equalize_microbatches(
+    sequences: PackedSequences,
+    completions: Sequence[int],
+    tokens_per_microbatch: int,
+    ranks: Ranks,
+    device: torch.device,
+) -> tuple[list[Microbatch], int]:
+    """Micro-batches of these completions, and how many of the last are padding, so that all ranks run equally many.
+
+    Under sharding every forward is a collective: the other ranks would wait for ever for a rank with fewer
+    micro-batches. Such a rank cuts its completions into as many, smaller ones; where it has too few completions, it
+    adds padding, which has no token to read.
+    """
+    microbatches = sequences.microbatches(completions, tokens_per_microbatch, device)
+    wanted = int(ranks.max(len(microbatches)))
+    if len(microbatches) < wanted:
+        microbatches = sequences.microbatches(completions, tokens_per_microbatch, device, at_least=wanted)
+    num_padding = wanted - len(microbatches)
+    return microbatches + [padding_microbatch(device)] * num_padding, num_padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Which completions a step runs, and in what order; made once the advantages are known."""
+
+    table: StepTable
+    minibatches: Sequence[Minibatch]
+    reference_mask: Bool[Tensor, "tokens"]
+    """Tokens whose reference rows the loss may use; only those of completions that the update runs."""
+    diagnostic_needs: Needs
+    """What this step's diagnostics read beyond the loss."""
+    unscored: Sequence[Microbatch]
+    """What the sampling policy is run on before the update."""
+
+
+def updated_tokens(table: StepTable, needs: Needs) -> Bool[Tensor, "tokens"]:
+    """Tokens of the completions that the update runs: kept, and with a token that can have a gradient."""
+    moving = needs.gradient_mask(table.advantages, table.is_correct) & table.kept_tokens
+    return torch.isin(table.sequence_ids, table.sequence_ids[moving])
+
+
+def plan_minibatches(
+    table: StepTable, updated: Bool[Tensor, "tokens"], settings: StepSettings, ranks: Ranks
+) -> list[Minibatch]:
+    """Mini-batches by prompt in sampling order, over kept completions, with one weight a token.
+
+    Counts are taken over all ranks and over all kept completions, so a weight depends neither on the split into
+    micro-batches nor on the number of ranks nor on which completions are run: those of the `updated_tokens`.
+    """
+    prompts_per_rank = settings.prompts_per_minibatch // ranks.world_size
+    running = set(table.completions_with(updated))
+    result = []
+    for number in range(settings.minibatches_per_step):
+        completions = table.of_minibatch(number, prompts_per_rank)
+        running_here = [b for b in completions if b in running]
+        weights, num_tokens = _weights(table, completions, settings, ranks)
+        microbatches, num_padding = equalize_microbatches(
+            table.sequences, running_here, settings.tokens_per_microbatch, ranks, table.device
+        )
+        result.append(
+            Minibatch(
+                number=number,
+                completions=completions,
+                microbatches=microbatches,
+                weights=weights,
+                num_padding=num_padding,
+                num_tokens=num_tokens,
+            )
+        )
+    return result
+
+
+def _weights(
+    table: StepTable, completions: list[int], settings: StepSettings, ranks: Ranks
+) -> tuple[Float[Tensor, "tokens"], int]:
+    """The weights of a mini-batch, and its kept tokens over all ranks."""
+    kept = torch.zeros_like(table.keep)
+    kept[completions] = table.keep[completions]
+    num_tokens = int(ranks.sum(int(table.lengths[kept].sum())))
+    num_sequences = int(ranks.sum(int(kept.sum())))
+    weights = token_weights(
+        table.lengths,
+        kept,
+        settings.aggregation,
+        max_completion_tokens=settings.max_completion_tokens,
+        num_tokens=num_tokens,
+        num_sequences=num_sequences,
+    )
+    return weights.to(table.device), num_tokens

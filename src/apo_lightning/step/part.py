@@ -1,0 +1,185 @@
+"""What every step works with, and the parts that change a step without the algorithm box knowing of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.model.packing import Microbatch, PackedSequences
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import Reference
+from apo_lightning.step.minibatch_plan import Minibatch, StepPlan, equalize_microbatches
+from apo_lightning.step.nonfinite import NonfiniteSteps
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.table import StepTable
+from apo_lightning.step.update_record import MinibatchGradient
+from apo_lightning.types import AdvantageInputs, Advantages, LossOutput, Needs, Prompt, Rollouts, StepOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Models, loss and sizes of a training run; the same in all of its steps."""
+
+    policy: Policy
+    reference: Reference | None
+    """None: neither the loss nor a part nor a callback reads it."""
+    loss: PolicyLoss
+    parts: "Sequence[Part]"
+    settings: StepSettings
+    ranks: Ranks
+    device: torch.device
+    seed: int
+    nonfinite: NonfiniteSteps
+    prompts: Sequence[Prompt]
+    """All problems to train on."""
+    sample: Callable[..., Rollouts | None]
+    """`RLVRModule.sample`."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the loss and the parts read, and on which tokens any of them can have a gradient."""
+        needs = self.loss.needs
+        for part in self.parts:
+            needs |= part.needs
+        return needs
+
+    def microbatches(self, sequences: PackedSequences, completions: Sequence[int]) -> list[Microbatch]:
+        """Micro-batches of these completions, equally many on all ranks; see `equalize_microbatches`. Collective."""
+        budget = self.settings.tokens_per_microbatch
+        return equalize_microbatches(sequences, completions, budget, self.ranks, self.device)[0]
+
+
+class Part:
+    """A change of the training step. Every method does nothing here; override those that the change needs.
+
+    A step calls, for all parts in the order of the run's list, and on all ranks:
+
+        sampled → advantage_inputs → tabled → planned → for each mini-batch: terms, token_loss, clip_gradient,
+        before_optimizer_step, optimizer_step → updated → metrics, output
+
+    `setup` is what every step works with; see `Setup`. The time of a method is logged as `time/<name>`.
+    """
+
+    name: str = ""
+    """Key of its state in checkpoints, and of its time; unique in a run."""
+    needs: Needs = Needs()
+    """A reference that is kept for it (`reference_model`), or that the update runs every kept completion
+    (`gradient_on="all"`, and `reference_on="all"` where these may be errors)."""
+    columns: frozenset[str] = frozenset()
+    """Names of the `StepTable.columns` that it writes."""
+    held_steps: int = 0
+    """The first training steps, in which the policy's own optimizer does not step."""
+
+    @property
+    def models(self) -> Sequence[Policy]:
+        """Models beside the policy, which are sharded and compiled as it is."""
+        return ()
+
+    @property
+    def trained(self) -> Sequence[Policy]:
+        """Those of `models` that the backward passes of the update train."""
+        return ()
+
+    @property
+    def optimizers(self) -> Mapping[str, tuple[Mapping[str, nn.Parameter], Optimizer]]:
+        """Its own optimizers with the parameters that each trains, by name."""
+        return {}
+
+    def configure(self) -> None:
+        """Make its optimizers: models are sharded, and on their devices."""
+
+    def begin(self, setup: Setup) -> None:
+        """Before anything is sampled: the policy has the weights that a new run begins with."""
+
+    # ------------------------------------------------------------------ in a step
+
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
+        """This rank's rollouts of the step, which may be others; None: a rank was asked to stop.
+
+        `batch` are the step's prompts, of all ranks.
+        """
+        return rollouts
+
+    def advantage_inputs(self, rollouts: Rollouts, inputs: AdvantageInputs) -> AdvantageInputs:
+        """What the advantage estimator reads."""
+        return inputs
+
+    def tabled(self, setup: Setup, table: StepTable) -> None:
+        """The table of the step exists; its advantages may be replaced."""
+
+    def planned(self, setup: Setup, plan: StepPlan, advantages: Advantages) -> None:
+        """All that the update will read is known, and the policy has not moved since it sampled."""
+
+    def terms(self, setup: Setup, plan: StepPlan, minibatch: Minibatch) -> Sequence[Callable[[], Tensor]]:
+        """Further terms of a mini-batch's loss, each with a backward of its own; every rank gives equally many."""
+        return ()
+
+    def token_loss(
+        self, setup: Setup, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
+    ) -> LossOutput | None:
+        """A loss of each token, added to the policy's with the same weight; None: none.
+
+        `hidden` are the policy's last hidden states, with their gradient.
+        """
+        return None
+
+    def clip_gradient(self, max_norm: float | None) -> float:
+        """Clip the gradient of its own parameters; returns its norm, 0 without any."""
+        return 0.0
+
+    def before_optimizer_step(
+        self, setup: Setup, plan: StepPlan, minibatch: Minibatch, gradient: MinibatchGradient
+    ) -> None:
+        """The gradient of a mini-batch is known, and no optimizer has stepped with it."""
+
+    def optimizer_step(self, setup: Setup, *, policy_moved: bool) -> None:
+        """The mini-batch is done; called unless it had no kept token or its gradient was not finite."""
+
+    def updated(self, setup: Setup, step: int, optimizer: Optimizer) -> None:
+        """All mini-batches are done; the engine has not got the weights yet. `optimizer` is the policy's."""
+
+    def validated(self, setup: Setup, rollouts: Rollouts) -> None:
+        """This rank's share of a held-out batch was sampled by the current policy."""
+
+    def metrics(self, setup: Setup, step: StepOutput) -> Mapping[str, float]:
+        """Numbers of the step by log name, over all ranks; `step` has those of the trunk."""
+        return {}
+
+    def output(self) -> Mapping[str, Any]:
+        """Fields of the `StepOutput` that it fills in."""
+        return {}
+
+    # ------------------------------------------------------------------ in checkpoints
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Large tensors of its state by name, no copies; on all ranks, and read into when a run is resumed."""
+        return {}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The rest of its state, equal on all ranks: numbers, strings, lists, dicts and small tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+def check_columns(needs: Needs, parts: Sequence[Part], *, loss: str) -> None:
+    """Raise `ConfigError` where a loss reads a column that no part writes, or two parts have one name."""
+    missing = needs.columns.difference(*(part.columns for part in parts))
+    if missing:
+        raise ConfigError(
+            f"algo.loss is {loss}, which reads the column {sorted(missing)[0]}, and no part gives it: add the part to "
+            "algo.parts"
+        )
+    names = [part.name for part in parts]
+    twice = next((name for name in names if names.count(name) > 1 or not name), None)
+    if twice is not None:
+        raise ConfigError(f"two parts of the run have the name {twice!r}: give each a name of its own")

@@ -1,0 +1,122 @@
+"""The optimizer steps of one rollout: gradients, losses, and the loss's metrics of each token."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from apo_lightning.distributed.gathering import items_of_all_ranks
+from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.model.flops import Work, work_of
+from apo_lightning.step.minibatch_plan import Minibatch
+from apo_lightning.step.table import StepTable
+from apo_lightning.types import LossOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLosses:
+    """The metrics of some tokens, and what they add to the mini-batch's scalar loss; detached."""
+
+    token_index: Int[Tensor, "chunk"]
+    metrics: Mapping[str, Float[Tensor, "chunk"]]
+    weighted_sum: Float[Tensor, ""]
+
+    @classmethod
+    def of(
+        cls, token_index: Int[Tensor, "chunk"], output: LossOutput, weighted_sum: Float[Tensor, ""]
+    ) -> "TokenLosses":
+        """The record of a chunk that has run."""
+        return cls(token_index=token_index, metrics=output.metrics, weighted_sum=weighted_sum.detach())
+
+
+def total_loss(losses: Sequence[TokenLosses]) -> float:
+    """Their part of the mini-batch's scalar loss; one wait for a GPU, and not finite where any of them is not."""
+    return float(torch.stack([part.weighted_sum.double() for part in losses]).sum()) if losses else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinibatchGradient:
+    """The gradient of a mini-batch, which the parameters hold, and the losses that it is the gradient of."""
+
+    losses: Sequence[TokenLosses]
+    loss: float
+    """The mini-batch's scalar loss, this rank's share."""
+    norm: float
+    """Before clipping, over all ranks; NaN where the loss of any token or the gradient is not finite."""
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateRecord:
+    """The optimizer steps of one rollout, added up."""
+
+    num_tokens: int
+    """Response tokens that may run on this rank, T of its table."""
+    loss: float = 0.0
+    """Sum of the mini-batches' scalar losses, this rank's share."""
+    grad_norms: list[float] = field(default_factory=list)
+    """Before clipping, one an optimizer step."""
+    num_empty: int = 0
+    """Mini-batches without a kept token: no optimizer step."""
+    num_nonfinite: int = 0
+    """Gradients that were not finite: no optimizer step."""
+    parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
+    """Token indices and the loss's metrics there, one entry a chunk."""
+    metric_defaults: Mapping[str, float] = field(default_factory=dict)
+    """By name, the value of a loss's metric on all tokens that the update does not run; without one, NaN."""
+    work: Work = field(default_factory=Work)
+    """The forwards with a gradient, this rank's share."""
+    updated: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """[T] True for the tokens that the update ran, of those that this rank sampled; filled in by `close`."""
+    loss_metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """The loss's metrics [T] by name, likewise; on tokens that the update did not run, `metric_defaults` or NaN."""
+
+    @classmethod
+    def of(cls, table: StepTable, loss: PolicyLoss) -> "UpdateRecord":
+        """The record of an update that has not begun."""
+        return cls(num_tokens=len(table.token_ids), metric_defaults=loss.metric_defaults)
+
+    def add(self, minibatch: Minibatch, gradient: MinibatchGradient) -> None:
+        """Enter a mini-batch that has run."""
+        self.work += work_of(minibatch.active_microbatches)
+        self.loss += gradient.loss
+        self.parts += [(part.token_index, part.metrics) for part in gradient.losses]
+
+    def count_step(self, minibatch: Minibatch, gradient: MinibatchGradient) -> bool:
+        """Whether the optimizer may step; skipped steps are counted."""
+        if minibatch.num_tokens == 0:
+            self.num_empty += 1
+        elif not math.isfinite(gradient.norm):
+            self.num_nonfinite += 1
+        else:
+            self.grad_norms.append(gradient.norm)
+            return True
+        return False
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean scalar loss of the mini-batches that had a kept token, this rank's share; NaN where none had."""
+        num_losses = len(self.grad_norms) + self.num_nonfinite
+        return self.loss / num_losses if num_losses else math.nan
+
+    def close(self, table: StepTable, ranks: Ranks) -> None:
+        """Make `updated` and `loss_metrics` of the tokens that this rank sampled; collective."""
+        # A rank that ran nothing has no names of its own, but a reduction is a collective: all must make the same ones.
+        own = frozenset(self.metric_defaults).union(*(metrics for _, metrics in self.parts))
+        names = frozenset(items_of_all_ranks(list(own)))
+        send_back = table.assignment.tokens.send_back
+        updated = torch.zeros(self.num_tokens, dtype=torch.bool, device=table.device)
+        for index, _ in self.parts:
+            updated[index] = True
+        self.updated = send_back(updated)
+        self.loss_metrics = {name: send_back(self._loss_metric(name, table.device)) for name in sorted(names)}
+
+    def _loss_metric(self, name: str, device: torch.device) -> Tensor:
+        column = torch.full((self.num_tokens,), self.metric_defaults.get(name, torch.nan), device=device)
+        for index, metrics in self.parts:
+            if name in metrics:
+                column[index] = metrics[name].float()
+        return column

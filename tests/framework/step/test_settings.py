@@ -1,0 +1,79 @@
+"""Every size that cannot work is refused in one line that names it."""
+
+import pytest
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.run.training import prepare
+from apo_lightning.step.settings import StepSettings
+from composing import composed
+
+GOOD = {
+    "prompts_per_step": 4,
+    "group_size": 2,
+    "prompts_per_minibatch": 2,
+    "tokens_per_microbatch": 64,
+    "max_prompt_tokens": 8,
+    "max_completion_tokens": 8,
+    "temperature": 1.0,
+    "aggregation": "token_mean",
+    "old_logprobs": "trainer",
+    "gradient_clip_norm": 1.0,
+    "max_nonfinite_steps": 3,
+    "validation_samples": 1,
+}
+
+
+def test_a_step_counts_its_optimizer_steps():
+    assert StepSettings(**GOOD).minibatches_per_step == 2
+    assert StepSettings(**GOOD).max_model_len == 16
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prompts_per_step", 0),
+        ("prompts_per_minibatch", 3),
+        ("temperature", 0.0),
+        ("aggregation", "mean"),
+        ("old_logprobs", "engine"),
+        ("gradient_clip_norm", -1.0),
+        ("max_nonfinite_steps", 0),
+    ],
+)
+def test_a_bad_size_is_refused_by_name_and_value(key, value):
+    with pytest.raises(ConfigError, match=rf"{key} is '?{value}") as caught:
+        StepSettings(**{**GOOD, key: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
+def test_a_cut_of_the_sampled_distribution_is_refused_in_training(key):
+    """Hydra adds what is typed with a plus, and a run that ignored it would not be the run that was asked for."""
+    with pytest.raises(ConfigError, match=rf"^{key} is 0.9: training samples from the whole distribution.*top_p\)$"):
+        prepare(composed(f"+{key}=0.9", "model=tiny"))
+    assert composed("top_p=0.9", config_name="evaluate").top_p == 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ("importance=token_truncate", "old_logprobs=rollout"),
+            "importance is token_truncate with old_logprobs=rollout",
+        ),
+        (
+            ("importance=token_truncate", "importance_bounds=-1"),
+            "importance_bounds is -1 with importance=token_truncate",
+        ),
+        (("importance_bounds=2.0",), r"importance is None \(bounds 2.0\): choose one of token_trun"),
+        (("importance=truncate",), "importance is truncate"),
+    ],
+)
+def test_a_correction_that_cannot_be_is_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        prepare(composed(*options, "model=tiny"))
+
+
+def test_bounds_are_read_as_yaml_has_them():
+    loss = prepare(composed("importance=token_mask", "importance_bounds=[0.8,1.25]", "model=tiny")).loss
+    assert (loss.importance.mode, list(loss.importance.bounds)) == ("token_mask", [0.8, 1.25])
