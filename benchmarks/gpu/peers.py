@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from apo_lightning.types import Rollouts
 from apo_lightning.step.update import minibatch_gradient
+from apo_lightning.types import Rollouts
 from benchmarks.gpu.rows import Row, attempt, not_run
 from benchmarks.gpu.update import GIB, ON_A_CPU
 from benchmarks.performance.update import Shape, build_module, gradients, make_rollouts, only_minibatch, trl

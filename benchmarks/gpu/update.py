@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
 from apo_lightning.model.flops import model_size, peak_flops_per_second, training_flops, work_of
-from apo_lightning.types import Rollouts
 from apo_lightning.step.update import minibatch_gradient
+from apo_lightning.types import Rollouts
 from apo_plan.memory_plan import plan_memory, process_bytes
 from apo_plan.shapes import EngineSize, ModelShape, RunShape, shape_of
 from benchmarks.gpu.rates import bfloat16_rate

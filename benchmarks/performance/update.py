@@ -38,11 +38,11 @@ from apo_lightning.module import RLVRModule
 from apo_lightning.rewards import NumericReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.types import AdvantageInputs, Advantages, Completion, Prompt, Rollouts, Verdict
 from apo_lightning.step.minibatch_plan import Minibatch
-from apo_lightning.step.update import minibatch_gradient
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.step_plan import StepPlan, plan_step, step_table
+from apo_lightning.step.update import minibatch_gradient
+from apo_lightning.types import AdvantageInputs, Advantages, Completion, Prompt, Rollouts, Verdict
 from apo_plan.rates import product_rate
 from benchmarks.shared.timing import (
     Action,
