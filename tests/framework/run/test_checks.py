@@ -27,6 +27,7 @@ TINY = ("model=tiny", "engine=transformers", "callbacks=none")
         (("data.max_completion_tokens=5000",), ("max_completion_tokens", "5000", "4096")),
         (("prompts_per_minibatch=5",), ("prompts_per_minibatch", "5")),
         (("trainer=fsdp_cpu2", "trainer.devices=4"), ("data_parallel_size", "2", "4")),
+        (("engine=vllm", "gpu_memory_utilization=1.5"), ("gpu_memory_utilization is 1.5", "at most 1")),
         (("engine=vllm", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
         (("engine=auto", "model.config.head_dim=16"), ("heads of 16", "engine=transformers")),
         (("model.stop_tokens=['<|end|>','<|trun|>']",), ("'<|trun|>'", "near it: '<|turn|>'")),
