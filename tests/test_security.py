@@ -25,7 +25,7 @@ from apo_lightning.data.rows import Row
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.run.choices import composed, options_of, targets_of
 from apo_lightning.run.evaluating import evaluate
-from apo_lightning.run.trained import targets_in, trained_run
+from apo_lightning.run.trained import TrainedRun, targets_in
 from apo_lightning.run.user_message import user_message
 from composing import ROOT
 from running import train_tiny
@@ -227,7 +227,7 @@ def test_a_target_of_a_run_that_no_option_here_names_is_not_called(tmp_path, can
 
 @pytest.mark.parametrize(("key", "group"), [("policy.lora", "policy"), ("data", "data")])
 def test_adapters_and_data_of_a_run_are_made_in_the_same_way(tmp_path, canary, key, group):
-    run = trained_run(write_run(tmp_path / "run", **{key: {"_target_": "io.FileIO", "_args_": [str(canary), "w"]}}), ())
+    run = TrainedRun.read(write_run(tmp_path / "run", **{key: {"_target_": "io.FileIO", "_args_": [str(canary), "w"]}}))
     node = run.lora if group == "policy" else run.data
     assert f"no option of {group}= here names" in refusal(lambda: run.instantiate(node, group))
 
@@ -278,13 +278,13 @@ def test_checkpoints_may_lie_on_another_disk(tmp_path):
     run = write_run(tmp_path / "run")
     (tmp_path / "scratch").mkdir()
     (run / "checkpoints").symlink_to(tmp_path / "scratch")
-    assert trained_run(run, ()).folder == run
+    assert TrainedRun.read(run).folder == run
 
 
 def test_a_link_in_place_of_a_temporary_file_is_replaced_and_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
-    (tmp_path / ".rollouts.html.partial").symlink_to(victim)
+    (tmp_path / f".rollouts.html.{os.getpid()}.partial").symlink_to(victim)
     write_atomically(tmp_path / "rollouts.html", b"page")
     assert victim.read_text() == "mine\n"
     assert (tmp_path / "rollouts.html").read_bytes() == b"page"

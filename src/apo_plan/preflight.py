@@ -14,8 +14,9 @@ from rich.console import Group, RenderableType
 from apo_lightning.common.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.checks import check_devices, check_launch, check_share
-from apo_lightning.run.settings import step_settings
+from apo_lightning.run.settings import ANNOTATIONS, step_settings
 from apo_lightning.run.training import prepare
+from apo_lightning.run.value_types import check_values
 from apo_plan import findings as machine
 from apo_plan.findings import Finding, this_machine
 from apo_plan.memory_plan import reference_bytes
@@ -26,6 +27,7 @@ from apo_plan.tables import findings_text, plan_table, time_table
 
 def preflight_command(cfg: DictConfig) -> None:
     """`apo preflight`: print the plan, and exit with status 1 if the run cannot work."""
+    check_values(cfg, ANNOTATIONS)
     if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(status)
 

@@ -51,13 +51,13 @@ class Expected:
 class Workload:
     """One rank's share of a step; lengths are means."""
 
-    num_prompts: float
+    num_prompts: float | int
     """An even share of the step's prompts."""
     group_size: int
     prompt_tokens: float | int
     completion_tokens: float | int
     longest_completion: int
-    num_sampled: float
+    num_sampled: float | int
     """Completions that the engine samples: with dynamic sampling more than the step trains on."""
 
     def work(self, share: float | int = 1.0) -> Work:

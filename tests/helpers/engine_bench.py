@@ -60,12 +60,17 @@ def perturbed(model, names):
     return other
 
 
-def reference_logprobs(model, request, token_ids):
-    """log softmax(logits / temperature) of the tokens, teacher-forced."""
+def all_logprobs(model, request, token_ids):
+    """log softmax(logits / temperature) at each position of the tokens, teacher-forced."""
     prompt = list(request.prompt_token_ids)
     with torch.no_grad():
         logits = model(torch.tensor([prompt + list(token_ids)])).logits[0, len(prompt) - 1 : -1]
-    return (logits / request.temperature).log_softmax(-1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+    return (logits / request.temperature).log_softmax(-1)
+
+
+def reference_logprobs(model, request, token_ids):
+    """Those of the tokens themselves."""
+    return all_logprobs(model, request, token_ids).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
 class Bench:

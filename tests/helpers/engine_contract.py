@@ -14,7 +14,7 @@ import torch
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance, logprob_gap, named_weights, publish
 from apo_lightning.types import GenerationRequest
-from engine_bench import VOCAB, Bench, perturbed, reference_logprobs
+from engine_bench import VOCAB, Bench, all_logprobs, perturbed, reference_logprobs
 
 ATOL = 1e-3
 
@@ -98,6 +98,8 @@ def logprobs_are_those_of_the_tempered_softmax(bench: Bench):
     for asked, completion in zip(requests, bench.engine.generate(requests), strict=True):
         expected = reference_logprobs(bench.model, asked, completion.token_ids)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=ATOL, rtol=0)
+        top = all_logprobs(bench.model, asked, completion.token_ids).amax(1)
+        torch.testing.assert_close(torch.tensor(completion.top_logprobs), top, atol=ATOL, rtol=0)
 
 
 def greedy_takes_the_most_likely_token(bench: Bench):

@@ -16,8 +16,8 @@ from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.types import LossOutput, Prompt, StepOutput
 
 MOST_GAP = 0.05

@@ -15,8 +15,8 @@ from apo_lightning.errors import NonfiniteError
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.step.update_record import MinibatchGradient
 from apo_lightning.types import Advantages, Rollouts, StepOutput

@@ -127,6 +127,7 @@ class _Batch:
         self._uniforms = [uniforms(request.seed, request.max_new_tokens) for request in requests]
         self._token_ids: list[list[int]] = [[] for _ in requests]
         self._logprobs: list[list[float]] = [[] for _ in requests]
+        self._top_logprobs: list[list[float]] = [[] for _ in requests]
 
     def spread(self, logits: Float[Tensor, "prompts vocab"]) -> Float[Tensor, "rows vocab"]:
         """Repeat each prompt's row for each of its requests."""
@@ -139,10 +140,12 @@ class _Batch:
         """Append one token to every row, remove the finished rows and return their requests."""
         step = len(self._token_ids[self.rows[0]])
         u = torch.stack([self._uniforms[request][step] for request in self.rows]).to(logits.device)
-        tokens, logprobs = sample_tokens(logits, self.temperatures, u, self.top_p)
-        for request, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        tokens, *logprobs = sample_tokens(logits, self.temperatures, u, self.top_p)
+        found = (values.tolist() for values in (tokens, *logprobs))
+        for request, token, logprob, top_logprob in zip(self.rows, *found, strict=True):
             self._token_ids[request].append(token)
             self._logprobs[request].append(logprob)
+            self._top_logprobs[request].append(top_logprob)
         self.input_ids = tokens[:, None]
         self.position_ids = self.position_ids[:, -1:] + 1
         self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.input_ids)], dim=1)
@@ -157,6 +160,7 @@ class _Batch:
         return Completion(
             token_ids=tuple(token_ids),
             logprobs=tuple(self._logprobs[request]),
+            top_logprobs=tuple(self._top_logprobs[request]),
             finish_reason="stop" if token_ids[-1] in self.requests[request].stop_token_ids else "length",
             policy_version=version,
         )

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
@@ -145,8 +144,7 @@ class VLLMEngine(RolloutEngine):
             if not LOGGER.handlers:  # otherwise its records reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
                 LOGGER.propagate = False
-            with no_garbage_searched():
-                from vllm import LLM
+            from vllm import LLM
 
             # Lightning binds NCCL's group to the device. For each group that vLLM creates, gloo's included, every
             # rank outside it then joins a split of the trainer's communicator; members do so for NCCL only. The calls
@@ -279,7 +277,7 @@ def _parameters(request: GenerationRequest) -> Any:
         seed=request.seed,
         stop_token_ids=list(request.stop_token_ids),
         ignore_eos=True,  # only the request's stop tokens count
-        logprobs=0,
+        logprobs=1,
         flat_logprobs=True,
         detokenize=False,
     )
@@ -289,10 +287,12 @@ def _completion(output: Any, version: int) -> Completion:
     """Convert vLLM's `CompletionOutput`; at each position the first log-prob is that of the sampled token."""
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}, neither stop nor length")
-    logprobs = output.logprobs
+    flat = output.logprobs
+    places = list(zip(flat.start_indices, flat.end_indices, strict=True))
     return Completion(
         token_ids=tuple(output.token_ids),
-        logprobs=tuple(logprobs.logprobs[start] for start in logprobs.start_indices),
+        logprobs=tuple(flat.logprobs[start] for start, _ in places),
+        top_logprobs=tuple(max(flat.logprobs[start:end]) for start, end in places),
         finish_reason=output.finish_reason,
         policy_version=version,
     )

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import get_type_hints
 
 import lightning.pytorch as pl
 from hydra.utils import instantiate
@@ -14,6 +15,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
+
+ANNOTATIONS = {"seed": int, **get_type_hints(StepSettings)}
+"""What the settings of a training run are that belong to no `_target_`, for `check_values`."""
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:

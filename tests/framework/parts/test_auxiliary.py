@@ -11,7 +11,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.parts.auxiliary import Auxiliary, Stored
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages, LossOutput, Needs
 from composing import composed

@@ -4,7 +4,7 @@ import torch
 from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
-from apo_lightning.step.reward_metrics import reward_metrics
+from apo_lightning.step.step_metrics import reward_metrics
 from apo_lightning.types import AdvantageInputs, Prompt
 from factories import make_rollouts
 

@@ -10,7 +10,7 @@ import torch
 
 import apo_lightning.module
 import apo_lightning.run.training
-import apo_lightning.step.step_plan
+import apo_lightning.step.plan
 import apo_lightning.step.update
 import apo_lightning.step.update_record
 from apo_lightning.common.phases import PhaseClock
@@ -212,7 +212,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
     slow(apo_lightning.step.update, "clip_grad_norm")
     slow(apo_lightning.step.update_record, "work_of")
     for name in ("StepTable", "updated_tokens", "plan_minibatches"):
-        slow(apo_lightning.step.step_plan, name)
+        slow(apo_lightning.step.plan, name)
     slow(EngineCheck, "check")
     slow(apo_lightning.module, "step_metrics")
     slow(apo_lightning.module, "total_work")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from apo_lightning.losses import GRPO
-from apo_lightning.step.minibatch_plan import equalize_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.step.plan import equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from factories import SETTINGS, Alone, make_rollouts
