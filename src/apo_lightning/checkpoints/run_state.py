@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.policy import Policy
-from apo_lightning.rollout.weight_sync import unwrapped_name
 from apo_lightning.step.nonfinite import NonfiniteSteps
 from apo_lightning.step.part import Part
 
@@ -61,7 +60,7 @@ class RunState:
 
 def trained_parameters(policy: Policy) -> dict[str, torch.nn.Parameter]:
     """The trained parameters by Hugging Face name; frozen ones are loaded with the model."""
-    return {unwrapped_name(name): p for name, p in policy.model.named_parameters() if p.requires_grad}
+    return {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ from torch.optim import Optimizer
 
 from apo_lightning.common.console import say
 from apo_lightning.model.reference import Reference
-from apo_lightning.rollout.weight_sync import unwrapped_name
 from apo_lightning.step.part import Part, Setup
 from apo_lightning.types import StepOutput
 
@@ -45,4 +44,4 @@ class MovingReference(Part):
     def tensors(self) -> Mapping[str, Tensor]:
         """The reference's weights."""
         named = self.reference.policy.model.named_parameters()
-        return {f"reference.{unwrapped_name(name)}": weight.detach() for name, weight in named}
+        return {f"reference.{name}": weight.detach() for name, weight in named}

@@ -12,8 +12,6 @@ from apo_lightning.model.lora import merged_parameters, whole
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.types import Completion
 
-WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"})
-
 KERNEL_NOISE = 1e-3
 """[nats per token] Far above the difference between float32 kernels that sum in different orders."""
 NOISE_MULTIPLE = 3
@@ -33,17 +31,7 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
         [('weight', torch.bfloat16)]
     """
     for name, weight in merged_parameters(model, remove_duplicate=False):
-        yield unwrapped_name(name), whole(weight.to(dtype))
-
-
-def unwrapped_name(name: str) -> str:
-    """A parameter's name without the parts of FSDP, activation checkpointing, torch.compile and DDP.
-
-    Example:
-        >>> unwrapped_name("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight")
-        'model.layers.0.mlp.up_proj.weight'
-    """
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        yield name, whole(weight.to(dtype))
 
 
 def publish(model: nn.Module, engine: RolloutEngine, version: int) -> None:

@@ -14,15 +14,9 @@ from apo_lightning.rollout.weight_sync import (
     gap_tolerance,
     logprob_gap,
     named_weights,
-    unwrapped_name,
 )
 from apo_lightning.types import Completion
 from engine_bench import tiny_llama
-
-names = st.sampled_from(
-    ["model.embed_tokens.weight", "model.layers.0.q_proj.weight", "submodule.weight", "lm_head.weight"]
-)
-wrappers = st.lists(st.sampled_from(["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"]))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -51,21 +45,6 @@ def test_the_stream_is_lazy():
         model.model.embed_tokens.weight.zero_()
         model.lm_head.weight.fill_(3.0)
     assert dict(stream)["lm_head.weight"].eq(3.0).all()
-
-
-@given(names, wrappers)
-def test_wrappers_vanish_from_names_wherever_they_are(name, wrapped_in):
-    head, *rest = name.split(".")
-    assert unwrapped_name(".".join([*wrapped_in, head, *wrapped_in, *rest])) == name
-
-
-def test_a_compiled_and_checkpointed_policy_has_the_names_of_a_plain_one():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    model = tiny_llama(tied=True)
-    plain = [name for name, _ in named_weights(model, torch.float32)]
-    model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
-    assert [name for name, _ in named_weights(torch.compile(model), torch.float32)] == plain
 
 
 @given(st.lists(st.tuples(st.floats(-50, 0), st.floats(-50, 0)), min_size=1))
