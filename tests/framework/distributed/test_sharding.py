@@ -1,6 +1,7 @@
 """Two processes that shard hold what one process holds, and the first alone ever has it whole."""
 
 import os
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -18,6 +19,7 @@ from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.parts.moving_reference import MovingReference
 from composing import composed
 from factories import logprob_sum
 from processes import on_two_ranks
@@ -204,10 +206,11 @@ def a_reference_that_follows_is_that_of_one_process(trainer):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.013)
-            copy.after_optimizer_step(model)
-            copy.after_step(model, 1)
-        for name, weight in expected.changing_weights.items():
-            found = reference.changing_weights[name].full_tensor()
+            setup, optimizer = SimpleNamespace(policy=model), SimpleNamespace(state={})
+            MovingReference(copy).optimizer_step(setup, policy_moved=True)
+            MovingReference(copy).updated(setup, 1, optimizer)
+        for name, weight in MovingReference(expected).tensors.items():
+            found = MovingReference(reference).tensors[name].full_tensor()
             if schedule.mixes:
                 assert weight.dtype == torch.float32
                 assert torch.equal(found, weight), name

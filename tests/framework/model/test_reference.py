@@ -1,5 +1,7 @@
 """The reference over a run: when it follows the policy, by how much, and that otherwise not a bit of it moves."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -13,6 +15,7 @@ from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, ReferenceSchedule
 from apo_lightning.parts.averaging import BaseAveraging, average, base_weights
+from apo_lightning.parts.moving_reference import MovingReference
 from composing import composed
 
 CPU = torch.device("cpu")
@@ -29,6 +32,17 @@ def made(schedule: ReferenceSchedule, dtype=torch.float32) -> tuple[Policy, Refe
     reference = Reference(policy, schedule)
     reference.to(CPU)
     return policy, reference
+
+
+def after_optimizer_step(reference: Reference, policy: Policy) -> None:
+    MovingReference(reference).optimizer_step(SimpleNamespace(policy=policy), policy_moved=True)
+
+
+def after_step(reference: Reference, policy: Policy, step: int) -> bool:
+    """True if the optimizer starts again."""
+    optimizer = SimpleNamespace(state={"moments": 1})
+    MovingReference(reference).updated(SimpleNamespace(policy=policy), step, optimizer)
+    return not optimizer.state
 
 
 def move(policy: nn.Module, by: float) -> None:
@@ -80,7 +94,7 @@ def test_refreshed_twice_it_is_the_mixture_derived_by_hand():
     start = [t.double() for t in tensors(policy)]
     for step in (1, 2):
         move(policy, 1.0)
-        assert not reference.after_step(policy, step)
+        assert not after_step(reference, policy, step)
     # θ_0 = 0: 0.6·1 = 0.6, then 0.4·0.6 + 0.6·2 = 1.44.
     for found, base in zip(tensors(reference.policy), start, strict=True):
         torch.testing.assert_close(found.double(), base + 1.44, atol=1e-5, rtol=0)
@@ -93,7 +107,7 @@ def test_a_moving_average_keeps_increments_that_bfloat16_would_lose(dtype):
     assert {parameter.dtype for parameter in reference.policy.parameters()} == {torch.float32}
     move(policy, 0.001)
     for _ in range(10):
-        reference.after_optimizer_step(policy)
+        after_optimizer_step(reference, policy)
     # (1 − 0.99^10)·0.001, less than half a unit in the last place of most weights in bfloat16
     for found, base in zip(tensors(reference.policy), start, strict=True):
         torch.testing.assert_close(found.double(), base + (1 - 0.99**10) * 0.001, atol=1e-6, rtol=0)
@@ -117,20 +131,20 @@ def test_a_rule_at_its_end_is_the_frozen_reference_to_the_bit(dtype, still):
     for step in (1, 2):
         move(policy, 0.01)
         for one in (frozen, reference):
-            one.after_optimizer_step(policy)
-            assert not one.after_step(policy, step)
+            after_optimizer_step(one, policy)
+            assert not after_step(one, policy, step)
     assert torch.equal(logprobs(reference.policy), expected)
-    assert frozen.changing_weights == {}
-    assert reference.changing_weights.keys() == dict(policy.model.named_parameters()).keys()
+    names = {f"reference.{name}" for name, _ in policy.model.named_parameters()}
+    assert MovingReference(reference).tensors.keys() == names
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_after_a_reset_it_says_what_the_policy_says_to_the_bit(dtype):
     policy, reference = made(ReferenceSchedule(reset_every=2), dtype)
     move(policy, 0.01)
-    assert not reference.after_step(policy, 1)
+    assert not after_step(reference, policy, 1)
     assert not torch.equal(logprobs(reference.policy), logprobs(policy))
-    assert reference.after_step(policy, 2)
+    assert after_step(reference, policy, 2)
     assert torch.equal(logprobs(reference.policy), logprobs(policy))
     layers = reference.policy.model.base_model.layers
     assert layers[0].mlp.up_proj.weight.dtype == dtype  # still half the memory
@@ -150,15 +164,15 @@ def test_a_rule_that_cannot_work_is_one_line(options, message):
         ReferenceSchedule(**options)
 
 
-def test_the_policy_is_averaged_with_the_first_weights_it_remembers():
+def test_the_policy_is_averaged_with_the_weights_it_began_with():
     policy = make_policy()
     start, averaging = tensors(policy), BaseAveraging(weight=0.25, every_n_steps=2)
-    averaging.remember(policy.model)
+    setup = SimpleNamespace(policy=policy)
+    averaging.begin(setup)
     move(policy, 1.0)
-    averaging.remember(policy.model)
-    averaging.after_step(policy.model, 1)
+    averaging.updated(setup, 1, None)
     moved = tensors(policy)
-    averaging.after_step(policy.model, 2)
+    averaging.updated(setup, 2, None)
     for found, base, before in zip(tensors(policy), start, moved, strict=True):
         torch.testing.assert_close(found, base + 0.75, atol=1e-6, rtol=0)
         torch.testing.assert_close(before, base + 1, atol=1e-6, rtol=0)
