@@ -24,6 +24,7 @@ LOCKS = ("data.num_validation=8", "trainer.max_steps=2", "trainer.val_check_inte
 FEW_STEPS = {
     "own_loss": LOCKS,
     "own_reward": ("trainer.max_steps=2",),
+    "own_part": (),
     "own_callback": ("trainer.max_steps=5", "algo.dynamic_sampling.max_rounds=1"),
     "own_data_and_model": ("data.num_validation=8", "trainer.max_steps=2"),
     "own_diagnostic": (*LOCKS, "callbacks.distinct_answers.every_n_steps=1"),
