@@ -110,6 +110,11 @@ def test_own_callback_logs_its_number(tmp_path):
     assert float(logged) == pytest.approx(wrong["num_tokens"].mean(), abs=1e-5)
 
 
+def test_own_part_trains_and_goes_on_to_the_bit(tmp_path):
+    whole, half, resumed = (re.findall(r"weights sha256 (\w+)", said) for said in play("own_part", tmp_path))
+    assert whole == resumed != half
+
+
 def test_own_model_trains_on_own_data(tmp_path):
     *_, said = play("own_data_and_model", tmp_path)
     assert "sorting: 721 of 729 problems to train on, 8 held out" in said
