@@ -5,13 +5,10 @@ import os
 import pickle
 import re
 import shutil
-import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -22,8 +19,7 @@ from apo_lab.reporting.runs import read_runs
 from apo_lightning.checkpoints.folder import MANIFEST, crc32
 from apo_lightning.checkpoints.small_files import SHARED
 from apo_lightning.common.files import write_atomically
-from apo_lightning.data import files
-from apo_lightning.data.files import MAX_FILE_BYTES, MAX_RECORD_BYTES, HubDataset, ProblemSet
+from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PromptTemplate, build_prompt
 from apo_lightning.data.rows import Row
 from apo_lightning.model.spec import PolicySpec
@@ -168,38 +164,6 @@ def test_an_archive_is_no_data_file_and_is_not_unpacked(tmp_path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("problems.jsonl", b"0" * 2**20)
     assert "only .jsonl and .parquet can be read" in refusal(ProblemSet(path=str(path)).check)
-
-
-def sparse(path: Path, num_bytes: int) -> str:
-    """A file of zeros that takes no room on the disk."""
-    with path.open("wb") as file:
-        file.truncate(num_bytes)
-    return str(path)
-
-
-def test_a_file_of_gigabytes_is_refused_unread(tmp_path):
-    path = sparse(tmp_path / "huge.jsonl", MAX_FILE_BYTES + 1)
-    assert "holds more than 8 GiB: split it into several files" in refusal(ProblemSet(path=path).check)
-
-
-def test_a_line_of_gigabytes_is_read_to_its_limit_and_no_further(tmp_path):
-    path = sparse(tmp_path / "line.jsonl", MAX_FILE_BYTES)
-    tracemalloc.start()
-    assert f"line.jsonl:1 is longer than {MAX_RECORD_BYTES} bytes" in refusal(ProblemSet(path=path).check)
-    assert tracemalloc.get_traced_memory()[1] < 4 * MAX_RECORD_BYTES
-    tracemalloc.stop()
-
-
-def test_a_small_parquet_file_that_holds_gigabytes_is_refused_before_they_are_in_memory(tmp_path, monkeypatch):
-    path = tmp_path / "bomb.parquet"
-    cell = "x" * 2**19
-    table = pyarrow.table({"problem": pyarrow.array([cell]).take(pyarrow.array([0] * 512)), "answer": ["1"] * 512})
-    pyarrow.parquet.write_table(table, path, compression="zstd")
-    assert path.stat().st_size < 2**20
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 2**27)  # 256 MiB is a small stand-in
-    before = pyarrow.total_allocated_bytes()
-    assert "bomb.parquet holds more than" in refusal(lambda: ProblemSet(path=str(path)).rows("x"))
-    assert pyarrow.total_allocated_bytes() - before < 2**28
 
 
 # ------------------------------------------------------------------ run folders

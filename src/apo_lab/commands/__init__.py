@@ -44,7 +44,7 @@ PAPER = Command(
     summary="Run all cells of the paper's tables and figures.",
     work="apo_lab.commands.paper:paper",
     config="paper",
-    actions=("plan", "status", "run", "report"),
+    actions=("status", "run", "report"),
 )
 THEORY = Command(
     name="theory",

@@ -64,7 +64,7 @@ def means_of(columns: Mapping[str, Tensor], device: torch.device) -> tuple[dict[
     metric = TokenMeans(len(names)).to(device)
     metric.update([columns[name] for name in names])
     means, num_infinite = metric.compute()
-    return dict(zip(names, means.tolist(), strict=True)), int(num_infinite.sum())
+    return dict(zip(names, means.view(-1).tolist(), strict=True)), int(num_infinite.sum())
 
 
 def _sums(values: Float[Tensor, "tokens"]) -> Float[Tensor, "3"]:

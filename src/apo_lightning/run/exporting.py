@@ -1,14 +1,12 @@
 """`apo export`: a training checkpoint, of any number of ranks, → a Hugging Face folder."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.callbacks.model_card import write_card
 from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.small_files import TENSORS
@@ -16,11 +14,9 @@ from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.card import in_one_line
-from apo_lightning.evaluation.loading import read_result
-from apo_lightning.model.fingerprint import weights_sha256
+from apo_lightning.model.average import average
 from apo_lightning.model.policy import Policy
-from apo_lightning.parts.averaging import average, base_weights
+from apo_lightning.parts.averaging import base_weights
 from apo_lightning.run.trained import TrainedRun
 from apo_lightning.run.value_types import check_values
 
@@ -52,24 +48,9 @@ def export(cfg: DictConfig) -> Path:
     base = base_weights(policy.model) if cfg.average_with_base else {}
     load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
     average(dict(policy.model.named_parameters()), base, cfg.average_with_base)
-    measured = list(evaluations_of(weights_sha256(policy), run.folder / "evaluation", cfg.dtype))
     _write(policy, to, cfg.dtype)
-    write_card(run.folder, to, checkpoint.header.position.step, cfg.average_with_base, measured)
     say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
     return to
-
-
-def evaluations_of(sha256: str, folder: Path, dtype: str) -> Iterator[str]:
-    """A line for each result of `apo evaluate` below the folder that measured weights with this hash."""
-    rounded = "" if dtype == "float32" else f"; measured before the weights were rounded to {dtype}"
-    for path in sorted(folder.rglob("results.json")):
-        try:
-            result = read_result(path)
-        except ConfigError as error:
-            say(f"not in the model card: {error}")
-            continue
-        if result.model.weights_sha256 == sha256:
-            yield in_one_line(result) + rounded
 
 
 def _checkpoint(run: Path, name: str) -> Checkpoint:

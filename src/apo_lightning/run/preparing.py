@@ -1,5 +1,6 @@
 """Configuration → what a training run is made of, instantiated once and checked before any weights are loaded."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -40,7 +41,7 @@ from apo_lightning.run.checks import (
     check_strategy,
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
-from apo_lightning.step.part import Part
+from apo_lightning.step.part import Part, check_columns
 from apo_lightning.step.schedule import try_schedule
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
@@ -69,7 +70,7 @@ class Prepared:
     data: PromptDataModule
     callbacks: list[pl.Callback]
     needs: Needs
-    """Of the loss and the callbacks."""
+    """Of the loss, the callbacks and the parts of one's own."""
     averaging: BaseAveraging
     critic: CriticSettings | None
     """None: the advantage needs no values."""
@@ -110,6 +111,8 @@ def prepare(cfg: DictConfig) -> Prepared:
     critic, dynamic_sampling, term = (instantiate(cfg.algo.get(k)) for k in ("critic", "dynamic_sampling", "auxiliary"))
     averaging, reference = instantiate(cfg.averaging), instantiate(cfg.reference)
     own_parts = [*instantiate(cfg.algo.get("parts", {})).values()]
+    check_columns(loss.needs, own_parts, loss=type(loss).__name__)
+    needs = functools.reduce(Needs.__or__, (part.needs for part in own_parts), needs)
     if critic is not None:
         critic.check(advantage, loss, cfg.trainer.max_steps)
     elif gae_of(advantage) is not None:

@@ -52,5 +52,4 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
     """The inputs that the loss or any callback needs, for tokens of the step or of its own probes."""
-    declared = (getattr(c, name, Needs()) for c in callbacks for name in ("needs", "probe_needs"))
-    return functools.reduce(Needs.__or__, declared, loss.needs)
+    return functools.reduce(Needs.__or__, (getattr(callback, "needs", Needs()) for callback in callbacks), loss.needs)

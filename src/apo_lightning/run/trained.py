@@ -18,8 +18,8 @@ from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.run.choices import targets_of
 
 FINAL, ALL, BASE = "final", "all", "base"
-ONLY_READ = ("checkpoints", "rollouts")
-"""Folders of a run that no command writes to afterwards: a link in them may lead to another disk."""
+ONLY_READ = ("checkpoints", "rollouts", "wandb")
+"""Folders of a run that no command writes to: a link in them may lead to another disk, and one of W&B does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

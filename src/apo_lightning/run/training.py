@@ -65,7 +65,6 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
-        prepared.data.steps_consumed = steps_done
     for line in (prepared.data.describe(), *prepared.notices):
         say(line)
     trainer = instantiate(

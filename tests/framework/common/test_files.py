@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from apo_lightning.common.files import write_atomically
+from apo_lightning.common.files import to_json, write_atomically
 
 
 def stop(partial, final):
@@ -16,3 +17,8 @@ def test_a_write_that_is_stopped_leaves_what_was_there(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_json_of_what_is_not_finite_and_of_a_lone_surrogate():
+    assert to_json([float("nan"), float("-inf"), 1.5]) == b"[null, null, 1.5]"
+    assert json.loads(to_json("a\ud800b")) == "a\ud800b"
