@@ -53,7 +53,7 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
         (["train", "expermient=mine"], ("no setting expermient: the nearest is experiment",)),
         (["trian", "seed=1"], ("no command 'trian'; the nearest is train",)),
         (["xyz"], ("no command 'xyz'; there are train, evaluate, ",)),
-        (["paper", "paln"], ("apo paper paln: choose one of plan, status, run, report",)),
+        (["paper", "paln"], ("apo paper paln: choose one of ",)),
         (
             ["train", "experiment=paper/qwen_math7b_apoo"],
             ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
