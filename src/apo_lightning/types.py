@@ -350,7 +350,7 @@ def detached(inputs: LossInputs) -> LossInputs:
     """The same values of single tokens, without a gradient, and without anchors and candidates."""
     tensors = {item.name: getattr(inputs, item.name) for item in fields(inputs)}
     own = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
-    return replace(inputs, **own, anchor=None, candidate_ids=None, candidate_logprobs=None)
+    return replace(inputs, **(own | dict.fromkeys(("anchor", "candidate_ids", "candidate_logprobs"))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -245,14 +245,6 @@ def test_a_vanishing_reference_mass_is_not_biased():
     assert ratio.item() == pytest.approx(1.0, rel=1e-5)
 
 
-def test_the_reference_is_asked_about_errors_alone():
-    advantages, correct = torch.tensor([-1.0, 0.0, 1.0, -1.0]), torch.tensor([False, False, True, True])
-    assert APO().reference_mask(advantages, correct).tolist() == [True, False, False, True]
-    assert APO(trigger="incorrect").reference_mask(advantages, correct).tolist() == [True, False, False, False]
-    assert APO(anchor_size=5).needs.anchor_size == 5
-    assert not APO().needs.ref_logprobs
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
