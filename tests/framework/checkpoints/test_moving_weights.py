@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.checkpoints.folder import complete_checkpoints
-from apo_lightning.checkpoints.small_files import TENSORS
+from apo_lightning.checkpoints.folder import TENSORS, complete_checkpoints
 from apo_lightning.checkpoints.tensors import tensor_shapes
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
