@@ -12,7 +12,7 @@ from apo_lab.advantages.boundary_gate import boundary_utility
 from apo_lightning.advantages import Adjusted, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO
-from apo_lightning.types import AdvantageInputs, PromptRecord
+from apo_lightning.types import AdvantageInputs, Needs, PromptRecord
 
 
 def inputs(rewards, **others):
@@ -130,9 +130,10 @@ def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
         check("negative_advantage", sparing)
 
 
-def test_an_adjusted_estimator_reads_what_its_adjustment_reads():
-    assert Adjusted(GroupNormalized(), RareAnswers(coef=0.1)).reads == {"answers", "history"}
-    assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).reads == set()
+def test_an_adjusted_estimator_reads_what_its_parts_read():
+    adjusted = Adjusted(SignedReward(), RareAnswers(coef=0.1))
+    assert adjusted.needs == Needs(history=True, binary_rewards=True)
+    assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).needs == PassAtKWeight(k=2).needs
 
 
 def test_values_out_of_range():
