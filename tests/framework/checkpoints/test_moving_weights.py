@@ -39,8 +39,8 @@ def trained(folder: Path, *overrides: str) -> RLVRModule:
 def state(module: RLVRModule) -> list[torch.Tensor]:
     """Weights, reference and optimizer state."""
     optimizer = [entry[key] for entry in module.optimizer.state.values() for key in sorted(entry)]
-    assert module.reference is not None
-    return [*weights(module).values(), *module.reference.changing_weights.values(), *optimizer]
+    of_parts = [tensor for part in module.parts for tensor in part.tensors.values()]
+    return [*weights(module).values(), *of_parts, *optimizer]
 
 
 def logged(folder: Path) -> list[dict[str, str]]:
