@@ -102,7 +102,7 @@ def keep_all(values: Float[Tensor, "prompts group"]) -> Advantages:
 def at_least_two(group_size: int, what: str) -> None:
     """Raise `ConfigError` for a group of one."""
     if group_size < 2:
-        raise ConfigError(f"group_size is {group_size}: {what} needs at least 2 completions a prompt")
+        raise ConfigError(f"group_size is {group_size}: {what} needs at least 2 completions per prompt")
 
 
 def require_binary(rewards: Float[Tensor, "prompts group"], what: str) -> None:

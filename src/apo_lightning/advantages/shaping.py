@@ -156,8 +156,8 @@ class Informative(Wrapper):
 def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
     """Advantages in groups from which some completions are left out.
 
-    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator, which is called
-    with what remains of each group. `left_out` is [P, G].
+    The estimator is called with the rest of each group. Completions that are left out have A = 0, and so have all of a
+    group whose rest is a single completion, or too small for the estimator. `left_out` is [P, G].
     """
     if not left_out.any():
         return estimator(inputs)

@@ -113,8 +113,10 @@ def test_signed_rewards_drop_what_has_no_weight(weights, values, keep):
     assert advantages.keep.tolist() == [keep]
 
 
-def test_groups_without_a_correct_answer_train_under_signed_rewards():
+def test_groups_without_a_correct_answer_train_under_signed_rewards_even_groups_of_one():
+    check_group_size(SignedReward(), 1)
     assert SignedReward()(inputs([[0.0, 0.0]])).values.tolist() == [[-1.0, -1.0]]
+    assert SignedReward()(inputs([[0.0]])).values.tolist() == [[-1.0]]
 
 
 def brute_force(rewards, k):
@@ -158,11 +160,6 @@ def test_groups_that_are_too_small_are_refused_before_and_during_the_run(estimat
         check_group_size(estimator, group_size)
     with pytest.raises(ConfigError, match=message):
         estimator(inputs([[1.0] * group_size]))
-
-
-def test_a_signed_reward_works_on_a_group_of_one():
-    check_group_size(SignedReward(), 1)
-    assert SignedReward()(inputs([[0.0]])).values.tolist() == [[-1.0]]
 
 
 @pytest.mark.parametrize("estimator", [PassAtK(k=1), SignedReward()])

@@ -58,6 +58,6 @@ def test_completions_of_one_token_gspo_is_grpo():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*one ratio a completion"):
+    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*one ratio per completion"):
         GSPO().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
     GSPO().check(aggregation="sequence_mean_token_mean", minibatches_per_step=1, advantage=None)

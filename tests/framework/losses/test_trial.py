@@ -85,7 +85,7 @@ OUTSIDE = r"PullsEverywhere, which has a gradient on tokens outside of its needs
             r"missing 2 required positional arguments: 'old_logprobs' and 'advantages'; a loss takes LossInputs",
         ),
         (Scalar, r"algo\.loss is Scalar, which returns a Tensor: return LossOutput\(per_token=…\)"),
-        (Reduced, r"per_token has the shape \[1\] for 8 tokens"),
+        (Reduced, r"per_token has the shape \[1\] for 8 made-up tokens"),
         (Detached, r"per_token has no gradient .*: compute it from inputs.logprobs without \.detach\(\)"),
         (ZeroByZero, r"per_token is not finite on 2 of 8 made-up tokens, of advantages 0: mind what is 0"),
         (RootOfZero, r"gradient is not finite on 8 of 8 made-up tokens, of advantages -1, 0, 1: mind"),
