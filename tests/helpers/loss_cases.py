@@ -155,7 +155,7 @@ def make_case(kind, num_tokens=48, seed=0):
 
 
 def value_and_gradient(loss, case, dtype=torch.float32):
-    """(per-token loss, its gradient with respect to the logits, the output); a weighted case corrects for the engine."""
+    """(per-token loss, its gradient by the logits, the output); in a weighted case the loss corrects for the engine."""
     if case.rollout_logprobs is not None:
         loss = replace(loss, importance=Importance("token_truncate", math.inf))
     case, logits = case.prepared(loss), case.logits.to(dtype).requires_grad_()
