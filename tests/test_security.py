@@ -194,8 +194,9 @@ def evaluated(run: Path) -> str:
 HOSTILE_NODES = {
     "of the library that opens files": {"_target_": "io.FileIO", "_args_": ["CANARY", "w"]},
     "of the package, but no model": {
-        "_target_": "apo_lightning.checkpoints.small_files.SequentialFile",
-        "path": "CANARY",
+        "_target_": "apo_lightning.checkpoints.small_files.save_plain",
+        "content": "x",
+        "path": {"_target_": "pathlib.Path", "_args_": ["CANARY"]},
     },
     "that is a part of an argument": {
         "_target_": "apo_lightning.model.spec.PolicySpec",
