@@ -21,13 +21,11 @@ SMALL = (
     "callbacks=none",
 )
 """In float32, so that both runs sample the same tokens; without export, which asks tensors for their memory."""
-DUE = ("monitor", "squeezing_monitor", "reachability", "gradient_geometry", "token_writer", "recovery_tracker")
+DUE = ("monitor", "squeezing_monitor", "reachability", "token_writer")
 WAYS: Mapping[str, Sequence[str]] = {
     "every diagnostic": (
-        "callbacks=[default,diagnostics,gradient_geometry,token_writer,recovery_tracker]",
+        "callbacks=[default,diagnostics,token_writer]",
         "callbacks.export=null",
-        "callbacks.gradient_geometry.spaces=[logits,head,params]",
-        "callbacks.recovery_tracker.num_prompts=4",
         *(f"callbacks.{name}.every_n_steps=1" for name in DUE),
     ),
     "LoRA": ("policy=lora",),

@@ -1,14 +1,7 @@
 import pytest
 from hydra.utils import instantiate
 
-from apo_lab.diagnostics import (
-    CollapseAlarm,
-    GradientGeometry,
-    PromptHistory,
-    Reachability,
-    RecoveryTracker,
-    SqueezingMonitor,
-)
+from apo_lab.diagnostics import CollapseAlarm, Reachability, SqueezingMonitor
 from apo_lightning.callbacks import (
     CompletionTable,
     DistributionMonitor,
@@ -35,20 +28,13 @@ def test_one_callback_can_be_left_out_and_another_set():
 
 
 def test_every_diagnostic_goes_with_the_default_set_or_alone():
-    names = ["squeezing_monitor", "prompt_history", "collapse_alarm", "reachability"]
-    classes = [SqueezingMonitor, PromptHistory, CollapseAlarm, Reachability]
+    names = ["squeezing_monitor", "collapse_alarm", "reachability"]
+    classes = [SqueezingMonitor, CollapseAlarm, Reachability]
     everything = composed("callbacks=diagnostics").callbacks
     assert list(everything) == [*composed("callbacks=default").callbacks, *names]
     for name, kind in zip(names, classes, strict=True):
         assert type(instantiate(everything[name])) is kind
         assert list(composed(f"callbacks={name}").callbacks) == [name]
-
-
-def test_what_samples_or_takes_gradients_is_joined_to_others_by_name():
-    kinds = {"recovery_tracker": RecoveryTracker, "gradient_geometry": GradientGeometry}
-    everything = composed(f"callbacks=[default,{','.join(kinds)}]").callbacks
-    assert list(everything) == [*composed("callbacks=default").callbacks, *kinds]
-    assert {name: type(instantiate(everything[name])) for name in kinds} == kinds
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from running import SIGNAL, Stopper, read_metrics, train_tiny, weights, without_clock
 
-STATEFUL = {"prompt_history": "PromptHistory", "collapse_alarm": "CollapseAlarm"}
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
-    *(f"+callbacks.{name}._target_=apo_lab.diagnostics.{kind}" for name, kind in STATEFUL.items()),
+    "+callbacks.collapse_alarm._target_=apo_lab.diagnostics.CollapseAlarm",
     *("optimizer.lr=1e-2", "scheduler.name=linear", "scheduler.num_warmup_steps=2", "checkpoint.save_every=1"),
 )
 
