@@ -90,7 +90,6 @@ PAPER = Command(
     details="A cell is one training run, evaluation or coverage in a folder of its own below output_dir. Several of "
     "these commands, on one machine or on many, share the cells of one output_dir.",
     actions={
-        "plan": "list the cells with their GPU-hours, as apo preflight counts them",
         "status": "list which cells are done, stale, running, begun or missing (default)",
         "run": "take cells until none is left; one that was killed is resumed",
         "report": "build every table and figure of what is there",
@@ -98,11 +97,11 @@ PAPER = Command(
     axes={"cells": "the list of cells"},
     settings=("experiments", "seeds", "overrides", "output_dir", "limit"),
     examples=(
-        "apo paper plan",
+        "apo paper status",
         "apo paper run seeds=[1,2,3] limit=1",
         "apo paper run cells=miniature",
         "apo paper report cells=miniature",
-        "apo paper plan 'experiments=[clean/*]' output_dir=outputs/clean",
+        "apo paper run 'experiments=[clean/*]' output_dir=outputs/clean",
     ),
 )
 THEORY = Command(

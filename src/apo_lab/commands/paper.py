@@ -1,4 +1,4 @@
-"""`apo paper plan | status | run | report`: everything that the paper's tables and figures are made of."""
+"""`apo paper status | run | report`: everything that the paper's tables and figures are made of."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from apo_lab.paper.cells import Cell, list_cells
+from apo_lab.paper.work import owner_of, state_of, work_off
 from apo_lightning.common.console import say, show
 from apo_lightning.errors import ConfigError
 
@@ -18,45 +19,30 @@ def paper(cfg: DictConfig) -> None:
     Raises:
         ConfigError: there is no such action, a cell cannot be composed, or cells failed.
     """
-    actions = {"plan": _plan, "status": _status, "run": _run, "report": _report}
-    if cfg.action not in actions:
-        raise ConfigError(f"action is {cfg.action}: choose one of {', '.join(actions)}")
-    actions[cfg.action](cfg, list_cells(cfg))
+    cells = list_cells(cfg)
+    match cfg.action:
+        case "status":
+            _status(cells)
+        case "run":
+            work_off(cells, cfg.limit)
+        case "report":
+            _report(cfg, cells)
+        case _:
+            raise ConfigError(f"action is {cfg.action}: choose one of status, run, report")
 
 
-def _plan(cfg: DictConfig, cells: Sequence[Cell]) -> None:
-    """Print the GPU-hours of every cell and their sum."""
-    from apo_lab.paper.costs import hours_of_cells
-
-    hours = hours_of_cells(cells)
-    table = _table("GPU-hours", "reads")
-    for cell in cells:
-        found = hours[cell.name]
-        needs = cell.needs.name if cell.needs else ""
-        table.add_row(cell.name, "unknown" if isinstance(found, str) else _hours(found), needs)
-    show(table)
-    known = [found for found in hours.values() if not isinstance(found, str)]
-    say(f"{len(cells)} cells, {_hours(sum(known))} GPU-hours; {len(cells) - len(known)} unknown")
-    for reason, count in Counter(found for found in hours.values() if isinstance(found, str)).items():
-        say(f"unknown of {count}: {reason}")
-
-
-def _status(cfg: DictConfig, cells: Sequence[Cell]) -> None:
+def _status(cells: Sequence[Cell]) -> None:
     """Print the state of every cell, and how many there are of each."""
-    table = _table("state", "")
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in ("cell", "state", ""):
+        table.add_column(name, no_wrap=True)
     counts = Counter[str]()
     for cell in cells:
-        state, owner = _state(cell)
+        state = state_of(cell)
         counts[state] += 1
-        table.add_row(cell.name, state, owner)
+        table.add_row(cell.name, state, owner_of(cell) if state == "running" else "")
     show(table)
     say(_counted(counts))
-
-
-def _run(cfg: DictConfig, cells: Sequence[Cell]) -> None:
-    from apo_lab.paper.work import work_off
-
-    work_off(cells, Path(cfg.output_dir), cfg.limit)
 
 
 def _report(cfg: DictConfig, cells: Sequence[Cell]) -> None:
@@ -68,7 +54,7 @@ def _report(cfg: DictConfig, cells: Sequence[Cell]) -> None:
     folders = sorted({root / cell.name.partition("/")[0] for cell in cells if cell.folder.is_dir()})
     if not folders:
         raise ConfigError(f"{root} has none of the {len(cells)} cells: apo paper run makes them")
-    counts = Counter(_state(cell)[0] for cell in cells)
+    counts = Counter(map(state_of, cells))
     if counts["stale"]:
         say(f"warning: {counts['stale']} stale cells are in the report: apo paper status lists them")
     of_report = composed("report")
@@ -78,29 +64,7 @@ def _report(cfg: DictConfig, cells: Sequence[Cell]) -> None:
     report(of_report)
 
 
-def _state(cell: Cell) -> tuple[str, str]:
-    """The state of a cell, or that somebody works on it, and who."""
-    from apo_lab.paper.claims import living_owner
-    from apo_lab.paper.states import state_of
-
-    owner = living_owner(cell.folder) if cell.folder.is_dir() else None
-    return ("running", str(owner)) if owner else (state_of(cell), "")
-
-
 def _counted(counts: Counter[str]) -> str:
-    """`3 done, 1 stale, 2 missing` of 6."""
+    """`3 done, 1 stale, 2 missing of 6 cells`."""
     states = ("done", "stale", "running", "begun", "missing")
     return f"{', '.join(f'{counts[state]} {state}' for state in states if counts[state])} of {counts.total()} cells"
-
-
-def _hours(value: float) -> str:
-    """Three digits: `0.0317`, `44.3`, `1,402`."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("cell", no_wrap=True)
-    for name in columns:
-        table.add_column(name, no_wrap=True, justify="right" if name == "GPU-hours" else "left")
-    return table

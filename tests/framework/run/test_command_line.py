@@ -66,7 +66,7 @@ def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
         ),
         (["trian", "seed=1"], "error: there is no command 'trian'; the nearest is train"),
         (["xyz"], "error: there is no command 'xyz'; there are train, evaluate, "),
-        (["paper", "paln"], "error: apo paper paln: choose one of plan, status, run, report"),
+        (["paper", "paln"], "error: apo paper paln: choose one of status, run, report"),
         (["doctor", "seed=1"], "error: apo doctor takes no arguments, and seed=1 was given"),
     ],
 )

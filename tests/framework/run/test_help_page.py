@@ -54,9 +54,9 @@ def test_a_first_word_of_a_commands_actions_sets_the_action_and_overrides_are_le
     assert command.overrides(["--cfg", "job"]) == ["--cfg", "job"]
     assert command.overrides([]) == []
     assert find_command("train").overrides(["typo"]) == ["typo"]
-    with pytest.raises(ConfigError, match="apo paper limit: choose one of plan, status, run, report"):
+    with pytest.raises(ConfigError, match="apo paper limit: choose one of status, run, report"):
         command.overrides(["limit"])
-    assert set(command.actions) == {"plan", "status", "run", "report"}
+    assert set(command.actions) == {"status", "run", "report"}
 
 
 @configured
