@@ -60,17 +60,6 @@ WATCH = Command(
     "another machine, forward the port: ssh -L 8123:127.0.0.1:8123 HOST.",
     examples=("apo watch", "apo watch outputs/mine --port 8200"),
 )
-EXACT = Command(
-    name="exact",
-    summary="Measure the pass@k of a puzzle's run exactly, without samples.",
-    work="apo_lab.commands.exact:measure_exactly",
-    config="exact",
-    details="Adds up the probabilities of all valid answers to the held-out problems of a run of data=locks, "
-    "countdown or divisors. Writes metrics.jsonl and log-probs to <output_dir>/exact_<puzzle>.",
-    axes={"trainer": "devices"},
-    settings=("run", "checkpoint", "output_dir", "temperature", "tokens_per_microbatch"),
-    examples=("apo exact run=outputs/lab/locks/apo/seed_1 checkpoint=all",),
-)
 COVERAGE = Command(
     name="coverage",
     summary="Measure the share of worked solutions in the model's top K tokens.",

@@ -129,16 +129,6 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """What every question of an edition must be able to find, checked before the first run."""
-
-    difference: float
-    """Of pass@64, which methods get in the last fifth of the levels up to L*, in (0, 1): 0.16 is 16 points."""
-    share: float
-    """Least share of studies in which it is found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """Everything that decides an edition's runs and verdicts."""
 
@@ -154,8 +144,6 @@ class Protocol:
     stages: tuple[Stage, ...]
     questions: tuple[Question, ...]
     predictions: tuple[Prediction, ...]
-    power: Power | None = None
-    """None: the edition states none."""
 
     def stage(self, name: str) -> Stage:
         """The stage of a name.
@@ -245,7 +233,6 @@ def _protocol(name: str, content: dict[str, Any]) -> Protocol:
             )
             for row in content["predictions"]
         ),
-        power=Power(**content["power"]) if "power" in content else None,
     )
 
 

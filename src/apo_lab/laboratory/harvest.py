@@ -52,8 +52,7 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
         "base_sha256": file_sha256(next(job.base.glob("*/model.safetensors"))) if job.world.base else "",
         "weights_sha256": file_sha256(job.folder / "checkpoints" / "final" / "model.safetensors"),
     }
-    assert job.arm is not None
-    key = {"world": job.world.name, "method": job.arm.method, "variant": job.arm.variant, "seed": job.seed}
+    key: dict[str, Any] = job.key._asdict()
     rows = Rows(runs=[{**key, **common, **_run_row(path, job.world.level)}], curves=_curve_rows(key, path))
     if averages is not None:
         weights = [1.0, *(json.loads((averages / "base_weights.json").read_text())), 0.0]

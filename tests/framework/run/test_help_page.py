@@ -31,7 +31,7 @@ def test_the_index_is_one_line_a_command_on_80_columns():
     named = [line.split()[0] for line in lines if line.startswith("  ")]
     assert named == list(commands())
     assert [command.name for command in BUILT_IN] == ["train", "evaluate", "export", "average", "preflight", "doctor"]
-    assert {"lab", "theory", "report", "pretrain", "exact", "coverage"} <= set(named)
+    assert {"lab", "theory", "report", "pretrain", "coverage"} <= set(named)
     assert max(map(len, lines)) <= 80
 
 
