@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size, present
-from apo_lab.statistics.squeezing import SqueezeSums, leaders, mass_of_parts, squeeze_shares
+from apo_lab.statistics.squeezing import leaders, mass_of_parts, squeeze_shares, squeeze_sums, total
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
@@ -78,10 +78,10 @@ class SqueezingMonitor(StepCallback):
         is_error = torch.arange(len(before)) < self._num_error_tokens
         shares, metrics = {}, {}
         for name, chosen in (("error", is_error), ("control", ~is_error)):
-            sums = SqueezeSums.total(from_all_ranks(SqueezeSums.of(before[chosen], after[chosen])))
+            sums = total(from_all_ranks(squeeze_sums(before[chosen], after[chosen])))
             shares[name] = squeeze_shares(sums)
             for count in ("num_fell", "num_rose", "num_nonfinite"):
-                metrics[f"squeeze/{count}_{name}"] = getattr(sums, count)
+                metrics[f"squeeze/{count}_{name}"] = sums[count]
         for key, value in shares["error"].items():
             metrics[f"squeeze/{key}_error"] = value
             metrics[f"squeeze/{key}_control"] = shares["control"][key]
