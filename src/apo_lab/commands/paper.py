@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.table import Table
 
-from apo_lab.paper.cells import Cell, list_cells
+from apo_lab.paper.cells import PaperCell, list_cells
 from apo_lab.paper.work import owner_of, state_of, work_off
 from apo_lightning.common.console import say, show
 from apo_lightning.errors import ConfigError
@@ -31,7 +31,7 @@ def paper(cfg: DictConfig) -> None:
             raise ConfigError(f"action is {cfg.action}: choose one of status, run, report")
 
 
-def _status(cells: Sequence[Cell]) -> None:
+def _status(cells: Sequence[PaperCell]) -> None:
     """Print the state of every cell, and how many there are of each."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in ("cell", "state", ""):
@@ -45,7 +45,7 @@ def _status(cells: Sequence[Cell]) -> None:
     say(_counted(counts))
 
 
-def _report(cfg: DictConfig, cells: Sequence[Cell]) -> None:
+def _report(cfg: DictConfig, cells: Sequence[PaperCell]) -> None:
     """Build the report from all cells that have begun; its title counts those that are not done."""
     from apo_lab.commands.report import report
     from apo_lightning.run.choices import composed

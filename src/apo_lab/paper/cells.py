@@ -25,7 +25,7 @@ NO_CAUSE = frozenset({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class PaperCell:
     """One unit of work with a folder of its own."""
 
     name: str
@@ -34,7 +34,7 @@ class Cell:
     """Of `apo`: train, evaluate or coverage."""
     overrides: tuple[str, ...]
     folder: Path
-    needs: "Cell | None" = None
+    needs: "PaperCell | None" = None
     """The training run whose final weights this cell reads; None: it starts from the model of its configuration."""
 
     @property
@@ -47,12 +47,12 @@ class Cell:
 
 
 @functools.cache
-def config_of(cell: Cell) -> DictConfig:
+def config_of(cell: PaperCell) -> DictConfig:
     """The composed configuration, without the places of files; raises what Hydra raises on a wrong override."""
     return composed(cell.command, cell.overrides)
 
 
-def list_cells(cfg: DictConfig) -> list[Cell]:
+def list_cells(cfg: DictConfig) -> list[PaperCell]:
     """All cells, seed by seed: a paper that is stopped early has every method.
 
     Raises:
@@ -66,8 +66,8 @@ def list_cells(cfg: DictConfig) -> list[Cell]:
         if unknown := [name for name in cfg[key] if name not in known]:
             raise ConfigError(f"{key} has {unknown[0]}, which is none of {', '.join(known)}")
 
-    def cell(name: str, command: str, overrides: Sequence[str], needs: Cell | None = None) -> Cell:
-        return Cell(name=name, command=command, overrides=tuple(overrides), folder=root / name, needs=needs)
+    def cell(name: str, command: str, overrides: Sequence[str], needs: PaperCell | None = None) -> PaperCell:
+        return PaperCell(name=name, command=command, overrides=tuple(overrides), folder=root / name, needs=needs)
 
     cells = [
         cell(f"coverage/{name}", "coverage", [f"model={name}", *cfg.coverage_overrides]) for name in cfg.coverage_of
@@ -96,7 +96,7 @@ def _experiments(wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def identity(cell: Cell) -> str:
+def identity(cell: PaperCell) -> str:
     """SHA-256 of what the cell's contents depend on: its composed configuration without `NO_CAUSE`, and its run's."""
     flat = flatten(cast("dict[str, Any]", OmegaConf.to_container(config_of(cell), resolve=True)))
     kept = {

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Literal
 
-from apo_lab.paper.cells import Cell, config_of, identity
+from apo_lab.paper.cells import PaperCell, config_of, identity
 from apo_lightning.common.console import say
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.common.formatting import duration
@@ -30,7 +30,7 @@ State = Literal["done", "stale", "running", "begun", "missing"]
 """Stale: made with another configuration than now. Begun: not finished, and nobody works on it."""
 
 
-def state_of(cell: Cell) -> State:
+def state_of(cell: PaperCell) -> State:
     """The state of a cell.
 
     Raises:
@@ -42,12 +42,12 @@ def state_of(cell: Cell) -> State:
         return "running" if lock is None else "begun"
 
 
-def owner_of(cell: Cell) -> str:
+def owner_of(cell: PaperCell) -> str:
     """The process that works on a running cell."""
     return (cell.folder / LOCK).read_text().strip()
 
 
-def work_off(cells: Sequence[Cell], limit: int | None) -> None:
+def work_off(cells: Sequence[PaperCell], limit: int | None) -> None:
     """Execute cells that are not done, in their order, until `limit` of them are finished or none can be taken.
 
     A cell waits for the run whose weights it reads. One that fails is not tried again by this process.
@@ -66,7 +66,7 @@ def work_off(cells: Sequence[Cell], limit: int | None) -> None:
             f"{len(stale)} of {len(cells)} cells were made with another configuration: give another output_dir, or "
             f"move their folders away, {stale[0].folder} first (apo paper status lists them)"
         )
-    failed: list[Cell] = []
+    failed: list[PaperCell] = []
     num_finished = 0
     while limit is None or num_finished < limit:
         config_of.cache_clear()  # the user may have edited a configuration meanwhile
@@ -88,11 +88,11 @@ def work_off(cells: Sequence[Cell], limit: int | None) -> None:
         )
 
 
-def _can_begin(cell: Cell) -> bool:
+def _can_begin(cell: PaperCell) -> bool:
     return state_of(cell) in ("begun", "missing") and (cell.needs is None or state_of(cell.needs) == "done")
 
 
-def _recorded(cell: Cell) -> State:
+def _recorded(cell: PaperCell) -> State:
     """The state that the record tells."""
     path = cell.folder / RECORD
     if not path.is_file():
@@ -106,13 +106,13 @@ def _recorded(cell: Cell) -> State:
         raise ConfigError(f"{path} is no record of a cell ({error}): move {cell.folder} away") from error
 
 
-def _record(cell: Cell, *, is_finished: bool) -> None:
+def _record(cell: PaperCell, *, is_finished: bool) -> None:
     content = {"identity": identity(cell), "is_finished": is_finished, "arguments": cell.arguments}
     write_atomically(cell.folder / RECORD, to_json(content, indent=1))
 
 
 @contextmanager
-def _lock(cell: Cell) -> Iterator[IO[str] | None]:
+def _lock(cell: PaperCell) -> Iterator[IO[str] | None]:
     """Hold the lock of a cell; None if another process holds it."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     with (cell.folder / LOCK).open("a+") as file:
@@ -124,7 +124,7 @@ def _lock(cell: Cell) -> Iterator[IO[str] | None]:
             yield file
 
 
-def _execute(cell: Cell, lock: IO[str]) -> bool:
+def _execute(cell: PaperCell, lock: IO[str]) -> bool:
     """Run the cell's command in a child process, and return whether it succeeded."""
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {platform.node()}\n")

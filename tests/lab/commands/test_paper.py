@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apo_lab.commands.paper import paper
-from apo_lab.paper.cells import Cell, list_cells
+from apo_lab.paper.cells import PaperCell, list_cells
 from apo_lab.paper.work import OUTPUT, owner_of, state_of
 from composing import ROOT, composed
 from processes import start_script
@@ -50,7 +50,7 @@ def listed(key: str, *overrides: str) -> str:
     return f"{key}={json.dumps(overrides, separators=(',', ':'))}"
 
 
-def cells_of(words: list[str]) -> dict[str, Cell]:
+def cells_of(words: list[str]) -> dict[str, PaperCell]:
     return {cell.name: cell for cell in list_cells(composed(*words, config_name="paper"))}
 
 

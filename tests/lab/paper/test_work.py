@@ -4,23 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from apo_lab.paper.cells import Cell
+from apo_lab.paper.cells import PaperCell
 from apo_lab.paper.work import RECORD, _lock, _record, owner_of, state_of, work_off
 from apo_lightning.errors import ConfigError
 
 
 @pytest.fixture
-def run(tmp_path) -> Cell:
-    return Cell(name="train/x", command="train", overrides=("model=tiny",), folder=tmp_path / "train" / "x")
+def run(tmp_path) -> PaperCell:
+    return PaperCell(name="train/x", command="train", overrides=("model=tiny",), folder=tmp_path / "train" / "x")
 
 
 @pytest.fixture
-def measured(tmp_path, run) -> Cell:
+def measured(tmp_path, run) -> PaperCell:
     folder = tmp_path / "evaluate" / "x"
-    return Cell(name="evaluate/x", command="evaluate", overrides=("model=tiny",), folder=folder, needs=run)
+    return PaperCell(name="evaluate/x", command="evaluate", overrides=("model=tiny",), folder=folder, needs=run)
 
 
-def finish(cell: Cell, *, is_finished: bool = True) -> None:
+def finish(cell: PaperCell, *, is_finished: bool = True) -> None:
     cell.folder.mkdir(parents=True, exist_ok=True)
     _record(cell, is_finished=is_finished)
 

@@ -6,7 +6,7 @@ import pytest
 
 from apo_lab.theory.__main__ import main
 from apo_lab.theory.page import BEGIN, END, fill, section, summary
-from apo_lab.theory.statements import STATEMENTS, Finding, Reading
+from apo_lab.theory.statements import STATEMENTS, Reading, Truth
 from composing import ROOT
 
 PAGE = ROOT / "docs" / "theory.md"
@@ -15,7 +15,7 @@ SECTION = re.compile(r"^### (\w+)\. (.+): ([a-z ]+)$", re.MULTILINE)
 
 def test_the_page_has_every_statement_with_its_claim_formula_and_finding():
     text = PAGE.read_text()
-    assert SECTION.findall(text) == [(s.key, s.title, s.finding.value) for s in STATEMENTS]
+    assert SECTION.findall(text) == [(s.key, s.title, s.truth.value) for s in STATEMENTS]
     missing = [s.key for s in STATEMENTS if f"*{s.claim}* ({s.where})\n\n{s.formula}\n" not in text]
     assert missing == []
 
@@ -57,7 +57,7 @@ def test_a_bound_is_one_sided_and_nan_never_holds(relation, holds):
 
 
 def test_every_finding_has_a_meaning_on_the_page():
-    assert all(f"**{finding.value}**" in PAGE.read_text() for finding in Finding)
+    assert all(f"**{truth.value}**" in PAGE.read_text() for truth in Truth)
 
 
 def test_every_figure_that_a_statement_names_is_drawn_and_on_the_page():
