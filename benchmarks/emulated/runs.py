@@ -21,10 +21,10 @@ SMALL = (
     "callbacks=none",
 )
 """In float32, so that both runs sample the same tokens; without export, which asks tensors for their memory."""
-DUE = ("monitor", "squeezing_monitor", "reachability", "token_writer")
+DUE = ("monitor", "squeezing_monitor", "reachability")
 WAYS: Mapping[str, Sequence[str]] = {
     "every diagnostic": (
-        "callbacks=[default,diagnostics,token_writer]",
+        "callbacks=[default,diagnostics]",
         "callbacks.export=null",
         *(f"callbacks.{name}.every_n_steps=1" for name in DUE),
     ),

@@ -4,12 +4,10 @@ from apo_lab.diagnostics.collapse_alarm import CollapseAlarm
 from apo_lab.diagnostics.exact_coverage import ExactCoverage
 from apo_lab.diagnostics.reachability import Reachability
 from apo_lab.diagnostics.squeezing_monitor import SqueezingMonitor
-from apo_lab.diagnostics.token_writer import TokenWriter
 
 __all__ = [
     "CollapseAlarm",
     "ExactCoverage",
     "Reachability",
     "SqueezingMonitor",
-    "TokenWriter",
 ]

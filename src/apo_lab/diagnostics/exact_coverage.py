@@ -139,7 +139,7 @@ class _Listed:
 
     prompts: tuple[Prompt, ...]
     answers: list[list[ListedAnswer]]
-    """By prompt."""
+    """The answers of each prompt."""
     scores: AnswerScores
     """All answers, without their log-probs."""
     kinds: list[str]

@@ -40,7 +40,7 @@ class Arm:
 
     method: str
     overrides: tuple[str, ...]
-    """Of `apo train`; the first chooses the algorithm."""
+    """Overrides of `apo train`; the first chooses the algorithm."""
 
     @property
     def variant(self) -> str:
@@ -90,7 +90,7 @@ class Stage:
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name → overrides, for arms that are not tuned."""
     overrides: tuple[str, ...] = ()
-    """Of every run."""
+    """Overrides of every run of the stage."""
     is_averaged: bool = False
     """Whether the path of averages of each last policy with the base model is measured."""
 

@@ -73,7 +73,7 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
 
 
 def config_sha256(cfg: DictConfig) -> str:
-    """Of a run's configuration without paths, so that it is the same on every machine."""
+    """Hash a run's configuration without paths, so that the hash is the same on every machine."""
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     plain["model"].pop("path")
     for key in ("reference_path", "resume"):
@@ -83,7 +83,7 @@ def config_sha256(cfg: DictConfig) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Of a file's bytes."""
+    """Hash a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

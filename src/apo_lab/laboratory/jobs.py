@@ -31,7 +31,7 @@ class Job:
     arm: Arm
     seed: int
     overrides: tuple[str, ...]
-    """Of `apo train`, without paths."""
+    """The words behind `apo train`, without paths."""
     folder: Path
     base: Path
     """Folder of the world's base model."""

@@ -31,7 +31,7 @@ class PaperCell:
     name: str
     """The folder below `output_dir`: `train/paper/llama3b_apo/seed_1`."""
     command: str
-    """Of `apo`: train, evaluate or coverage."""
+    """The command of `apo`: train, evaluate or coverage."""
     overrides: tuple[str, ...]
     folder: Path
     needs: "PaperCell | None" = None

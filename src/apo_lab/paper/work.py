@@ -23,7 +23,7 @@ from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError, Preempted
 
 RECORD, LOCK, OUTPUT = "cell.json", "lock", "output.txt"
-"""In the folder of a cell: what it was made with; who works on it; what its command printed."""
+"""Files in a cell's folder: what it was made with; who works on it; what its command printed."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Passed on to the child, which saves what it has."""
 State = Literal["done", "stale", "running", "begun", "missing"]
