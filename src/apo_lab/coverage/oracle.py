@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool
+from scipy.stats import binomtest
 from torch import Tensor
 
 from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.statistics.reachability import clopper_pearson
 from apo_lightning.common.hashing import hash64
 from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompt
 from apo_lightning.data.filtering import normalised_problem
@@ -213,8 +213,9 @@ def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Est
     problems = [normalised_problem(row.problem) for row in rows]
     place = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
     if len(place) == len(rows):
-        interval = clopper_pearson(int(is_inside.sum()), len(rows))
-        return Estimate(value=interval.mean, low=interval.low, high=interval.high)
+        # The exact binomial interval of Clopper and Pearson 1934.
+        interval = binomtest(int(is_inside.sum()), len(rows)).proportion_ci(0.95, method="exact")
+        return Estimate(value=float(is_inside.double().mean()), low=float(interval.low), high=float(interval.high))
     owners = torch.tensor([place[problem] for problem in problems])
     return ratio_estimate(torch.bincount(owners, weights=is_inside.double()), torch.bincount(owners))
 

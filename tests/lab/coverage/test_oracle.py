@@ -79,19 +79,6 @@ def test_recall_is_the_share_of_solution_tokens_with_a_rank_below_k(policy, toke
     assert 0 < found.recall[16].value < 1
 
 
-def test_hits_are_those_of_each_problem_in_the_order_given(policy):
-    tokenizer = policy.tokenizer
-    prompts = []
-    for one in ROWS:
-        turn = [{"role": "user", "content": one.problem}]
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-        prompts.append(Prompt(id=one.id, problem=one.problem, answer="", text=text, token_ids=ids))
-    solutions = [tokenizer.encode(solution, add_special_tokens=False) for solution in SOLUTIONS]
-    hits = token_hits(policy, pack(prompts, solutions), [8, 32], 4096)
-    assert hits.tolist() == [[rank < 8, rank < 32] for one in ROWS for rank in naive_ranks(policy, one)]
-
-
 def test_whole_solutions_are_those_without_a_token_beyond_k(policy):
     problems = solved_problems(ROWS, None, where="x")
     coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[8, 64, 97], tokens_per_microbatch=70)
@@ -122,13 +109,6 @@ def test_ties_go_to_the_lower_id():
     assert token_hits(policy, pack([one], [[3, 4, 5, 6]]), [3, 5, 6], 4096).sum(0).tolist() == [0, 2, 3]
 
 
-def test_the_whole_vocabulary_holds_every_token(policy):
-    coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[len(policy.head_weight)])
-    found = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None, CARD)
-    (estimate,) = found.recall.values()
-    assert estimate.value == 1.0
-
-
 def test_a_base_model_reads_its_own_template(policy):
     coverage = OracleCoverage(name="x", path="x.jsonl", anchor_sizes=[8])
     chat = coverage.measure(policy, solved_problems(ROWS, None, where="x"), None, CARD)
@@ -147,17 +127,6 @@ def test_a_tokenizer_that_opens_every_text_does_not_open_the_solution():
         policy, solved_problems([ROWS[0]], None, where="x"), "{problem}", CARD
     )
     assert found.num_tokens == len(SOLUTIONS[0])
-
-
-def test_progress_ends_with_all_solution_tokens(policy):
-    seen = []
-    coverage = OracleCoverage(name="x", path="x.jsonl", tokens_per_microbatch=1)
-    total = coverage.measure(
-        policy, solved_problems(ROWS, None, where="x"), None, CARD, lambda *both: seen.append(both)
-    ).num_tokens
-    assert len(seen) == len(ROWS)
-    assert seen == sorted(seen)
-    assert seen[-1] == (total, total)
 
 
 def test_what_is_left_out_is_counted(policy):
@@ -180,20 +149,6 @@ def test_the_result_states_prompt_and_data(policy):
     renamed = [replace(one, id=f"line {i}") for i, one in enumerate(reversed(ROWS))]
     again = coverage.measure(policy, solved_problems(renamed, None, where="x"), "Q: {problem}\nA: ", CARD)
     assert again == found
-
-
-def test_a_solution_that_just_fits_is_measured(policy):
-    (one,) = solved_problems([ROWS[0]], None, where="x").rows
-    turn = [{"role": "user", "content": one.problem}]
-    text = policy.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    length = len(policy.tokenizer.encode(text, add_special_tokens=False)) + len(SOLUTIONS[0])
-    problems = solved_problems([ROWS[0]], None, where="x")
-    assert (
-        OracleCoverage(name="x", path="x.jsonl", max_tokens=length).measure(policy, problems, None, CARD).num_too_long
-        == 0
-    )
-    with pytest.raises(ConfigError, match=f"max_tokens is {length - 1} and none of 1 problems"):
-        OracleCoverage(name="x", path="x.jsonl", max_tokens=length - 1).measure(policy, problems, None, CARD)
 
 
 def test_the_choice_does_not_depend_on_the_order_of_the_file():
