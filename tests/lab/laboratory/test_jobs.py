@@ -66,11 +66,6 @@ def test_a_run_with_a_row_is_not_run_again(protocol):
     assert counts == {"tuning": (2, 2), "main": (2, 2), "parts": (0, 2)}
 
 
-def test_runs_that_wait_for_a_choice_are_counted(protocol):
-    counts = progress(config(), protocol, NONE)
-    assert counts == {"tuning": (0, 2), "main": (0, 2), "parts": (0, 2)}
-
-
 def test_every_arm_of_the_hour_has_its_first_seed_before_any_has_its_second():
     seeds = [job.seed for job in planned_jobs(config(), load_protocol("hour"), NONE)]
     assert seeds == sorted(seeds)

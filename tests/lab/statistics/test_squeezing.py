@@ -94,13 +94,3 @@ def test_no_token_that_fell_is_no_number():
     shares = squeeze_shares(squeeze_sums(half, half))
     assert list(shares) == list(NAMES)
     assert all(math.isnan(value) for value in shares.values())
-
-
-def test_without_an_anchor_beside_the_sampled_token_everything_else_is_tail():
-    masses = mass_of_parts(
-        torch.tensor([0.5], dtype=torch.float64).log(),
-        torch.tensor([[0.5]]).log(),
-        torch.tensor([[False]]),
-        torch.tensor([0]),
-    )
-    assert masses.tolist() == [[0.5, 0.0, 0.0, 0.5]]
