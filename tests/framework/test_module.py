@@ -92,7 +92,7 @@ def test_no_diagnostic_steers(tmp_path):
     alone, _ = run(tmp_path / "alone", *sizes)
     watched, rows = run(tmp_path / "watched", *sizes, "callbacks=diagnostics", *each_step)
     assert same(alone, watched)
-    for prefix in ("support/", "squeeze/", "history/", "alarm/", "reach/"):
+    for prefix in ("support/", "squeeze/", "alarm/", "reach/"):
         assert any(name.startswith(prefix) and row[name] for name in rows[0] for row in rows), prefix
 
 

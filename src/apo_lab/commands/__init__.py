@@ -27,12 +27,6 @@ WATCH = Command(
     work="apo_lab.commands.watch:watch",
     config=None,
 )
-EXACT = Command(
-    name="exact",
-    summary="Measure the pass@k of a puzzle's run exactly, without samples.",
-    work="apo_lab.commands.exact:measure_exactly",
-    config="exact",
-)
 COVERAGE = Command(
     name="coverage",
     summary="Measure the share of worked solutions in the model's top K tokens.",

@@ -13,39 +13,15 @@ from apo_lightning.common.files import write_atomically
 KEY = ("world", "method", "variant", "seed")
 POINT = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy")
 COST = ("tokens_sampled", "tokens_trained", "seconds")
+HASHES = ("config_sha256", "weights_sha256", "base_sha256", "commit", "registration")
 RUN_COLUMNS = (
-    *KEY,
-    "stage",
-    "steps",
-    "level",
-    "base_pass@1",
-    "base_pass@8",
-    "base_pass@64",
-    *POINT,
-    "reached",
-    "area",
-    "area_8",
-    "passage",
+    *(*KEY, "stage", "steps", "level", "base_pass@1", "base_pass@8", "base_pass@64", *POINT),
+    *("reached", "area", "area_8", "passage"),
     *(f"{endpoint}_without_{block}" for endpoint in ENDPOINTS for block in range(BLOCKS)),
-    *COST,
-    "config_sha256",
-    "weights_sha256",
-    "base_sha256",
-    "commit",
-    "registration",
+    *(*COST, *HASHES),
 )
 CURVE_COLUMNS = (*KEY, "step", "base_weight", *POINT, *COST)
-TEXT = (
-    "world",
-    "method",
-    "variant",
-    "stage",
-    "config_sha256",
-    "weights_sha256",
-    "base_sha256",
-    "commit",
-    "registration",
-)
+TEXT = ("world", "method", "variant", "stage", *HASHES)
 DIGITS = 6
 
 

@@ -91,10 +91,9 @@ def test_the_page_has_the_registrations(name):
 
 
 def test_the_page_counts_the_runs_of_each_stage():
-    for stage in progress(
-        composed("output_dir=outputs/lab", config_name="lab"), FULL, pd.DataFrame(columns=list(RUN_COLUMNS))
-    ):
-        assert f"| {stage.name} | {stage.num_runs} |" in PAGE
+    cfg = composed("output_dir=outputs/lab", config_name="lab")
+    for stage, (_, num_runs) in progress(cfg, FULL, pd.DataFrame(columns=list(RUN_COLUMNS))).items():
+        assert f"| {stage} | {num_runs} |" in PAGE
 
 
 def test_the_page_lists_every_prediction():

@@ -21,8 +21,7 @@ WINDOWS_PER_RUN = 20
 ENTROPY = "train/entropy"
 PANELS = data_rows("figures/panels.csv")
 """Panels of the figures `training`, `collapse` and `monitors`: a pattern of metric keys, the title with the pattern's
-groups, and the dotted line: at zero, the first logged value, of the base, the alarm's threshold, or none."""
-THRESHOLD = "callbacks.collapse_alarm.threshold"
+groups, and the dotted line: at zero, the first logged value, of the base, or none."""
 
 
 class MethodCurve(NamedTuple):
@@ -84,8 +83,6 @@ def _reference(runs: Sequence[RunCard], key: str, kind: str) -> float:
     if kind == "base":
         first = [run.metrics[key].dropna().iloc[0] for run in runs if key in run.metrics]
         return sum(first) / len(first)
-    if kind == "threshold":
-        return float(next((run.config[THRESHOLD] for run in runs if THRESHOLD in run.config), math.nan))
     return 0.0 if kind == "zero" else math.nan
 
 
