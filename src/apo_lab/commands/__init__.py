@@ -46,19 +46,8 @@ REPORT = Command(
     config="report",
     details="Reads every run, sweep and evaluation in the given folders. Writes report.html, tables/ (Markdown, "
     "LaTeX, CSV) and figures/ (PDF, SVG, PNG), with the paper's published numbers for comparison.",
-    settings=("runs", "output_dir", "title", "rollouts", "rollout_limit"),
-    examples=("apo report runs=outputs", "apo report rollouts=outputs/2026-01-31/12-00-00_apo_llama3b"),
-)
-WATCH = Command(
-    name="watch",
-    summary="Follow a training run on a page in the browser.",
-    work="apo_lab.commands.watch:watch",
-    config=None,
-    details="apo watch FOLDER serves one page of the run's curves, phases and newest completions on 127.0.0.1; without "
-    "a folder, of the newest run below outputs/. The page refreshes itself until the run has ended, and links to the "
-    "completions token by token and to the report. --port N: another port than 8123; 0: any free one. For a run on "
-    "another machine, forward the port: ssh -L 8123:127.0.0.1:8123 HOST.",
-    examples=("apo watch", "apo watch outputs/mine --port 8200"),
+    settings=("runs", "output_dir", "title"),
+    examples=("apo report", "apo report runs=outputs/2026-01-31"),
 )
 EXACT = Command(
     name="exact",

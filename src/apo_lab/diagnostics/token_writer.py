@@ -1,4 +1,4 @@
-"""Policy and reference statistics of every token of a step, written for the rollout browser."""
+"""Policy and reference statistics of every token of a step, as JSON Lines."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -118,7 +118,7 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
 
 
 def _forget_refused_run() -> None:
-    """Remove the folder of this job if Hydra's copy of its configuration is all it has: `apo watch` would follow it."""
+    """Remove the folder of this job if Hydra's copy of its configuration is all it has: it is no run."""
     hydra: Any = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     if hydra.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra.output_subdir]:

@@ -86,7 +86,7 @@ def lines(table: Table, *columns: str) -> list[tuple[str, ...]]:
 def test_blocks_that_are_not_compared_are_named_on_the_terminal(tmp_path, capsys, temperature):
     for index, result in enumerate((evaluation(1, 2), evaluation(2, 3, temperature=temperature))):
         write_record(tmp_path / str(index) / "results.json", result)
-    options = {"title": "", "date": "", "rollouts": None}
+    options = {"title": "", "date": ""}
     report(OmegaConf.create({"runs": str(tmp_path), "output_dir": str(tmp_path / "report"), **options}))
     blocks = "tiny, temperature = 1 | tiny, temperature = 0.6"
     said = f"Measured in different ways, and so not compared with one another: {blocks}."
