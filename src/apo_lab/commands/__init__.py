@@ -8,8 +8,8 @@ LAB = Command(
     work="apo_lab.laboratory.command:laboratory",
     config="lab",
     details="An edition is a protocol of worlds, methods, seeds and comparisons. Base models and runs are made, exact "
-    "pass@k is measured along each run, and rows are added to runs.csv and curves.csv; the page is made from these two "
-    "alone. edition=hour takes about an hour on two cores, edition=full more than ten. A command that was interrupted "
+    "pass@k is measured along each run, and rows are added to runs.csv.gz and curves.csv.gz; the page is made from "
+    "these alone. edition=hour takes about an hour on two cores, edition=full more than ten. A command that was interrupted "
     "continues when it is given again.",
     actions={
         "run": "make the runs that have no row yet, then the page (default)",

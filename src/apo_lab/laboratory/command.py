@@ -26,7 +26,7 @@ def laboratory(cfg: DictConfig) -> None:
     if cfg.action == "status":
         LaboratoryView(cfg, protocol, {"registration": registration(protocol), "commit": commit()})
         return
-    rows = Path(cfg.tables) / "runs.csv"
+    rows = Path(cfg.tables) / "runs.csv.gz"
     if cfg.action == "page" and not rows.is_file():
         raise ConfigError(
             f"{rows} does not exist: give tables= the folder of an edition's rows, or run apo lab run first"

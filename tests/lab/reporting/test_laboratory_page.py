@@ -244,9 +244,9 @@ def test_figures_draw_the_mean_paths_and_the_level(edition):
 
 def test_rows_of_another_registration_are_left_out_and_counted_on_the_page(protocol, tables, tmp_path):
     shutil.copytree(tables, tmp_path / "tables")
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     others = runs[runs.stage == "long"].assign(registration="b2", **{"pass@64": 0.0})
-    pd.concat([runs, others]).to_csv(tmp_path / "tables" / "runs.csv", index=False)
+    pd.concat([runs, others]).to_csv(tmp_path / "tables" / "runs.csv.gz", index=False)
     page = laboratory_page(tmp_path / "tables", protocol, tmp_path / "report", date="2026-01-02", registration=OURS)
     text = page.read_text()
     assert "2 rows of another registration were left out." in text
@@ -256,10 +256,10 @@ def test_rows_of_another_registration_are_left_out_and_counted_on_the_page(proto
 
 
 def test_a_verdict_waits_for_all_its_runs_and_only_gains_by_those_of_others(protocol, edition, tables, tmp_path):
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     is_left_out = (runs.method == "weak") & (runs.seed == 6)
-    runs[~is_left_out].to_csv(tmp_path / "runs.csv", index=False)
-    shutil.copy(tables / "curves.csv", tmp_path)
+    runs[~is_left_out].to_csv(tmp_path / "runs.csv.gz", index=False)
+    shutil.copy(tables / "curves.csv.gz", tmp_path)
     partial = read_edition(tmp_path, protocol, OURS)
     rows = texts(made(partial)["lab_candidates_verdicts"])
     assert [row["Verdict"] for row in rows] == ["higher", "higher", "11 of 12 runs", "11 of 12 runs"]
@@ -278,7 +278,7 @@ def test_a_question_at_one_level_leaves_out_the_runs_that_do_not_reach_it_and_ne
         text.replace('"Is APO above GRPO?", stage: main', '"Is APO above GRPO?", endpoint: passage, stage: main')
     )
     asks = load_protocol(str(path))
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     # The area's values stand for those at L*: a run without one has not reached it.
     values = {name.replace("area", "passage"): runs[name] for name in runs if re.match(r"area(_without_\d+)?$", name)}
     with_passage = runs.assign(**values)
@@ -312,10 +312,10 @@ def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tm
     tables = write_tables(tmp_path / "tables", protocol, LOSSES, OURS, **changes)
     if verdict:  # one seed of tuning chooses nothing, so the runs of all are taken
         other = write_tables(tmp_path / "all", protocol, LOSSES, OURS)
-        runs = pd.read_csv(other / "runs.csv")
+        runs = pd.read_csv(other / "runs.csv.gz")
         first = runs.groupby(["stage", "world", "method"])["seed"].transform("min")
-        runs[(runs.seed == first) | (runs.stage == "tuning")].to_csv(tables / "runs.csv", index=False)
-        shutil.copy(other / "curves.csv", tables)
+        runs[(runs.seed == first) | (runs.stage == "tuning")].to_csv(tables / "runs.csv.gz", index=False)
+        shutil.copy(other / "curves.csv.gz", tables)
     page = laboratory_page(tables, protocol, tmp_path / "report", date="2026-01-02", registration=OURS)
     found = pd.read_csv(page.parent / "tables/lab_runs.csv").set_index("Stage")
     assert found.loc["tuning", "Finished"] == found.loc["tuning", "Planned"] == 8
@@ -336,7 +336,7 @@ def test_a_question_without_a_run_of_what_it_asks_about_has_no_figure(protocol, 
 
 def spoiled(tables: Path, folder: Path, change) -> Path:
     shutil.copytree(tables, folder, dirs_exist_ok=True)
-    change(pd.read_csv(tables / "runs.csv")).to_csv(folder / "runs.csv", index=False)
+    change(pd.read_csv(tables / "runs.csv.gz")).to_csv(folder / "runs.csv.gz", index=False)
     return folder
 
 
@@ -371,8 +371,8 @@ def test_two_settings_of_one_arm_are_refused(protocol, tables, tmp_path):
 
 
 def test_runs_with_seeds_that_were_not_registered_do_not_count(protocol, edition, tables, tmp_path):
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     runs = pd.concat([runs, runs[(runs.stage == "main") & (runs.seed == 1)].assign(seed=77, area=0.0)])
     shutil.copytree(tables, tmp_path, dirs_exist_ok=True)
-    runs.to_csv(tmp_path / "runs.csv", index=False)
+    runs.to_csv(tmp_path / "runs.csv.gz", index=False)
     assert made(read_edition(tmp_path, protocol, OURS))["lab_main_verdicts"] == made(edition)["lab_main_verdicts"]

@@ -18,7 +18,7 @@ from apo_lab.reporting.laboratory import laboratory_report
 from apo_lab.reporting.page import markdown_page
 from composing import ROOT, composed
 
-FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv"))
+FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv.gz"))
 NAMES = [folder.name for folder in FOLDERS]
 PAGE = (ROOT / "docs" / "lab.md").read_text()
 FULL = load_protocol("full")
@@ -37,7 +37,7 @@ def git(*words):
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_every_row_was_made_from_a_commit_that_has_the_registered_protocol(folder):
     protocol = f"src/apo_lab/editions/{folder.name}.yaml"
-    runs = pd.read_csv(folder / "runs.csv", keep_default_na=False)
+    runs = pd.read_csv(folder / "runs.csv.gz", keep_default_na=False)
     assert set(runs.registration) == {registered(folder.name)}
     for commit in set(runs.commit):
         assert re.fullmatch("[0-9a-f]{12}", commit), "the row is of a changed checkout"

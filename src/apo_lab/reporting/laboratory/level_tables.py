@@ -6,9 +6,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
-from apo_lab.reporting.laboratory.frontier import FAMILY, best_single_strategy
-from apo_lab.reporting.laboratory.levels import EXPLORED, Group, Levels, groups, pair_name
-from apo_lab.reporting.laboratory.reading import KEY, ArmRuns, Edition, Frame, arm_name
+from apo_lab.reporting.laboratory.levels import EXPLORED, LOCKS, Group, Levels, best_single_strategy, groups, pair_name
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, points_cell
 from apo_lab.statistics.levels import Band
@@ -29,17 +28,13 @@ def level_tables(edition: Edition) -> list[Table]:
 def means_table(group: Group) -> Table:
     """Each arm at each level: mean over the runs that reach it, standard error and their number."""
     rows: list[TableRow] = []
-    for title, metric, envelope in (
-        ("pass@64 where pass@1 first reaches the level", "pass@64", False),
-        ("The best pass@64 of a run at the level or above", "pass@64", True),
-        ("pass@8 where pass@1 first reaches the level", "pass@8", False),
-    ):
+    for metric in ("pass@64", "pass@8"):
         for name in group.arms:
-            curves = group.curves(name, group.levels, metric, envelope=envelope)
+            curves = group.curves(name, group.levels, metric)
             in_all = np.min([np.isfinite(each).any(1) for each in curves.values()], axis=0)
             together = np.concatenate([*curves.values()], axis=1)
             cells = (_mean_cell(values, everywhere) for values, everywhere in zip(together, in_all, strict=True))
-            rows.append(row_of(arm_name(name), *cells, section=title))
+            rows.append(row_of(arm_name(name), *cells, section=f"{metric} where pass@1 first reaches the level"))
     return Table(
         name=f"lab_levels_{group.name}",
         title=f"{EXPLORED}: pass@64 and pass@8 at equal pass@1, in per cent ({group.name})",
@@ -69,7 +64,7 @@ def differences_table(group: Group) -> Table:
             cells = (_world_cell(before, after) for before, after in zip(*curves, strict=True))
             rows.append(row_of(pair_name(pair), *cells, EMPTY, EMPTY, section=f"pass@64, {world}"))
     return Table(
-        name=differences_name(group),
+        name=f"lab_level_differences_{group.name}",
         title=f"{EXPLORED}: differences at equal pass@1 [points] ({group.name})",
         columns=(
             *(*left("Difference"), *right(*map(_level, group.levels), group="pass@1 of")),
@@ -84,28 +79,12 @@ def differences_table(group: Group) -> Table:
     )
 
 
-def differences_name(group: Group) -> str:
-    """Name of `differences_table`, on which `apart` rests."""
-    return f"lab_level_differences_{group.name}"
-
-
-def apart(group: Group) -> str:
-    """Sentences: between which levels the band of another method lies above or below the first one."""
-    first, said = arm_name(group.trained[0]), []
-    bands = {name: group.band((group.trained[0], name)) for name in group.trained[1:]}
-    for word, side in (("above", lambda band: band.low > 0), ("below", lambda band: band.high < 0)):
-        cells = {arm_name(name): _side(levels, band, side(band)) for name, (levels, band) in bands.items()}
-        parts = [f"{name} {cell.text}" for name, cell in cells.items() if cell is not EMPTY]
-        said.append(f"{word.capitalize()} {first}: {'; '.join(parts) or 'none'}.")
-    return " ".join(said)
-
-
 def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
     """The instances of locks: how good one strategy for all problems is, and where each method loses pass@64."""
     rows = []
     for group in found:
         for world in (edition.protocol.worlds[name] for name in group.worlds):
-            if world.family == FAMILY:
+            if world.family == LOCKS:
                 single = best_single_strategy(world)
                 section = f"{world.name}, best single strategy {100 * single:.1f} %"
                 rows += [_cliff_row(group.arms[name].within([world.name]), single, section) for name in group.trained]
@@ -157,7 +136,7 @@ def _side(levels: Levels, band: Band, is_apart: Bool[NDArray[np.bool], "levels"]
 
 
 def _cliff_row(arm: ArmRuns, single: float, section: str) -> TableRow:
-    runs = [points for _, points in arm.curves.groupby([*KEY], sort=False)]
+    runs = [points for _, points in arm.by_run()]
     steps, ones = ([f[name] for run in runs for f in _falls(run, "strategy_entropy", COMMITTED)] for name in _PLACE)
     cliffs = [fall["pass@1"] for run in runs for fall in _falls(run, "pass@64", LOST)]
     highest = [float(points["pass@1"].max()) for points in runs]

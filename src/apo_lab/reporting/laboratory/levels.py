@@ -1,15 +1,19 @@
 """The runs of the stage `main` at equal pass@1, level by level: what no registered verdict shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
+from importlib import resources
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 
-from apo_lab.editions.protocol import AVERAGED
-from apo_lab.reporting.laboratory.reading import KEY, MAIN, ArmRuns, Edition, arm_name
+from apo_lab.editions.protocol import AVERAGED, World
+from apo_lab.puzzles.locks import Locks
+from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, arm_name
 from apo_lab.statistics.levels import Band, Curves, at_levels, difference_band
 
 EXPLORED = "Explored after the runs"
@@ -23,6 +27,8 @@ SPACING = 0.0025
 WIDEST_GAP = 0.03
 """Of pass@1 between the evaluation points around a level, median over runs. Inside a wider one a value is that of a
 straight line, and its spread between runs is too small."""
+LOCKS = "locks"
+"""The family of worlds that have a best single strategy."""
 Levels = Float[NDArray[np.float64], "levels"]
 
 
@@ -36,6 +42,8 @@ class Group:
     """L*."""
     arms: Mapping[str, ArmRuns]
     """By name, averages included; those with runs."""
+    _bands: dict[tuple[str, ...], tuple[Levels, Band]] = field(default_factory=dict)
+    """(before, after, metric) → what `band` has computed: a page asks for it twice."""
 
     @property
     def trained(self) -> list[str]:
@@ -65,12 +73,12 @@ class Group:
         shares = [np.min([np.isfinite(each).mean(1) for each in self.curves(n, found).values()], 0) for n in self.arms]
         return found[(np.max(shares, axis=0) >= LEAST_SHARE) & (found > self._base)]
 
-    def curves(self, name: str, levels: Levels, metric: str = "pass@64", *, envelope: bool = False) -> Curves:
+    def curves(self, name: str, levels: Levels, metric: str = "pass@64") -> Curves:
         """A metric of each run of an arm at each level, by world; see `at_levels`."""
         found: dict[str, list[Levels]] = {world: [] for world in self.worlds}
-        for key, points in self.arms[name].curves.groupby([*KEY], sort=False):
+        for key, points in self.arms[name].by_run():
             ones, values = (points[column].to_numpy(float) for column in ("pass@1", metric))
-            found[key[0]].append(at_levels(ones, values, levels, envelope=envelope))
+            found[key[0]].append(at_levels(ones, values, levels))
         return {world: np.stack(runs, axis=1) for world, runs in found.items() if runs}
 
     def band(self, pair: tuple[str, str], metric: str = "pass@64") -> tuple[Levels, Band]:
@@ -83,16 +91,11 @@ class Group:
             self._bands[*pair, metric] = levels, band
         return self._bands[*pair, metric]
 
-    @cached_property
-    def _bands(self) -> dict[tuple[str, str, str], tuple[Levels, Band]]:
-        """(before, after, metric) → what `band` has computed: a page asks for it three times."""
-        return {}
-
     def _dense(self, levels: Levels) -> Float[NDArray[np.float64], "dense"]:
         """The levels around which runs have evaluation points; see `WIDEST_GAP`."""
         gaps: list[Levels] = []
         for name in self.trained:
-            for _, points in self.arms[name].curves.groupby([*KEY], sort=False):
+            for _, points in self.arms[name].by_run():
                 ones = points["pass@1"].to_numpy(float)
                 after = np.searchsorted(np.maximum.accumulate(ones), levels).clip(1, len(ones) - 1)
                 gaps.append(np.where(levels <= ones.max(), ones[after] - ones[after - 1], np.nan))
@@ -125,3 +128,15 @@ def groups(edition: Edition) -> list[Group]:
 def pair_name(pair: tuple[str, str]) -> str:
     """`APO − GRPO`."""
     return f"{arm_name(pair[1])} − {arm_name(pair[0])}"
+
+
+@cache  # tables and figures of a page ask for the same worlds
+def best_single_strategy(world: World) -> float:
+    """pass@1, over the held-out locks, of a policy that answers each of them with the strategy that opens most."""
+    defaults = OmegaConf.create((resources.files("apo_lab") / "configs/data/locks.yaml").read_text())
+    own = [override.removeprefix("data.") for override in world.run if override.startswith("data.")]
+    settings = OmegaConf.merge(defaults, OmegaConf.from_dotlist(own))
+    puzzle = Locks(secret=settings.puzzle.secret)
+    problems = puzzle.problems(settings.num_validation, settings.seed, held_out=True)
+    opened = [[puzzle.opens(problem, strategy) for strategy in range(len(puzzle.strategies))] for problem in problems]
+    return torch.tensor(opened).double().mean(0).max().item()

@@ -1,15 +1,19 @@
 """The tables of the laboratory's page: runs, arms, verdicts, cost, tuning and predictions."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
 
 from apo_lab.editions.protocol import AVERAGED, Stage
 from apo_lab.editions.tuning import chosen, configurations
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
-from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition
+from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition, Frame
 from apo_lab.reporting.names import BASE, method_name
 from apo_lab.reporting.records import Cell, Column, Table, TableRow, bare, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, points_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.cells import EMPTY, number_cell, points_cell, share_cell, with_best_bold
 from apo_lab.statistics.verdicts import mean_interval
 from apo_lightning.evaluation.results import estimate_of
 
@@ -27,6 +31,10 @@ COMPARED = {
     "last": "pass@64 at the last step",
 }
 """Endpoint of a question → what its table compares."""
+LONG = "long"
+"""The stage of long runs."""
+TAIL = 0.4
+"""Share of the steps of a long run over which its slope is fitted."""
 AREA = (
     "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run does not "
     "reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, worlds. These values "
@@ -74,11 +82,7 @@ def arms_table(edition: Edition, stage: Stage) -> Table:
 def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
     """The comparisons of a stage, by question."""
     own = [each for each in questions if each.question.stage == stage.name]
-    rows = [
-        _verdict_row(comparison, f"{each.question.key}: {each.question.text}")
-        for each in own
-        for comparison in each.comparisons
-    ]
+    rows = [_verdict_row(row, f"{each.question.key}: {each.question.text}") for each in own for row in each.comparisons]
     compared = " or ".join(text for name, text in COMPARED.items() if name in {each.question.endpoint for each in own})
     return Table(
         name=f"lab_{stage.name}_verdicts",
@@ -116,6 +120,49 @@ def cost_table(edition: Edition) -> Table:
     )
 
 
+def long_table(edition: Edition) -> Table:
+    """Long runs, a row each and a row of means for each arm: does pass@64 come back, and does pass@1 still rise?"""
+    rows = []
+    for arm in itertools.chain(*edition.arms(edition.protocol.stage(LONG)).values()):
+        runs = pd.DataFrame([long_run(points) for _, points in arm.by_run()])
+        for place, ((world, *_, seed), points) in enumerate(arm.by_run()):
+            has_passed = (points["pass@1"] >= points["level"]).any()
+            name = Cell(f"{world}, seed {seed}", marked=not has_passed)
+            rows.append(row_of(name, *_long_cells(runs[place : place + 1]), section=arm.label))
+        rows.append(row_of("mean", *_long_cells(runs), section=arm.label))
+    return Table(
+        name="lab_long",
+        title="Long runs: does collapse reverse, and has training converged?",
+        columns=(
+            *left("Run"),
+            *right("lowest", "last", group="pass@64"),
+            *right("lowest", "last", group="Entropy [nats]"),
+            *right("last", "slope [points per 100 steps]", group="pass@1"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Lowest: after the first passage of L*. It is below the last value by chance alone, so a small difference "
+            "is no reversal. Slope: least squares over the last two fifths of the steps; ±: standard error over runs.",
+            "Marked: the run does not reach L*, and its lowest values are those of the whole run.",
+        ),
+    )
+
+
+def long_run(points: Frame) -> dict[str, float]:
+    """A run after its first passage of L*, or as a whole if it does not reach it; the slope is per 100 steps."""
+    reached = (points["pass@1"] >= points["level"]).to_numpy()
+    after = points[reached.cumsum() > 0] if reached.any() else points
+    tail = points[points["step"] >= (1 - TAIL) * points["step"].max()]
+    return {
+        "lowest pass@64": after["pass@64"].min(),
+        "last pass@64": points["pass@64"].iloc[-1],
+        "lowest entropy": after["strategy_entropy"].min(),
+        "last entropy": points["strategy_entropy"].iloc[-1],
+        "last pass@1": points["pass@1"].iloc[-1],
+        "slope": 100 * float(np.polyfit(tail["step"], tail["pass@1"], 1)[0]) if len(tail) > 1 else math.nan,
+    }
+
+
 def tuning_table(edition: Edition) -> Table:
     """Every configuration of every tuned method, with the chosen ones in bold."""
     choice, rows = chosen(edition.protocol, edition.runs), []
@@ -126,7 +173,7 @@ def tuning_table(edition: Edition) -> Table:
             area = share_cell(bare(math.fsum(each.areas) / len(each.areas)))
             name = Cell(each.arm.variant, bold=is_chosen)
             section = f"{each.family}, {method_name(each.arm.method)}"
-            rows.append(row_of(name, seeds, area, "chosen" if is_chosen else "", section=section, highlight=is_chosen))
+            rows.append(row_of(name, seeds, area, "chosen" if is_chosen else "", section=section))
     return Table(
         name="lab_tuning",
         title="Tuning: every configuration, in per cent",
@@ -173,9 +220,20 @@ def _arm_row(arm: ArmRuns, group: str) -> TableRow:
     eight = share_cell(bare(arm.mean("area_8")))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
     runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
-    is_apo = arm.name in ("apo", "apo_itself")
     ends = (EMPTY,) * 4 if arm.name.endswith(AVERAGED) else (one, eight_at_end, last, alive)
-    return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group, highlight=is_apo)
+    return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group)
+
+
+def _long_cells(runs: Frame) -> list[Cell]:
+    """The means of these runs, with the slope's standard error if they are several."""
+    lowest, last, lowest_entropy, last_entropy, pass_1, slope = map(float, runs.mean())
+    error = f" ± {100 * runs['slope'].sem():.2f}" if len(runs) > 1 else ""
+    return [
+        *(share_cell(bare(share)) for share in (lowest, last)),
+        *(number_cell(bare(nats)) for nats in (lowest_entropy, last_entropy)),
+        share_cell(bare(pass_1)),
+        Cell(f"{100 * slope:+z.2f}{error}", 100 * slope),
+    ]
 
 
 def _p_cell(p_value: float) -> Cell:
