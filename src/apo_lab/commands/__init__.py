@@ -9,8 +9,8 @@ LAB = Command(
     config="lab",
     details="An edition is a protocol of worlds, methods, seeds and comparisons. Base models and runs are made, exact "
     "pass@k is measured along each run, and rows are added to runs.csv.gz and curves.csv.gz; the page is made from "
-    "these alone. edition=hour takes about an hour on two cores, edition=full more than ten. A command that was interrupted "
-    "continues when it is given again.",
+    "these alone. edition=hour takes about an hour on two cores, edition=full more than ten. A command that was "
+    "interrupted continues when it is given again.",
     actions={
         "run": "make the runs that have no row yet, then the page (default)",
         "status": "count the runs that are done, by stage",
@@ -45,7 +45,7 @@ REPORT = Command(
     work="apo_lab.commands.report:report",
     config="report",
     details="Reads every run, sweep and evaluation in the given folders. Writes report.html, tables/ (Markdown, "
-    "LaTeX, CSV) and figures/ (PDF, SVG, PNG), with the paper's published numbers for comparison.",
+    "CSV) and figures/ (PDF, SVG, PNG), with the paper's published numbers for comparison.",
     settings=("runs", "output_dir", "title"),
     examples=("apo report", "apo report runs=outputs/2026-01-31"),
 )

@@ -32,7 +32,7 @@ def report(cfg: DictConfig) -> Path:
     say(f"figures: {', '.join(figure.name for figure in contents.figures) or 'none'}")
     if not found.results:
         say("no evaluation among them: apo evaluate run=FOLDER of each run, for main results and comparisons")
-    for warning in contents.not_compared:
+    for warning in contents.warnings:
         say(f"warning: {warning}")
     say(f"open {path}")
     return path

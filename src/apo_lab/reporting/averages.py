@@ -1,7 +1,6 @@
 """Means of measurements over training seeds and over benchmarks, with their intervals."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lab.reporting.axes import grouped
 from apo_lab.reporting.identity import problem_scores
 from apo_lab.reporting.records import Measurement, bare
 from apo_lab.statistics.seeds import seed_mean_intervals
@@ -27,12 +27,14 @@ def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
     Raises:
         ConfigError: what would be averaged are not different training seeds measured alike.
     """
-    groups: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
-    for item in measurements:
+
+    def what(item: Measurement) -> tuple[object, ...]:
         where = tuple(item.settings.items()), tuple(item.apart.items()), item.which
-        groups[item.model, item.method, where, item.benchmark, item.num_samples, item.held_out].append(item)
+        return item.model, item.method, where, item.benchmark, item.num_samples, item.held_out
+
     # Seeds by number: 9 before 10.
-    return [_mean_of_group(sorted(group, key=lambda item: (len(item.seed), item.seed))) for group in groups.values()]
+    groups = grouped(sorted(measurements, key=lambda item: (len(item.seed), item.seed)), what)
+    return [_mean_of_group(group) for group in groups]
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
@@ -40,11 +42,10 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
 
     Ends 0.3 and 0.4 away from their values: √(0.3² + 0.4²)/2 = 0.25.
     """
-    count = len(estimates)
-    value = math.fsum(estimate.value for estimate in estimates) / count
+    count, mean = len(estimates), _bare_mean(estimates).value
     below = math.hypot(*(estimate.value - estimate.low for estimate in estimates)) / count
     above = math.hypot(*(estimate.high - estimate.value for estimate in estimates)) / count
-    return Estimate(value=value, low=value - below, high=value + above)
+    return Estimate(value=mean, low=mean - below, high=mean + above)
 
 
 def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
@@ -56,7 +57,7 @@ def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
     known = [table for table in tables if table is not None]
     seeds = {tuple(policy.seed for policy in item.policies) for item, _ in measured}
     if len(known) < len(tables) or len(seeds) > 1:
-        return bare(math.fsum(item.metrics[name].value for item, name in measured) / len(measured))
+        return _bare_mean([item.metrics[name] for item, name in measured])
     name = measured[0][1]
     return _seed_means({name: known})[name]
 
@@ -93,16 +94,9 @@ def _mean_of_group(group: Sequence[Measurement]) -> Measurement:
     tables = {name: score_table(group, name) for name in names if name not in metrics}
     metrics |= _seed_means({name: [table] for name, table in tables.items() if table is not None})
     metrics |= {name: _bare_mean([i.metrics[name] for i in group]) for name, table in tables.items() if table is None}
-    return replace(
-        first,
-        seed="",
-        weights="",
-        metrics={name: metrics[name] for name in names},
-        pass_at_k=curve,
-        problems=(),
-        by_problem={},
-        seeds=tuple(group),
-    )
+    kept = {name: metrics[name] for name in names}
+    means = {"metrics": kept, "pass_at_k": curve, "problems": (), "by_problem": {}}
+    return replace(first, seed="", weights="", seeds=tuple(group), **means)
 
 
 def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
@@ -116,18 +110,15 @@ def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
 
 
 def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dict[str, Estimate]:
-    """The mean over seeds and benchmarks of each metric; metrics are resampled together."""
+    """The mean over seeds and benchmarks of each metric."""
     found = {}
-    for shares in (True, False):
+    for name, of_benchmarks in tables.items():
         # A score that is no share has no natural bound: an unseen problem is as far off as the farthest one seen.
-        lowest, highest = (0.0, 1.0) if shares else (-math.inf, math.inf)
-        names = [name for name in tables if name.startswith(SHARES) == shares]
-        if names:
-            of_benchmarks = zip(*(tables[name] for name in names), strict=True)
-            columns = [torch.stack(list(each), dim=2) for each in of_benchmarks]
-            for name, interval in zip(names, seed_mean_intervals(columns, lowest=lowest, highest=highest), strict=True):
-                least, most = score_range(name)
-                found[name] = Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
+        lowest, highest = (0.0, 1.0) if name.startswith(SHARES) else (-math.inf, math.inf)
+        columns = [table[:, :, None] for table in of_benchmarks]
+        (interval,) = seed_mean_intervals(columns, lowest=lowest, highest=highest)
+        least, most = score_range(name)
+        found[name] = Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
     return found
 
 

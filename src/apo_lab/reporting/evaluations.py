@@ -45,21 +45,17 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
 def measurements(
     runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
 ) -> tuple[Measurement, ...]:
-    """Everything that was measured: the evaluations first, then the runs' own held-out problems.
+    """Everything that was measured but snapshots: the evaluations first, then the runs' own held-out problems.
 
-    Told apart as in `identity.resolved`. A run's first and last snapshots count as its beginning and its end, where
-    these were not measured on their own. Without `defaults` no run counts as a method's default.
+    Told apart as in `identity.resolved`. Without `defaults` no run counts as a method's default.
 
     Raises:
         ConfigError: a summary lacks what every summary has.
     """
-    keys = _axes(runs, evaluations, defaults)
-    themselves = {_policy(item.result) for item in evaluations.results if item.result.model.step is None}
-    evaluated = (
-        _evaluated(item, keys, defaults)
-        for item in evaluations.results
-        if item.result.model.step is None or (_is_an_end(item) and _policy(item.result) not in themselves)
-    )
+    read = {run.folder for run in runs}
+    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
+    keys = axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
+    evaluated = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step is None]
     held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
     return resolved([*evaluated, *held_out])
 
@@ -67,37 +63,19 @@ def measurements(
 def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[RunCard]:
     """The runs, with the evaluations of their snapshots among the metrics.
 
-    Keys: `snapshot/<benchmark>/<metric>` for pass@1, pass@n, entropy, max_prob and support_coverage, and the same with
-    ` low` and ` high` for the ends of their intervals over problems.
+    Keys: `snapshot/<benchmark>/<metric>` for pass@1, pass@n, entropy, max_prob and support_coverage.
     """
     found: dict[Path, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for item in evaluations.results:
         step, metrics = item.result.model.step, item.result.metrics
         if step is not None and item.run:
-            for name in metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}:
-                key, estimate = f"snapshot/{item.result.benchmark}/{name}", metrics[name]
-                ends = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
-                found[item.run.folder][step] |= ends
+            names = metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}
+            found[item.run.folder][step] |= {f"snapshot/{item.result.benchmark}/{n}": metrics[n].value for n in names}
     tables = {folder: pd.DataFrame.from_dict(steps, orient="index") for folder, steps in found.items()}
     return [
         replace(run, metrics=run.metrics.join(tables[run.folder], how="outer")) if run.folder in tables else run
         for run in runs
     ]
-
-
-def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
-    read = {run.folder for run in runs}
-    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
-    return axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
-
-
-def _policy(result: EvaluationResult) -> tuple[str, str]:
-    return result.benchmark, result.model.weights_sha256
-
-
-def _is_an_end(item: Evaluated) -> bool:
-    last = item.run.config.get("trainer.max_steps") if item.run else None
-    return item.result.model.step == 0 or str(item.result.model.step) == last
 
 
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
@@ -110,7 +88,6 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
         seed=run.seed if run else "",
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
-        sampling_seeds=(str(result.settings.seed),),
         benchmark=result.benchmark,
         num_samples=result.settings.num_samples,
         metrics=result.metrics,

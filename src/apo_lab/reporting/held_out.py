@@ -13,8 +13,6 @@ from apo_lightning.evaluation.records import Estimate, ProblemCount
 
 STEPS = "steps"
 """The setting under which a run that ended before its last step is listed."""
-NO_JUDGE = "reward.num_workers"
-"""A key of a reward that no verdict depends on."""
 
 
 def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
@@ -50,57 +48,31 @@ def _before_and_after(
     stopped = {} if run.config.get("trainer.max_steps", last) == last else {STEPS: last}
     pairs = zip(before, after, strict=True)
     gains = tuple(two.num_correct / two.num_samples - one.num_correct / one.num_samples for one, two in pairs)
-    yield _measured(
-        run,
-        name,
-        after,
-        method=run.label,
-        settings={**departures, **stopped},
-        weights=policy_of(run),
-        seed=run.seed,
-        gain=Estimate(value=change["change"]["mean"], low=change["change"]["low"], high=change["change"]["high"]),
-        by_problem={"gain": gains},
+    trained = {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
+    gain = Estimate(
+        **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
     )
+    yield _measured(run, name, after, gain=gain, by_problem={"gain": gains}, **trained)
 
 
 def _measured(
     run: RunCard, name: str, problems: tuple[ProblemCount, ...], gain: Estimate | None = None, **policy: Any
 ) -> Measurement:
-    curve = counted(problems)
-    metrics = {"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]} | ({"gain": gain} if gain else {})
+    curve, config = counted(problems), run.config
+    ids = sorted(problem.prompt_id for problem in problems)
+    found = {
+        "temperature": plain(config["temperature"]) if "temperature" in config else None,
+        "token limit": config.get("data.max_completion_tokens"),
+        "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",
+    }
     return Measurement(
         model=model_name(run.model),
-        sampling=_sampling(run, sorted(problem.prompt_id for problem in problems)),
-        sampling_seeds=(run.seed,),
+        sampling={name: value for name, value in found.items() if value is not None},
         benchmark=name,
         num_samples=len(curve),
-        metrics=metrics,
+        metrics={"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]} | ({"gain": gain} if gain else {}),
         pass_at_k=curve,
         problems=problems,
         held_out=True,
         **policy,
     )
-
-
-def _sampling(run: RunCard, ids: list[str]) -> dict[str, str]:
-    """The settings of the measurement, as for an evaluation, from the run's config."""
-    config = run.config
-    parts = ("instruction", "system")
-    prompt = {key: value for key, value in config.items() if key.startswith("data.") and key.endswith(parts)}
-    prompt |= {key: config[key] for key in ("model.prompt_template",) if key in config}
-    reward = {key: value for key, value in config.items() if key.startswith("reward.") and key != NO_JUDGE}
-    found = {
-        "temperature": plain(config["temperature"]) if "temperature" in config else None,
-        "token limit": config.get("data.max_completion_tokens"),
-        "engine": config.get("engine._target_", "").rpartition(".")[2].removesuffix("Engine").lower() or None,
-        "precision": config.get("model.compute_dtype"),
-        "stop tokens": "none" if config.get("model.stop_tokens") == "[]" else config.get("model.stop_tokens"),
-        "prompt": _hashed(prompt),
-        "reward": _hashed(reward),
-        "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _hashed(part: Mapping[str, str]) -> str | None:
-    return short_hash("\n".join(f"{key}={value}" for key, value in sorted(part.items()))) if part else None

@@ -17,7 +17,7 @@ from apo_lab.reporting.axes import grouped, value_place
 from apo_lab.reporting.names import MODELS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate, ProblemCount
-from apo_lightning.evaluation.results import estimate_of, reported_k, score_interval
+from apo_lightning.evaluation.results import estimate_of
 from apo_lightning.metrics.functional import pass_at_k_curve
 from apo_lightning.metrics.intervals import mean_intervals
 
@@ -31,14 +31,13 @@ HASH_LETTERS = 8
 def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
     """The measurements, each policy once for each way of measuring it, and labelled where they must not be averaged.
 
-    - The same weights, problems and settings: one measurement. With the same sampling seed the one with the most
-      samples stands for all, since a sample's seed does not depend on how many there are; with other sampling seeds
-      the samples are pooled.
+    - The same weights, problems and settings: one measurement, that with the most samples.
     - Other settings or problems: `apart` names them.
     - Other weights under one name: seeds of one method if every one has a training seed of its own; else `which` names
       the weights of each.
     """
-    single = [_one(group) for group in grouped(measurements, _same_measurement)]
+    groups = grouped(measurements, _same_measurement)
+    single = [max(group, key=lambda item: item.num_samples) for group in groups]
     return tuple(_weights_named(_settings_named(single)))
 
 
@@ -77,43 +76,6 @@ def _same_measurement(item: Measurement) -> Hashable:
     # Where the weights are not known, every measurement is a policy of its own.
     policy = item.weights or id(item)
     return _same_method(item), policy, item.benchmark, tuple(sorted(item.sampling.items()))
-
-
-def _one(group: Sequence[Measurement]) -> Measurement:
-    by_sampling_seed = grouped(group, lambda item: item.sampling_seeds)
-    kept = [max(same, key=lambda item: item.num_samples) for same in by_sampling_seed]
-    return kept[0] if len(kept) == 1 else _pooled(kept)
-
-
-def _pooled(parts: Sequence[Measurement]) -> Measurement:
-    """All samples of one policy as if they were drawn at once; metrics whose value depends on n are left out."""
-    seeds = tuple(seed for part in parts for seed in part.sampling_seeds)
-    num_samples = sum(part.num_samples for part in parts)
-    counts = [{problem.prompt_id: problem for problem in part.problems} for part in parts]
-    problems = tuple(
-        ProblemCount(
-            prompt_id=name,
-            num_samples=sum(table[name].num_samples for table in counts),
-            num_correct=sum(table[name].num_correct for table in counts),
-        )
-        for name in counts[0]
-    )
-    curve = counted(problems)
-    names = [n for n in parts[0].by_problem if not n.startswith(OF_N) and all(n in part.by_problem for part in parts)]
-    tables = {name: torch.tensor([p.by_problem[name] for p in parts], dtype=torch.float64) for name in names}
-    shares = torch.tensor([part.num_samples / num_samples for part in parts], dtype=torch.float64)
-    scores = {name: shares @ table for name, table in tables.items()}
-    metrics = {f"pass@{k}": curve[k - 1] for k in reported_k(num_samples)}
-    metrics |= {name: estimate_of(score_interval(name, score)) for name, score in scores.items()}
-    return replace(
-        parts[0],
-        num_samples=num_samples,
-        sampling_seeds=seeds,
-        metrics=metrics,
-        pass_at_k=curve,
-        problems=problems,
-        by_problem={name: tuple(score.tolist()) for name, score in scores.items()},
-    )
 
 
 def _settings_named(items: Sequence[Measurement]) -> list[Measurement]:

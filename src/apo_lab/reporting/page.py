@@ -96,19 +96,14 @@ def markdown(table: Table) -> str:
 def csv_text(table: Table) -> str:
     """One line a row: the section, every column, and a column's bounds behind it wherever it has intervals.
 
-    Numbers have twelve digits, in the unit that is printed; a `marked` column says which columns are marked in a row.
+    Numbers have twelve digits, in the unit that is printed.
     """
-    records, columns = [], ["section"]
+    records: list[dict[str, str | None]] = []
     for row in table.rows:
-        named = list(zip([column.title for column in table.columns], row.cells, strict=True))
-        records.append({"section": row.section, "marked": " ".join(title for title, cell in named if cell.marked)})
-        for title, cell in named:
-            records[-1][title] = cell.text if cell.value is None else _digits(cell.value)
-            records[-1] |= {f"{title} {end}": _digits(value) for end, value in _ends(cell)}
-    for title in (column.title for column in table.columns):
-        bounds = [f"{title} low", f"{title} high"]
-        columns += [title, *(bounds if any(bounds[0] in record for record in records) else [])]
-    return pd.DataFrame(records).reindex(columns=[*columns, "marked"]).to_csv(index=False, lineterminator="\n")
+        records.append({"section": row.section})
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            records[-1] |= _values(column.title, cell)
+    return pd.DataFrame(records).dropna(axis="columns", how="all").to_csv(index=False, lineterminator="\n")
 
 
 def warnings_of(item: Evaluated) -> list[str]:
@@ -126,12 +121,10 @@ def _markdown_cell(cell: Cell) -> str:
     return " ".join(filter(None, (f"{text}{cell.printed[len(cell.text) :]}", cell.interval_text)))
 
 
-def _ends(cell: Cell) -> Iterator[tuple[str, float]]:
-    return zip(("low", "high"), cell.interval or (), strict=False)
-
-
-def _digits(value: float) -> str:
-    return f"{value:.{SIGNIFICANT_DIGITS}g}"
+def _values(title: str, cell: Cell) -> Iterator[tuple[str, str | None]]:
+    yield title, cell.text if cell.value is None else f"{cell.value:.{SIGNIFICANT_DIGITS}g}"
+    for place, end in enumerate(("low", "high")):
+        yield f"{title} {end}", f"{cell.interval[place]:.{SIGNIFICANT_DIGITS}g}" if cell.interval else None
 
 
 def _plain(text: str) -> str:

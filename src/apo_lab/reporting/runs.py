@@ -13,7 +13,6 @@ import yaml
 
 from apo_lab.reporting.axes import Defaults, settings
 from apo_lab.reporting.axes import axes as swept_axes
-from apo_lab.reporting.identity import weights_name
 from apo_lab.reporting.names import MODELS, in_order, model_name, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
@@ -24,17 +23,6 @@ PRUNED = frozenset({"checkpoints", "rollouts"})
 """Folders of a run that hold neither runs nor evaluations, but thousands of files."""
 RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method → its runs, which differ in their seed alone."""
-
-
-def run_name(folder: Path) -> str:
-    """The name of a run's folder; for a job of a sweep, whose folder is a number, that of the sweep before it.
-
-    Example:
-        >>> run_name(Path("/outputs/2026-11-26/17-22-44_apo_tiny")), run_name(Path("/multirun/2026-11-26/17-22-44/1"))
-        ('17-22-44_apo_tiny', '17-22-44/1')
-    """
-    parent, name = folder.resolve().parts[-2:]
-    return f"{parent}/{name}" if name.isdigit() else name
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
@@ -54,26 +42,22 @@ def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
 
 
 def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
-    """The runs of each model by method, under printed names.
+    """The runs of each model by method, under printed names; the same weights count once.
 
     Runs that leave their method's defaults are named after what they change, and left out where the method has a
-    run that does not: a sweep belongs into the sensitivity figure. Runs of one name and one seed are no seeds of a
-    method, as after an edit of its code: each is named after its weights. The same weights count once.
+    run that does not: a sweep belongs into the sensitivity figure.
     """
     keys = swept_axes(runs, defaults)
     departures = [settings(run, keys, defaults) for run in runs]
     plain = {(run.model, run.algo) for run, changed in zip(runs, departures, strict=True) if not changed}
-    groups = defaultdict(dict)
+    found: dict[str, dict[str, dict[str, RunCard]]] = defaultdict(lambda: defaultdict(dict))
     for run, changed in zip(runs, departures, strict=True):
         if not changed or (run.model, run.algo) not in plain:
-            groups[model_name(run.model), run.label, tuple(changed.items())][policy_of(run)] = run
-    found: dict[str, dict[str, list[RunCard]]] = defaultdict(dict)
-    for (model, label, changed), policies in groups.items():
-        are_seeds = len({run.seed for run in policies.values()}) == len(policies)
-        for weights, run in policies.items():
-            which = "" if are_seeds else f"weights {weights_name(weights)}"
-            found[model].setdefault(variant_name(label, dict(changed), which), []).append(run)
-    return {model: found[model] for model in in_order(found, MODELS.values())}
+            found[model_name(run.model)][variant_name(run.label, changed)][policy_of(run)] = run
+    return {
+        model: {name: list(policies.values()) for name, policies in found[model].items()}
+        for model in in_order(found, MODELS.values())
+    }
 
 
 def policy_of(run: RunCard) -> str:

@@ -86,4 +86,8 @@ def test_rows_are_added_once_and_read_back(tmp_path):
     append(tmp_path, Rows(runs=[{**run, "registration": "other"}], curves=[]))
     assert read_runs(tmp_path, "r").seed.tolist() == [1, 2, 3]
     assert read_runs(tmp_path, "other").seed.tolist() == [1]
-    assert pd.read_csv(tmp_path / "curves.csv.gz")[["seed", "step"]].to_numpy().tolist() == [[1, 0.25], [1, 2], [2, 0.25]]
+    assert pd.read_csv(tmp_path / "curves.csv.gz")[["seed", "step"]].to_numpy().tolist() == [
+        [1, 0.25],
+        [1, 2],
+        [2, 0.25],
+    ]

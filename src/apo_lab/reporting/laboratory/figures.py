@@ -1,7 +1,7 @@
-"""The laboratory's figures: paths through the plane of pass@1 and pass@64, level by level, and long runs."""
+"""The laboratory's figures: paths through the plane of pass@1 and pass@64, and level by level."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +13,9 @@ from apo_lab.editions.protocol import AVERAGED, Question, World
 from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled, ticks_in_per_cent
 from apo_lab.reporting.laboratory.levels import EXPLORED, LOCKS, Group, best_single_strategy, groups
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
-from apo_lab.reporting.laboratory.tables import LONG
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.style import QUIET, Style, styles_of
 
-METRICS = {"pass@1": "pass@1", "pass@64": "pass@64", "strategy_entropy": "strategy entropy [nats]"}
-"""Columns of `curves.csv.gz` that the figure of long runs shows, with their printed names."""
 DOTTED = (1.0, 1.3)
 NEWEST, OTHERS = {"linewidth": 1.8, "zorder": 18}, {"linewidth": 0.8, "alpha": 0.6}
 """Looks of the arm that a panel is about, and of those that it is compared with."""
@@ -28,11 +25,22 @@ Styles = Mapping[str, Style]
 
 
 def laboratory_figures(edition: Edition) -> list[NamedFigure]:
-    """Level by level, a figure of paths for each question that has runs, then curves of long runs."""
+    """Level by level, then a figure of paths for each question that has runs."""
     styles = _styles(edition)
-    by_level = [figure for group in groups(edition) for figure in _of_group(group, edition.protocol.worlds, styles)]
+    by_level = [_of_group(group, edition.protocol.worlds, styles) for group in groups(edition)]
     of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
-    return [*by_level, *(figure for figure in of_questions if figure), *_of_long_runs(edition, styles)]
+    return [*by_level, *(figure for figure in of_questions if figure)]
+
+
+def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> NamedFigure:
+    has_single = any(worlds[world].family == LOCKS for world in group.worlds)
+    single = " Dotted upright line: pass@1 of the best single strategy." if has_single else ""
+    return NamedFigure(
+        f"lab_levels_{group.name}",
+        f"{EXPLORED}: pass@64 where pass@1 first reaches a level ({group.name})",
+        f"Means over the runs of a method that reach the level; dotted where one of its runs does not.{single}",
+        worlds_figure(group, worlds, styles),
+    )
 
 
 @styled
@@ -54,35 +62,6 @@ def worlds_figure(group: Group, worlds: Mapping[str, World], styles: Styles) -> 
     grid[0].set_ylabel("pass@64")
     solid = {label: replace(style, dash=()) for label, style in styles.items()}
     method_legend(figure, solid, [arm_name(name) for name in group.trained], most_columns=4 if len(grid) > 1 else 2)
-    return figure
-
-
-@styled
-def differences_figure(group: Group, styles: Styles) -> Figure:
-    """A panel for each method but the first: its difference to that one, in each world and on average."""
-    first, *others = group.trained
-    figure, grid = panels(len(others), height=1.9 if len(others) > 1 else 2.9, most_columns=min(4, len(others)))
-    drawn = [0.0]
-    for axes, name in zip(grid, others, strict=True):
-        color, (every_level, band) = styles[arm_name(name)].color, group.band((first, name))
-        levels, mean, low, high = (each[::EVERY] for each in (every_level, band.mean, band.low, band.high))
-        axes.axhline(0.0, color=QUIET, linewidth=0.8, zorder=1)
-        axes.fill_between(levels, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
-        before, after = (group.curves(each, levels) for each in (first, name))
-        shown = [_mean(after[w]) - _mean(before[w]) for w in group.worlds if w in before and w in after]
-        for difference in shown if len(group.worlds) > 1 else ():
-            axes.plot(levels, difference, color=color, linewidth=0.6, alpha=0.6, zorder=3)
-            drawn += difference[np.isfinite(difference)].tolist()
-        drawn += mean[np.isfinite(mean)].tolist()
-        axes.plot(levels, mean, color=color, linewidth=1.6, zorder=4)
-        axes.set_title(arm_name(name), fontsize="small")
-        axes.set_xlabel("pass@1")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
-        ticks_in_per_cent(axes.xaxis)
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:+.3g}".replace("+0", "0"))
-    for axes in grid:
-        axes.set_ylim(1.05 * min(drawn), 1.05 * max(drawn))  # a band may be much longer where one run is left
-    grid[0].set_ylabel("points of pass@64")
     return figure
 
 
@@ -115,41 +94,6 @@ def paths_figure(
     return figure
 
 
-@styled
-def long_runs_figure(arms: Sequence[ArmRuns], styles: Styles) -> Figure:
-    """pass@1, pass@64 and entropy against the step: a line an arm."""
-    figure, grid = panels(len(METRICS), height=1.9)
-    for axes, (metric, name) in zip(grid, METRICS.items(), strict=True):
-        for arm in arms:
-            style = styles[arm.label]
-            axes.plot(arm.path["step"], arm.path[metric], **style.line, linewidth=1.2, zorder=2 + style.rank)
-        axes.set_xlabel("training step")
-        axes.set_ylabel(name)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
-        if metric.startswith("pass"):
-            ticks_in_per_cent(axes.yaxis)
-    method_legend(figure, styles, [arm.label for arm in arms], most_columns=5)
-    return figure
-
-
-def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> Iterator[NamedFigure]:
-    has_single = any(worlds[world].family == LOCKS for world in group.worlds)
-    single = " Dotted upright line: pass@1 of the best single strategy." if has_single else ""
-    yield NamedFigure(
-        f"lab_levels_{group.name}",
-        f"{EXPLORED}: pass@64 where pass@1 first reaches a level ({group.name})",
-        f"Means over the runs of a method that reach the level; dotted where one of its runs does not.{single}",
-        worlds_figure(group, worlds, styles),
-    )
-    yield NamedFigure(
-        f"lab_level_differences_{group.name}",
-        f"{EXPLORED}: difference of pass@64 to {arm_name(group.trained[0])} at equal pass@1 ({group.name})",
-        "Thick: mean over worlds, with a band over seeds that holds the whole curve in 95 % of cases; none where a "
-        "method has fewer than two runs in some world, and cut at the frame where it is longer. Thin: each world.",
-        differences_figure(group, styles),
-    )
-
-
 def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedFigure | None:
     stage = edition.protocol.stage(question.stage)
     names = dict.fromkeys(itertools.chain(*question.pairs))
@@ -167,16 +111,6 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     )
 
 
-def _of_long_runs(edition: Edition, styles: Styles) -> Iterator[NamedFigure]:
-    for stage in (stage for stage in edition.protocol.stages if stage.name == LONG):
-        for worlds, arms in edition.arms(stage).items():
-            group = edition.group_name(worlds)
-            caption = "Against training step: means over seeds and worlds."
-            yield NamedFigure(
-                f"lab_long_runs_{group}", f"Long runs ({group})", caption, long_runs_figure(arms, styles)
-            )
-
-
 def _draw_path(axes: Axes, arm: ArmRuns, style: Style, look: Mapping[str, float]) -> None:
     order = {"linewidth": 1.4, "zorder": 2 + style.rank, **look}
     drawn = arm.path[::-1][::EVERY][::-1]  # the last policy among them
@@ -188,19 +122,14 @@ def _draw_path(axes: Axes, arm: ArmRuns, style: Style, look: Mapping[str, float]
 
 def _draw_mean(axes: Axes, levels: np.ndarray, curves: np.ndarray, style: Style) -> None:
     """A solid line while all runs reach the level, then a dotted one."""
-    mean, is_whole = _mean(curves), np.isfinite(curves).all(1)
+    counts, is_whole = np.isfinite(curves).sum(1), np.isfinite(curves).all(1)
+    mean = np.where(counts > 0, np.nansum(curves, axis=1) / np.maximum(counts, 1), np.nan)
     order = {"color": style.color, "linewidth": 1.2, "zorder": 2 + style.rank}
     axes.plot(levels, np.where(is_whole, mean, np.nan), linestyle="-", **order)
     last = int(is_whole.sum()) - 1
     axes.plot(levels[max(last, 0) :], mean[max(last, 0) :], linestyle=(0, DOTTED), **order)
     if last >= 0:
         axes.plot(levels[last], mean[last], style.marker, color=style.color, markersize=4, zorder=30 + style.rank)
-
-
-def _mean(curves: np.ndarray) -> np.ndarray:
-    """Over the runs that reach a level; NaN where none does."""
-    counts = np.isfinite(curves).sum(1)
-    return np.where(counts > 0, np.nansum(curves, axis=1) / np.maximum(counts, 1), np.nan)
 
 
 def _styles(edition: Edition) -> Styles:

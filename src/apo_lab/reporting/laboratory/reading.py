@@ -1,4 +1,4 @@
-"""Reads the published tables of an edition, `runs.csv.gz` and `curves.csv.gz`, and finds the runs of each arm in them."""
+"""Reads the published tables of an edition, and finds the runs of each arm in them."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -6,12 +6,11 @@ from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
 from apo_lab.reporting.laboratory.level_tables import level_tables
-from apo_lab.reporting.laboratory.reading import MAIN, read_edition
+from apo_lab.reporting.laboratory.reading import read_edition
 from apo_lab.reporting.laboratory.tables import (
     LONG,
     arms_table,
     compared_stages,
-    cost_table,
     long_table,
     prediction_table,
     progress_table,
@@ -45,8 +44,6 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
         made.append(long_table(edition) if stage.name == LONG else arms_table(edition, stage))
         made.append(verdicts_table(stage, questions))
     made += level_tables(edition)
-    if MAIN in {stage.name for stage in stages}:
-        made.append(cost_table(edition))
     made += [tuning_table(edition), prediction_table(edition, questions)]
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",

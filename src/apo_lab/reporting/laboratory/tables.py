@@ -13,7 +13,7 @@ from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, predi
 from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition, Frame
 from apo_lab.reporting.names import BASE, method_name
 from apo_lab.reporting.records import Cell, Column, Table, TableRow, bare, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, number_cell, points_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.cells import EMPTY, number_cell, p_cell, points_cell, share_cell, with_best_bold
 from apo_lab.statistics.verdicts import mean_interval
 from apo_lightning.evaluation.results import estimate_of
 
@@ -99,24 +99,6 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
             "over the comparisons of the question. Equivalent: the 90 % interval is within the margin. Last step: the "
             "difference of pass@64 there, secondary, without a correction or a verdict; pass@1 differs too.",
         ),
-    )
-
-
-def cost_table(edition: Edition) -> Table:
-    """What runs of the tuned methods took, and where they ended."""
-    columns = ("tokens_sampled", "tokens_trained", "seconds")
-    rows = []
-    for worlds, arms in edition.arms(edition.protocol.stage(MAIN)).items():
-        for arm in (arm for arm in arms if not arm.name.endswith(AVERAGED)):
-            costs = (Cell(f"{arm.mean(column):,.0f}", arm.mean(column)) for column in columns)
-            ends = (share_cell(bare(arm.mean(f"pass@{k}"))) for k in (1, 64))
-            rows.append(row_of(arm.label, *costs, *ends, section=edition.group_name(worlds)))
-    return Table(
-        name="lab_cost",
-        title="Cost of a run",
-        columns=(*left("Arm"), *right("Tokens sampled", "Tokens trained", "Seconds", "pass@1", "pass@64")),
-        rows=tuple(rows),
-        notes=("Means over seeds and worlds, until the last step, without the evaluation of held-out problems.",),
     )
 
 
@@ -236,17 +218,13 @@ def _long_cells(runs: Frame) -> list[Cell]:
     ]
 
 
-def _p_cell(p_value: float) -> Cell:
-    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value)
-
-
 def _verdict_row(comparison: Comparison, section: str) -> TableRow:
     difference, p_value, adjusted = EMPTY, EMPTY, EMPTY
     if comparison.contrast:
         difference = points_cell(estimate_of(comparison.contrast.difference))
-        p_value = _p_cell(comparison.contrast.p_value)
+        p_value = p_cell(comparison.contrast.p_value)
     if comparison.verdict:
-        adjusted = _p_cell(comparison.verdict.adjusted_p_value)
+        adjusted = p_cell(comparison.verdict.adjusted_p_value)
     outcome = Cell(comparison.outcome, bold=bool(comparison.verdict) and comparison.outcome != "undecided")
     last = points_cell(estimate_of(comparison.last.difference)) if comparison.last else EMPTY
     return row_of(comparison.label, difference, p_value, adjusted, outcome, last, section=section)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from apo_lab.reporting.figures.canvas import EndLabel, label_ends
 from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.style import KNOWN
 
@@ -19,10 +18,8 @@ Curve = tuple[str, Mapping[str, Any], torch.Tensor]
 def curves(
     axes: Axes, title: str, xlabel: str, ylabel: str, x: Sequence[float], shown: Iterable[Curve], **settings: Any
 ) -> None:
-    """Draw curves over one x, each named at its end, with further `settings` of `Axes.set`; call it last."""
+    """Draw curves over one x, named next to the axes, with further `settings` of `Axes.set`."""
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
-    labels = []
     for name, look, values in shown:
-        (drawn,) = axes.plot(x, values, zorder=3, **look)
-        labels.append(EndLabel(text=name, x=x[-1], y=float(values[-1]), color=str(drawn.get_color())))
-    label_ends(axes, labels)
+        axes.plot(x, values, zorder=3, label=name, **look)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
