@@ -24,17 +24,14 @@ def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str
     are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
     which they do: seeds are averaged of one configuration alone.
     """
-    groups = grouped(runs, lambda run: (run.algo, run.model))
-    found: set[str] = set()
+    groups, found = grouped(runs, lambda run: (run.algo, run.model)), set[str]()
     for group in groups:
-        keys = {key for run in group for key in _candidates(run)}
-        found |= {key for key in keys if len({value_of(run, key, defaults) for run in group}) > 1}
+        found |= _differing(group, {key for run in group for key in _candidates(run)}, defaults)
     named = sorted(found)
     for group in groups:
-        composed = [run for run in group if run.config]
-        for alike in grouped(composed, lambda run: tuple(value_of(run, key, defaults) for key in named)):
-            keys = {key for run in alike for key in run.config if _may_matter(key)}
-            found |= {key for key in keys if len({plain(run.config.get(key, "none")) for run in alike}) > 1}
+        for alike in grouped(group, lambda run: tuple(value_of(run, key, defaults) for key in named)):
+            composed = [run for run in alike if run.config]
+            found |= _differing(composed, {key for run in composed for key in run.config if _may_matter(key)})
     return tuple(in_order(found, AXES))
 
 
@@ -84,11 +81,14 @@ def value_place(value: str) -> tuple[bool, float, str]:
         return (True, 0.0, value)
 
 
+def _differing(runs: Sequence[RunCard], keys: Iterable[str], defaults: Defaults | None = None) -> set[str]:
+    return {key for key in keys if len({value_of(run, key, defaults) for run in runs}) > 1}
+
+
 def _candidates(run: RunCard) -> Iterator[str]:
-    yield from (key for key in run.overrides if _may_matter(key))
-    if "experiment" in run.overrides:
-        # Without the composed config the bundle is all there is to tell two runs apart.
-        yield from (key for key in run.config if _may_matter(key)) if run.config else ("experiment",)
+    typed = [key for key in run.overrides if _may_matter(key)]
+    bundle = [key for key in run.config if _may_matter(key)] or ["experiment"]
+    yield from (*typed, *(bundle if "experiment" in run.overrides else ()))
 
 
 def _may_matter(key: str) -> bool:

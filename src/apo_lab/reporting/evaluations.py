@@ -32,11 +32,8 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
     by_folder = {run.folder: run for run in runs}
 
     def found(name: str, read: Callable[[Path], Any]) -> tuple[Any, ...]:
-        paths = sorted({path.resolve() for path in find_files(folders, name)})
-        read_all = ((path, read(path)) for path in paths)
-        return tuple(
-            ResultFile(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all
-        )
+        read_all = ((path, read(path)) for path in sorted({path.resolve() for path in find_files(folders, name)}))
+        return tuple(ResultFile(path=p, result=each, run=_run_of(p, each.model, by_folder)) for p, each in read_all)
 
     coverage = found("coverage.json", lambda path: read_record(path, CoverageResult))
     return Evaluations(results=found("results.json", read_result), coverage=coverage)

@@ -89,7 +89,7 @@ def markdown(table: Table) -> str:
         parts += [f"**{_plain(section)}**\n"] if section else []
         parts.append("".join(lines))
     if table.notes:
-        parts.append("  \n".join(map(_plain, table.printed_notes)) + "\n")
+        parts.append("  \n".join(map(_plain, table.notes)) + "\n")
     return "\n".join(parts)
 
 
@@ -108,7 +108,8 @@ def csv_text(table: Table) -> str:
 
 def warnings_of(item: Evaluated) -> list[str]:
     """What weakens the numbers of an evaluation, a sentence each."""
-    where = f"{item.model}, {item.policy}, {benchmark_name(item.result.benchmark)}"
+    step = "" if item.result.model.step is None else f", step {item.result.model.step}"
+    where = f"{item.model}, {item.method}{step}, {benchmark_name(item.result.benchmark)}"
     return [f"{where}: {warning}." for warning in warnings(item.result)]
 
 
@@ -118,7 +119,7 @@ def _line(texts: Iterator[str]) -> str:
 
 def _markdown_cell(cell: Cell) -> str:
     text = f"**{_plain(cell.text)}**" if cell.bold else _plain(cell.text)
-    return " ".join(filter(None, (f"{text}{cell.printed[len(cell.text) :]}", cell.interval_text)))
+    return f"{text}{cell.mark} {cell.interval_text}".rstrip()
 
 
 def _values(title: str, cell: Cell) -> Iterator[tuple[str, str | None]]:

@@ -17,7 +17,6 @@ from apo_lab.reporting.names import BASE, method_name, model_name, variant_name
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
 Result = TypeVar("Result", EvaluationResult, CoverageResult)
-MARK = "†"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +60,6 @@ class ResultFile(Generic[Result]):
     def method(self) -> str:
         """The printed name of the method; `Base` for a model as it was downloaded."""
         return method_name(self.result.model.algo) if self.result.model.algo else BASE
-
-    @property
-    def policy(self) -> str:
-        """The method, of a snapshot with its training step: `APO, step 40`."""
-        step = self.result.model.step
-        return self.method if step is None else f"{self.method}, step {step}"
 
     @property
     def model(self) -> str:
@@ -163,11 +156,10 @@ def right(*titles: str, group: str = "") -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The content of one place of a table."""
+    """The content of one place of a table: a text, and the number behind it in the printed unit if it is one."""
 
     text: str
     value: float | None = None
-    """As it is printed, and the number behind it in that unit; None where it is no number."""
     interval: tuple[float, float] | None = None
     interval_text: str = ""
     """The 95 % interval in the text's unit, and as it is printed: `[41.2, 45.0]`."""
@@ -177,18 +169,17 @@ class Cell:
     """True for a cell with a fault or a peculiarity that the table's notes explain."""
 
     @property
-    def printed(self) -> str:
-        """The text with its mark."""
-        return f"{self.text}{MARK}" if self.marked else self.text
+    def mark(self) -> str:
+        """The sign behind the text of a marked cell."""
+        return "†" if self.marked else ""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One line of a table."""
+    """One line of a table, under the heading of its section."""
 
     cells: tuple[Cell, ...]
     section: str = ""
-    """A heading above this row and its neighbours of the same section."""
 
 
 def row_of(*cells: Cell | str, section: str = "") -> TableRow:
@@ -206,14 +197,9 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
-    """Sentences below it; one that begins with `Marked:` explains the mark."""
+    """Sentences below it; one that begins with `†:` explains the mark."""
 
     @property
     def sections(self) -> list[tuple[str, list[TableRow]]]:
         """Neighbouring rows of one section, under its heading."""
         return [(name, list(rows)) for name, rows in itertools.groupby(self.rows, key=lambda row: row.section)]
-
-    @property
-    def printed_notes(self) -> list[str]:
-        """The notes, with the sign that marked cells carry."""
-        return [note.replace("Marked:", f"{MARK}:") for note in self.notes]

@@ -78,7 +78,8 @@ def found(folder: Path, *results: EvaluationResult) -> tuple[Measurement, ...]:
 
 def lines(table: Table, *columns: str) -> list[tuple[str, ...]]:
     """Section and cells of some columns, row by row."""
-    places = [[column.name for column in table.columns].index(name) for name in columns]
+    titles = [column.title for column in table.columns]
+    places = [next(i for i, title in enumerate(titles) if title.endswith(name)) for name in columns]
     return [(row.section, *(row.cells[place].text for place in places)) for row in table.rows]
 
 

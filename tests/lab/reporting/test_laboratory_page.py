@@ -299,7 +299,7 @@ def test_tables_that_cannot_be_read_are_refused_in_one_line(protocol, tables, tm
 
 
 def test_a_folder_without_tables_is_refused(protocol, tmp_path):
-    with pytest.raises(ConfigError, match=r"runs\.csv is missing: `apo lab` writes it"):
+    with pytest.raises(ConfigError, match=r"runs\.csv\.gz is missing: `apo lab` writes it"):
         read_edition(tmp_path, protocol, OURS)
 
 

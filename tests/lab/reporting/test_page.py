@@ -161,7 +161,7 @@ TABLE = Table(
             section="Qwen",
         ),
     ),
-    notes=("Marked: wrong.", "Bold: best."),
+    notes=("†: wrong.", "Bold: best."),
 )
 
 

@@ -127,7 +127,7 @@ def test_the_published_health_is_below_the_measured_with_its_faults_marked() -> 
         ["APO", "–", "43.65", "0.283", "0.297", "0.485", "0.849", "–"],
     ]
     assert [[cell.marked for cell in row.cells].index(True) for row in published] == [2, 2]
-    assert any(note.startswith("Marked: the published number") for note in table.notes)
+    assert any(note.startswith("†: the published number") for note in table.notes)
     of_another_model = health_table([measured("APO", entropy=0.4)])
     assert [row.section for row in of_another_model.rows] == ["tiny, MATH-500 (K = 2)"]
     assert "published" not in " ".join(of_another_model.notes)
@@ -162,7 +162,7 @@ def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None
     ]
     assert [row.cells[5].marked for row in table.rows] == [True, True]
     assert table.notes[1] == (
-        "Marked: the published number does not add up: it is no share of the problems and samples there are."
+        "†: the published number does not add up: it is no share of the problems and samples there are."
     )
 
 

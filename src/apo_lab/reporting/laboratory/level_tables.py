@@ -1,6 +1,6 @@
 """Tables of what was explored level by level: means, differences with bands, each world, and where methods commit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -42,7 +42,7 @@ def means_table(group: Group) -> Table:
         rows=tuple(rows),
         notes=(
             "± standard error over the runs that reach the level; in brackets, how many do.",
-            "Marked: no run of a world reaches it. A mean over the other worlds can rise where no run does.",
+            "†: no run of a world reaches it. A mean over the other worlds can rise where no run does.",
         ),
     )
 
@@ -137,37 +137,37 @@ def _side(levels: Levels, band: Band, is_apart: Bool[NDArray[np.bool], "levels"]
 
 def _cliff_row(arm: ArmRuns, single: float, section: str) -> TableRow:
     runs = [points for _, points in arm.by_run()]
-    steps, ones = ([f[name] for run in runs for f in _falls(run, "strategy_entropy", COMMITTED)] for name in _PLACE)
-    cliffs = [fall["pass@1"] for run in runs for fall in _falls(run, "pass@64", LOST)]
-    highest = [float(points["pass@1"].max()) for points in runs]
+    steps, ones = np.array([_fall(points, "strategy_entropy", COMMITTED) for points in runs]).T
+    cliffs = np.array([_fall(points, "pass@64", LOST)[1] for points in runs])
+    highest = np.array([points["pass@1"].max() for points in runs])
     return row_of(
         arm.label,
-        *(_range(steps, 0), _range([100 * each for each in ones], 1)),
-        *(_range([100 * each for each in cliffs], 1), _range([each / single for each in cliffs], 2)),
-        *(_range([100 * each for each in highest], 1), f"{sum(each >= single for each in highest)} of {len(runs)}"),
+        *(_range(steps, 0), _range(100 * ones, 1), _range(100 * cliffs, 1), _range(cliffs / single, 2)),
+        *(_range(100 * highest, 1), f"{(highest >= single).sum()} of {len(runs)}"),
         section=section,
     )
 
 
-_PLACE = ("step", "pass@1")
+def _fall(points: Frame, metric: str, below: float) -> tuple[float, float]:
+    """Step and pass@1 where a metric first falls below a value, between two evaluation points; NaN if it does not."""
+    values, steps, ones = (points[name].to_numpy(float) for name in (metric, "step", "pass@1"))
+    if not (values < below).any():
+        return np.nan, np.nan
+    after = int((values < below).argmax())
+    share = (values[after - 1] - below) / (values[after - 1] - values[after])
+    step, one = (
+        start + share * (end - start) for start, end in (steps[after - 1 : after + 1], ones[after - 1 : after + 1])
+    )
+    return float(step), float(one)
 
 
-def _falls(points: Frame, metric: str, below: float) -> Iterator[dict[str, float]]:
-    """Step and pass@1 where a metric first falls below a value, between two evaluation points; none if it does not."""
-    values = points[metric].to_numpy(float)
-    if (values < below).any():
-        after = int((values < below).argmax())
-        share = (values[after - 1] - below) / (values[after - 1] - values[after])
-        pairs = {name: points[name].to_numpy(float)[after - 1 : after + 1] for name in _PLACE}
-        yield {name: float(start + share * (end - start)) for name, (start, end) in pairs.items()}
-
-
-def _range(values: Sequence[float], decimals: int) -> Cell:
-    """The mean of some runs, with the lowest and the highest."""
-    if not values:
+def _range(values: np.ndarray, decimals: int) -> Cell:
+    """The mean of the runs that have a value, with the lowest and the highest."""
+    found = values[np.isfinite(values)]
+    if not len(found):
         return EMPTY
-    low, mean, high = (f"{each:.{decimals}f}" for each in (min(values), float(np.mean(values)), max(values)))
-    return Cell(f"{mean} ({low} to {high})" if len(values) > 1 else mean, float(np.mean(values)))
+    low, mean, high = (f"{each:.{decimals}f}" for each in (found.min(), found.mean(), found.max()))
+    return Cell(f"{mean} ({low} to {high})" if len(found) > 1 else mean, float(found.mean()))
 
 
 def _level(level: float) -> str:

@@ -1,4 +1,4 @@
-"""The tables of the laboratory's page: runs, arms, verdicts, cost, tuning and predictions."""
+"""The tables of the laboratory's page: runs, arms, verdicts, long runs, tuning and predictions."""
 
 import itertools
 import math
@@ -17,11 +17,13 @@ from apo_lab.reporting.tables.cells import EMPTY, number_cell, p_cell, points_ce
 from apo_lab.statistics.verdicts import mean_interval
 from apo_lightning.evaluation.results import estimate_of
 
+LONG = "long"
+"""The stage of long runs."""
 TITLES = {
-    "main": "Each method at its best",
+    MAIN: "Each method at its best",
     "factorial": "Push or pull: λ × β of APO",
     "controls": "Parts of APO: one changed at a time",
-    "long": "Long runs",
+    LONG: "Long runs",
     "candidates": "Candidates against every published method",
 }
 """Stages with a title of their own, in the order of the page; others follow under their names."""
@@ -31,15 +33,8 @@ COMPARED = {
     "last": "pass@64 at the last step",
 }
 """Endpoint of a question → what its table compares."""
-LONG = "long"
-"""The stage of long runs."""
 TAIL = 0.4
 """Share of the steps of a long run over which its slope is fitted."""
-AREA = (
-    "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run does not "
-    "reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, worlds. These values "
-    "are means on the logit scale. Policies at the last step differ in pass@1 too."
-)
 
 
 def progress_table(edition: Edition) -> Table:
@@ -75,7 +70,12 @@ def arms_table(edition: Edition, stage: Stage) -> Table:
             Column("Reached L*"),
         ),
         rows=with_best_bold(rows),
-        notes=(AREA, "Retained: share of valid ways to a right answer with a probability of 1 in 10,000 or more."),
+        notes=(
+            "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run "
+            "does not reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, "
+            "worlds. These values are means on the logit scale. Policies at the last step differ in pass@1 too.",
+            "Retained: share of valid ways to a right answer with a probability of 1 in 10,000 or more.",
+        ),
     )
 
 
@@ -88,10 +88,8 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
         name=f"lab_{stage.name}_verdicts",
         title=f"{stage_title(stage)}: verdicts",
         columns=(
-            *left("Comparison"),
-            *right("Difference [points]", "p", "Adjusted p"),
-            *left("Verdict"),
-            *right("Last step [points]"),
+            *(*left("Comparison"), *right("Difference [points]", "p", "Adjusted p")),
+            *(*left("Verdict"), *right("Last step [points]")),
         ),
         rows=tuple(rows),
         notes=(
@@ -116,16 +114,18 @@ def long_table(edition: Edition) -> Table:
         name="lab_long",
         title="Long runs: does collapse reverse, and has training converged?",
         columns=(
-            *left("Run"),
-            *right("lowest", "last", group="pass@64"),
-            *right("lowest", "last", group="Entropy [nats]"),
+            *(
+                *left("Run"),
+                *right("lowest", "last", group="pass@64"),
+                *right("lowest", "last", group="Entropy [nats]"),
+            ),
             *right("last", "slope [points per 100 steps]", group="pass@1"),
         ),
         rows=tuple(rows),
         notes=(
             "Lowest: after the first passage of L*. It is below the last value by chance alone, so a small difference "
             "is no reversal. Slope: least squares over the last two fifths of the steps; ±: standard error over runs.",
-            "Marked: the run does not reach L*, and its lowest values are those of the whole run.",
+            "†: the run does not reach L*, and its lowest values are those of the whole run.",
         ),
     )
 
@@ -168,7 +168,7 @@ def tuning_table(edition: Edition) -> Table:
 def prediction_table(edition: Edition, questions: Sequence[Answered]) -> Table:
     """Each prediction and its outcome."""
     rows = []
-    for each in edition.protocol.predictions:
+    for each in edition.protocol.predictions if questions else ():
         outcome, rests_on = prediction_outcome(each, questions)
         decided = Cell(outcome, bold=outcome != "undecided")
         rows.append(row_of(each.statement, each.source, each.question, each.expected, decided, rests_on))
@@ -176,7 +176,7 @@ def prediction_table(edition: Edition, questions: Sequence[Answered]) -> Table:
         name="lab_predictions",
         title="Predictions, registered before the runs",
         columns=left("Prediction", "Whose", "Question", "Expected", "Outcome", "Rests on"),
-        rows=tuple(rows) if questions else (),
+        rows=tuple(rows),
         notes=("Held: the verdict is the expected one. Failed: another verdict. Undecided: no verdict.",),
     )
 
@@ -197,13 +197,27 @@ def compared_stages(edition: Edition) -> list[Stage]:
 
 
 def _arm_row(arm: ArmRuns, group: str) -> TableRow:
-    one, eight_at_end, alive = (share_cell(bare(arm.mean(column))) for column in ("pass@1", "pass@8", "alive"))
+    one, eight_at_end, alive, eight = (
+        share_cell(bare(arm.mean(column))) for column in ("pass@1", "pass@8", "alive", "area_8")
+    )
     last, area = (share_cell(estimate_of(mean_interval(arm.scores(endpoint)))) for endpoint in ("last", "area"))
-    eight = share_cell(bare(arm.mean("area_8")))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
     runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
     ends = (EMPTY,) * 4 if arm.name.endswith(AVERAGED) else (one, eight_at_end, last, alive)
     return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group)
+
+
+def _verdict_row(comparison: Comparison, section: str) -> TableRow:
+    contrast, verdict, last = comparison.contrast, comparison.verdict, comparison.last
+    return row_of(
+        comparison.label,
+        points_cell(estimate_of(contrast.difference)) if contrast else EMPTY,
+        p_cell(contrast.p_value) if contrast else EMPTY,
+        p_cell(verdict.adjusted_p_value) if verdict else EMPTY,
+        Cell(comparison.outcome, bold=verdict is not None and comparison.outcome != "undecided"),
+        points_cell(estimate_of(last.difference)) if last else EMPTY,
+        section=section,
+    )
 
 
 def _long_cells(runs: Frame) -> list[Cell]:
@@ -216,15 +230,3 @@ def _long_cells(runs: Frame) -> list[Cell]:
         share_cell(bare(pass_1)),
         Cell(f"{100 * slope:+z.2f}{error}", 100 * slope),
     ]
-
-
-def _verdict_row(comparison: Comparison, section: str) -> TableRow:
-    difference, p_value, adjusted = EMPTY, EMPTY, EMPTY
-    if comparison.contrast:
-        difference = points_cell(estimate_of(comparison.contrast.difference))
-        p_value = p_cell(comparison.contrast.p_value)
-    if comparison.verdict:
-        adjusted = p_cell(comparison.verdict.adjusted_p_value)
-    outcome = Cell(comparison.outcome, bold=bool(comparison.verdict) and comparison.outcome != "undecided")
-    last = points_cell(estimate_of(comparison.last.difference)) if comparison.last else EMPTY
-    return row_of(comparison.label, difference, p_value, adjusted, outcome, last, section=section)

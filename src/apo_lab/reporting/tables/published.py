@@ -6,9 +6,7 @@ from apo_lab.reporting.axes import plain, value_place
 from apo_lab.reporting.names import (
     BENCHMARKS,
     HYPERPARAMETERS,
-    METHODS,
     MODELS,
-    axis_name,
     benchmark_name,
     in_order,
     method_name,
@@ -60,7 +58,7 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
         if (theirs := _published_cell(item, name, metric)) is not None
     ]
     faults = _faults(theirs for *_, theirs in found)
-    marked = (f"Marked: the published number does not add up: it {faults}.",) if faults else ()
+    marked = (f"†: the published number does not add up: it {faults}.",) if faults else ()
     return Table(
         name="beside_published",
         title="Measured here and published",
@@ -92,7 +90,7 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                     section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
                     rows.append(row_of(item.head.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
     theirs = _published_health({item.head.model for item in items})
-    marked = (f"Marked: the published number {_faults(published('distribution'))}.",) if theirs else ()
+    marked = (f"†: the published number {_faults(published('distribution'))}.",) if theirs else ()
     return Table(
         name="health",
         title="Distributional health",
@@ -139,22 +137,18 @@ def coverage_table(covered: Sequence[Covered]) -> Table:
 
 
 def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
-    """Every setting that the paper gives, and what the runs used; marked where a run differs. Then their losses' own.
+    """Every setting that the paper gives, and what the runs used; marked where a run differs.
 
     Source: the paper's table of hyper-parameters. It gives no units; the batch sizes are read as prompts.
     """
     algos = {run.algo for run in runs}
     cells = [cell for cell in published("hyperparameters") if runs and cell.method in ("", *algos)]
-    own = {key for run in runs for key in run.config if key.startswith("algo.loss.") and not key.endswith("_target_")}
     return Table(
         name="hyperparameters",
         title="Hyper-parameters",
         columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
-        rows=(
-            *(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
-            *(_own_setting(key, runs) for key in sorted(own - {cell.metric for cell in cells})),
-        ),
-        notes=("Marked: not the paper's value in every run.",),
+        rows=tuple(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
+        notes=("†: not the paper's value in every run.",),
     )
 
 
@@ -223,14 +217,6 @@ def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     found = ", ".join(sorted(values, key=value_place)) or "–"
     methods = method_name(cell.method) if cell.method else "all"
     return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(found, marked=differs))
-
-
-def _own_setting(key: str, runs: Sequence[RunCard]) -> TableRow:
-    having = [run for run in runs if key in run.config]
-    names = in_order({run.label for run in having}, METHODS.values())
-    methods = "all" if len(having) == len(runs) else ", ".join(names)
-    values = sorted({plain(run.config[key]) for run in having}, key=value_place)
-    return row_of(axis_name(key), methods, "–", ", ".join(values))
 
 
 def _value(run: RunCard, key: str) -> str | None:
