@@ -1,7 +1,7 @@
-"""Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
+"""Evaluations and training runs' own held-out problems, brought to one form: measurements."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,18 @@ from typing import Any
 import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.axes import Defaults, axes, settings
-from apo_lab.reporting.held_out import held_out_measurements
-from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
+from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
+from apo_lab.reporting.names import BASE, model_name
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
-from apo_lab.reporting.runs import find_files, parse_overrides
+from apo_lab.reporting.runs import Defaults, axes, find_files, parse_overrides, plain, policy_of, settings
+from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_record, read_result
-from apo_lightning.evaluation.records import EvaluationResult, ModelCard
+from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard, ProblemCount
 
 SNAPSHOT_METRICS = ("entropy", "max_prob", "support_coverage")
 """What is drawn along training besides pass@1 and pass@n."""
+STEPS = "steps"
+"""The setting under which a run that ended before its last step is listed."""
 
 
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
@@ -75,6 +77,19 @@ def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[Ru
     ]
 
 
+def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
+    """The untrained policy, where the run validated at step 0, and the trained one with its departures from defaults.
+
+    Raises:
+        ConfigError: a summary lacks what every summary has.
+    """
+    for name, change in run.summary.get("held_out", {}).items():
+        try:
+            yield from _before_and_after(run, departures, name, change)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
+
+
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
     # Without `algo` no run trained this policy, though one may have begun as it.
     result, run = item.result, item.run if item.result.model.algo else None
@@ -121,3 +136,53 @@ def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCa
     # The seed may be the config's default, which nobody typed.
     overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
     return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
+
+
+def _before_and_after(
+    run: RunCard, departures: Mapping[str, str], name: str, change: Mapping[str, Any]
+) -> Iterator[Measurement]:
+    samples = (change["samples_per_problem_before"], change["samples_per_problem"])
+    before, after = (
+        tuple(
+            ProblemCount(prompt_id=problem, num_samples=samples[place], num_correct=pair[place])
+            for problem, pair in change["num_correct"].items()
+        )
+        for place in (0, 1)
+    )
+    if change["step_before"] == 0:
+        # The policy before training is told from another by where it was read; random weights by the run's seed.
+        path = run.config.get("model.path", "null")
+        weights, seed = (f"of seed {run.seed}", run.seed) if path == "null" else (f"of {path}", "")
+        yield _measured(run, name, before, method=BASE, weights=weights, seed=seed)
+    last = str(change["step_after"])
+    stopped = {} if run.config.get("trainer.max_steps", last) == last else {STEPS: last}
+    pairs = zip(before, after, strict=True)
+    gains = tuple(two.num_correct / two.num_samples - one.num_correct / one.num_samples for one, two in pairs)
+    trained = {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
+    gain = Estimate(
+        **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
+    )
+    yield _measured(run, name, after, gain=gain, by_problem={"gain": gains}, **trained)
+
+
+def _measured(
+    run: RunCard, name: str, problems: tuple[ProblemCount, ...], gain: Estimate | None = None, **policy: Any
+) -> Measurement:
+    curve, config = counted(problems), run.config
+    ids = sorted(problem.prompt_id for problem in problems)
+    found = {
+        "temperature": plain(config["temperature"]) if "temperature" in config else None,
+        "token limit": config.get("data.max_completion_tokens"),
+        "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",
+    }
+    return Measurement(
+        model=model_name(run.model),
+        sampling={name: value for name, value in found.items() if value is not None},
+        benchmark=name,
+        num_samples=len(curve),
+        metrics={"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]} | ({"gain": gain} if gain else {}),
+        pass_at_k=curve,
+        problems=problems,
+        held_out=True,
+        **policy,
+    )

@@ -16,8 +16,7 @@ from apo_lab.reporting.figures.evaluations import (
     sensitivity_figure,
     sensitivity_points,
 )
-from apo_lab.reporting.figures.report import report_figures
-from apo_lab.reporting.figures.training import curve_panels, curves_figure, method_curves
+from apo_lab.reporting.figures.report import curve_panels, curves_figure, method_curves, report_figures
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.runs import runs_by_method
 from apo_lab.reporting.style import KNOWN, styles_of

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from apo_lab.commands.report import report
-from apo_lab.reporting.averages import mean_over_seeds
 from apo_lab.reporting.evaluations import measurements, read_evaluations
-from apo_lab.reporting.identity import resolved
+from apo_lab.reporting.identity import mean_over_seeds, resolved
 from apo_lab.reporting.records import Evaluations, Measurement, Table
 from apo_lab.reporting.runs import read_runs
 from apo_lab.reporting.tables import health_table, held_out_table, main_results, sensitivity_table

@@ -11,7 +11,7 @@ from apo_lab.editions.protocol import load_protocol
 from apo_lab.reporting.laboratory import laboratory_page
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.level_tables import level_tables
+from apo_lab.reporting.laboratory.levels import level_tables
 from apo_lab.reporting.laboratory.reading import ArmRuns, read_edition
 from apo_lab.reporting.laboratory.tables import (
     arms_table,

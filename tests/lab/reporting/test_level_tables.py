@@ -7,8 +7,7 @@ import pytest
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.reporting.laboratory.figures import worlds_figure
-from apo_lab.reporting.laboratory.level_tables import differences_table, means_table, worlds_table
-from apo_lab.reporting.laboratory.levels import Group, groups
+from apo_lab.reporting.laboratory.levels import Group, differences_table, groups, means_table, worlds_table
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
 from apo_lab.reporting.style import styles_of
 from composing import ROOT

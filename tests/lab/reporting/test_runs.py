@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from apo_lab.commands.report import training_defaults
-from apo_lab.reporting.axes import axes, settings
 from apo_lab.reporting.evaluations import measurements, read_evaluations
 from apo_lab.reporting.records import Evaluations, Measurement, RunCard
-from apo_lab.reporting.runs import read_metrics, read_runs
+from apo_lab.reporting.runs import axes, read_metrics, read_runs, settings
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from report_cases import result, write_run

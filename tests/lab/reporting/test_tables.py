@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.averages import mean_over_benchmarks
 from apo_lab.reporting.evaluations import measurements, read_evaluations
+from apo_lab.reporting.identity import mean_over_benchmarks
 from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.records import Covered, Table, TableRow
 from apo_lab.reporting.runs import read_runs

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from apo_lab.reporting.evaluations import measurements, with_snapshots
-from apo_lab.reporting.figures.report import report_figures
-from apo_lab.reporting.figures.training import curve_panels
+from apo_lab.reporting.figures.report import curve_panels, report_figures
 from apo_lab.reporting.records import Evaluated, Evaluations
 from report_records import make_result, make_run
 

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from apo_lab.reporting.axes import value_place
 from apo_lab.reporting.figures.canvas import draw_band, filled_and_hollow, method_legend, panels, per_cent, styled
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, axis_name, benchmark_name, in_order
 from apo_lab.reporting.records import Measurement
+from apo_lab.reporting.runs import value_place
 from apo_lab.reporting.style import COLLAPSE, KNOWN, Style
 from apo_lab.reporting.tables.accuracies import variants_of
 from apo_lab.reporting.tables.series import (

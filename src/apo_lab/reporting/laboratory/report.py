@@ -5,7 +5,7 @@ from pathlib import Path
 from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.level_tables import level_tables
+from apo_lab.reporting.laboratory.levels import level_tables
 from apo_lab.reporting.laboratory.reading import read_edition
 from apo_lab.reporting.laboratory.tables import (
     LONG,

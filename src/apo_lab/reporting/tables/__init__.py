@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from apo_lab.reporting.axes import Defaults
 from apo_lab.reporting.records import Covered, Measurement, RunCard, Table
+from apo_lab.reporting.runs import Defaults
 from apo_lab.reporting.tables.accuracies import held_out_table, main_results, sensitivity_table, swept_methods
 from apo_lab.reporting.tables.comparisons import comparison_table
 from apo_lab.reporting.tables.published import beside_published, coverage_table, health_table, hyperparameter_table

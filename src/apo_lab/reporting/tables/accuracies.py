@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from apo_lab.reporting.axes import Defaults, plain, value_place
 from apo_lab.reporting.identity import blocks_in_order
 from apo_lab.reporting.names import AXES, BASE, BENCHMARKS, METHODS, algo_of, axis_name, benchmark_name, in_order, slug
 from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow, left, right, row_of
+from apo_lab.reporting.runs import Defaults, plain, value_place
 from apo_lab.reporting.tables.cells import SEEDS, points_cell, seeds_cell, share_cell, with_best_bold
 from apo_lab.reporting.tables.series import (
     INTERVALS,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from apo_lab.reporting.averages import score_table
+from apo_lab.reporting.identity import score_table
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Cell, Measurement, Table, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, p_cell, points_cell, seeds_cell

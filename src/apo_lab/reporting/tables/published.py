@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from apo_lab.reporting.axes import plain, value_place
 from apo_lab.reporting.names import (
     BENCHMARKS,
     HYPERPARAMETERS,
@@ -14,6 +13,7 @@ from apo_lab.reporting.names import (
 )
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, PublishedCell, published, published_cell
 from apo_lab.reporting.records import Cell, Covered, Measurement, RunCard, Table, TableRow, left, right, row_of
+from apo_lab.reporting.runs import plain, value_place
 from apo_lab.reporting.tables.cells import (
     EMPTY,
     PER_CENT,

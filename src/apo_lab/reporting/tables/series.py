@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds
-from apo_lab.reporting.identity import OF_N, blocks_in_order
+from apo_lab.reporting.identity import OF_N, blocks_in_order, mean_over_benchmarks, mean_over_both, mean_over_seeds
 from apo_lab.reporting.names import METHODS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
