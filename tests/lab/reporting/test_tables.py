@@ -83,12 +83,6 @@ def test_averaged_intervals_hold_the_mean_and_shrink_with_the_root_of_benchmarks
     assert mean.high - mean.value == pytest.approx(half_width / math.sqrt(len(values)))
 
 
-def test_the_main_table_leaves_variants_to_the_sensitivity_table_unless_there_is_nothing_else() -> None:
-    default, variant = measured("APO"), measured("APO", settings={PULL: "0.02"})
-    assert [row.cells[0].text for row in main_results([default, variant]).rows] == ["APO"]
-    assert [row.cells[0].text for row in main_results([variant]).rows] == ["APO (β = 0.02)"]
-
-
 def test_a_sweep_makes_a_row_a_value_in_order_with_the_default_named() -> None:
     items = [measured("APO", (0.5, 0.6))]
     items += [measured("APO", (0.4, 0.7), settings={PULL: value}) for value in ("0.02", "10", "0", "2")]
@@ -164,13 +158,6 @@ def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None
     assert table.notes[1] == (
         "†: the published number does not add up: it is no share of the problems and samples there are."
     )
-
-
-def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_nothing() -> None:
-    where = {"model": "Qwen2.5-Math-7B", "benchmark": "math500", "settings": {PUSH: "1"}}
-    table = beside_published([measured("APO", (0.8, 0.9), **where)])
-    # Pass@2 is not published; λ = 1.0 has 83.5.
-    assert [texts(row)[3:6] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
 
 
 def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from apo_lab.reporting.evaluations import measurements, with_snapshots
-from apo_lab.reporting.figures.report import curve_panels, report_figures
+from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.records import Evaluated, Evaluations
 from report_records import make_result, make_run
 
@@ -51,14 +51,6 @@ def test_snapshots_are_metrics_of_their_run_at_their_step(runs):
     assert measurements(runs, evaluations(runs)) == (), "a snapshot stands in no table"
     assert "snapshot/aime2024/pass@2" not in first.metrics
     assert first.metrics["train/entropy"].equals(runs[0].metrics["train/entropy"].reindex(range(21)))
-
-
-def test_a_line_has_the_steps_that_every_seed_has(runs):
-    both = evaluations(runs).results
-    found = with_snapshots(runs, Evaluations(results=both[:-1]))
-    curve = next(c for p in curve_panels({"APO": found}, "collapse") for c in p.curves if "entropy" in p.title)
-    # The second seed's entropy is 0.2 more, and it lacks step 20.
-    assert curve.smoothed.mean(axis=1).to_dict() == {0: pytest.approx(0.6), 10: pytest.approx(0.4)}
 
 
 def test_the_figure_has_a_panel_a_metric(runs):
