@@ -21,12 +21,6 @@ REPORT = Command(
     work="apo_lab.commands.report:report",
     config="report",
 )
-WATCH = Command(
-    name="watch",
-    summary="Follow a training run on a page in the browser.",
-    work="apo_lab.commands.watch:watch",
-    config=None,
-)
 COVERAGE = Command(
     name="coverage",
     summary="Measure the share of worked solutions in the model's top K tokens.",

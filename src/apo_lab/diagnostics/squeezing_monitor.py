@@ -1,8 +1,9 @@
 """Where the probability of penalised tokens goes: to the leader, to other anchors, or to the tail."""
 
+from collections.abc import Sequence
+
 import lightning.pytorch as pl
 import torch
-from apo_lightning.update.subset import smallest
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -117,3 +118,14 @@ def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Flo
     )
     leader = leaders(before[1], is_candidate)
     return mass_of_parts(*before, is_candidate, leader), mass_of_parts(*after, is_candidate, leader)
+
+
+def smallest(parts: Sequence[Sequence[int]], size: int) -> list[tuple[int, int]]:
+    """(part, place) of the `size` smallest values of all parts, or of all values where there are fewer.
+
+    Example:
+        >>> smallest([[30, 10], [20]], size=2)
+        [(0, 1), (1, 0)]
+    """
+    places = sorted((value, part, place) for part, values in enumerate(parts) for place, value in enumerate(values))
+    return [(part, place) for _, part, place in places[:size]]

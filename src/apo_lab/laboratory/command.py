@@ -25,7 +25,7 @@ def laboratory(cfg: DictConfig) -> None:
     if cfg.action == "status":
         show_progress(cfg, protocol, identity_of(protocol))
         return
-    rows = Path(cfg.tables) / "runs.csv"
+    rows = Path(cfg.tables) / "runs.csv.gz"
     if cfg.action == "page" and not rows.is_file():
         raise ConfigError(
             f"{rows} does not exist: give tables= the folder of an edition's rows, or run apo lab run first"

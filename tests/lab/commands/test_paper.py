@@ -96,7 +96,7 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     page = (folder / "report" / "report.html").read_text()
     assert "4 done of 4 cells" in page
     tables = {path.stem for path in (folder / "report" / "tables").glob("*.md")}
-    assert tables >= {"main_results", "health", "comparisons", "costs", "coverage", "hyperparameters"}
+    assert tables >= {"main_results", "health", "comparisons", "coverage", "hyperparameters"}
     assert {path.stem for path in (folder / "report" / "figures").glob("*.png")} >= {"pareto", "pass_at_k", "entropy"}
 
 
