@@ -24,6 +24,7 @@ LOCKS = ("data.num_validation=8", "trainer.max_steps=2", "trainer.val_check_inte
 FEW_STEPS = {
     "own_loss": LOCKS,
     "own_reward": ("trainer.max_steps=2",),
+    "own_part": (),
     "own_callback": ("trainer.max_steps=5", "algo.dynamic_sampling.max_rounds=1"),
     "own_data_and_model": ("data.num_validation=8", "trainer.max_steps=2"),
     "own_diagnostic": (*LOCKS, "callbacks.distinct_answers.every_n_steps=1"),
@@ -107,6 +108,11 @@ def test_own_callback_logs_its_number(tmp_path):
     [path] = tmp_path.rglob("step_000005.jsonl")
     wrong = pandas.read_json(path, lines=True).query("status != 'correct'")
     assert float(logged) == pytest.approx(wrong["num_tokens"].mean(), abs=1e-5)
+
+
+def test_own_part_trains_and_goes_on_to_the_bit(tmp_path):
+    whole, half, resumed = (re.findall(r"weights sha256 (\w+)", said) for said in play("own_part", tmp_path))
+    assert whole == resumed != half
 
 
 def test_own_model_trains_on_own_data(tmp_path):

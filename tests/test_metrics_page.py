@@ -17,19 +17,10 @@ DIAGNOSTICS = (
     "~callbacks.export",
     *(f"callbacks.{name}.every_n_steps=1" for name in ("monitor", "squeezing_monitor", "reachability")),
 )
-RECOVERY = (
-    "+callbacks.recovery_tracker._target_=apo_lab.diagnostics.RecoveryTracker",
-    *(f"+callbacks.recovery_tracker.{name}=1" for name in ("num_prompts", "completions_per_prompt", "every_n_steps")),
-)
-GEOMETRY = (
-    "+callbacks.gradient_geometry._target_=apo_lab.diagnostics.GradientGeometry",
-    "+callbacks.gradient_geometry.every_n_steps=1",
-    "+callbacks.gradient_geometry.spaces=[logits,head]",
-)
 WEIGHTED = {"target": "rewarding.logged_even_start", "partial": "true"}
 RUNS = {
-    "apo": ("algo=apo", *DIAGNOSTICS, *GEOMETRY, "validation_samples=2"),
-    "grpo": ("algo=grpo", "importance=sequence_mask", *RECOVERY),
+    "apo": ("algo=apo", *DIAGNOSTICS, "validation_samples=2"),
+    "grpo": ("algo=grpo", "importance=sequence_mask"),
     "grpo_kl": ("algo=grpo_kl", "policy=lora"),
     "weighted": (
         "algo=grpo",
@@ -51,12 +42,10 @@ def rows_of_page() -> dict[str, list[str]]:
 
 
 def key_on_page(column: str) -> str:
-    """A column of metrics.csv with placeholders for the set, k, percentile, bucket, space and term."""
+    """A column of metrics.csv with placeholders for the set, k, percentile and bucket."""
     column = re.sub(r"^(val|alarm)/[^/]+/", r"\1/NAME/", column)
     column = re.sub(r"^reward/metric/.+", "reward/metric/NAME", column)
     column = re.sub(r"^reward/(?!metric/)[^/]+/", "reward/NAME/", column)
-    if column.startswith("geometry/") and column.count("/") == 2:
-        column = re.sub(r"^geometry/[^/]+/", "geometry/SPACE/", re.sub(r"reward|push|pull|kl|entropy", "TERM", column))
     column = re.sub(r"@\d+$", "@K", column)
     column = re.sub(r"_p\d+$", "_pQ", re.sub(r"_q[1-4]$", "_qN", column))
     return re.sub(r"_[\d.]+_to_[\d.]+$", "_A_to_B", column)

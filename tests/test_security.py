@@ -194,8 +194,9 @@ def evaluated(run: Path) -> str:
 HOSTILE_NODES = {
     "of the library that opens files": {"_target_": "io.FileIO", "_args_": ["CANARY", "w"]},
     "of the package, but no model": {
-        "_target_": "apo_lightning.checkpoints.small_files.SequentialFile",
-        "path": "CANARY",
+        "_target_": "apo_lightning.checkpoints.small_files.save_plain",
+        "content": "x",
+        "path": {"_target_": "pathlib.Path", "_args_": ["CANARY"]},
     },
     "that is a part of an argument": {
         "_target_": "apo_lightning.model.spec.PolicySpec",
@@ -284,10 +285,10 @@ def test_checkpoints_may_lie_on_another_disk(tmp_path):
 def test_a_link_in_place_of_a_temporary_file_is_replaced_and_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
-    (tmp_path / f".rollouts.html.{os.getpid()}.partial").symlink_to(victim)
-    write_atomically(tmp_path / "rollouts.html", b"page")
+    (tmp_path / f".report.html.{os.getpid()}.partial").symlink_to(victim)
+    write_atomically(tmp_path / "report.html", b"page")
     assert victim.read_text() == "mine\n"
-    assert (tmp_path / "rollouts.html").read_bytes() == b"page"
+    assert (tmp_path / "report.html").read_bytes() == b"page"
 
 
 # ------------------------------------------------------------------ checkpoints

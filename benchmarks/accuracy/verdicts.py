@@ -2,12 +2,13 @@
 
     python -m benchmarks.accuracy.verdicts
 
-Simulated runs have a cliff (`apo_lab.statistics.cliffs`): near some pass@1 a share of the problems is lost, so pass@64
-falls steeply while pass@1 goes on rising. Each run goes through an endpoint, `pseudo_values`, `compare` and `decide`.
+Simulated runs have a cliff (`benchmarks/accuracy/cliffs.py`): near some pass@1 a share of the problems is lost, so
+pass@64 falls steeply while pass@1 goes on rising. Each run goes through an endpoint, `pseudo_values`, `compare` and
+`decide`.
 
 1. Each of 200 families has a reference arm and 7 others of the same method, with seeds of their own. For power, the
    last of the 7 has a later cliff. With an "interaction", the cliff also depends on the arm and world together.
-2. The power of each endpoint where methods part by 16 points near the last levels, as `check_power` asks.
+2. The power of each endpoint where methods part by 16 points near the last levels.
 3. How often `difference_band` holds the whole true curve of no difference.
 """
 
@@ -19,13 +20,12 @@ import torch
 from scipy.stats import binomtest
 
 from apo_lab.editions.protocol import ENDPOINTS
-from apo_lab.laboratory.power import AT_CLIFF, K, power, scores
-from apo_lab.laboratory.power import LEVEL as LEVEL_OF_PASS_AT_1
-from apo_lab.statistics.cliffs import Cliff, SimulatedWorld, simulated_run
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.levels import Curves, at_levels, difference_band
 from apo_lab.statistics.paths import leave_one_block_out
 from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, decide
+from benchmarks.accuracy.cliffs import AT_CLIFF, Cliff, K, SimulatedWorld, power, scores, simulated_run
+from benchmarks.accuracy.cliffs import LEVEL as LEVEL_OF_PASS_AT_1
 from benchmarks.accuracy.intervals import show
 
 NUM_FAMILIES = 200

@@ -2,7 +2,7 @@
 
     python -m benchmarks.performance.diagnostics [--steps 21] [--runs FOLDER] [--sets …] [any override of train.py]
     python -m benchmarks.performance.diagnostics experiment=lab/locks model.path=outputs/bases/locks
-    python -m benchmarks.performance.diagnostics --steps 11 --sets squeezing_monitor+reachability,gradient_geometry
+    python -m benchmarks.performance.diagnostics --steps 11 --sets squeezing_monitor+reachability,collapse_alarm
 
 Runs `train.py` once without diagnostics, once with each set of them, and once more without, which says how much of a
 difference is noise. The first step is left out, so that 11 or 21 steps hold every frequency by which they are due.
@@ -23,14 +23,7 @@ from pathlib import Path
 from benchmarks import ROOT
 from benchmarks.shared.timing import print_header, print_table
 
-DIAGNOSTICS = (
-    "squeezing_monitor",
-    "prompt_history",
-    "collapse_alarm",
-    "reachability",
-    "recovery_tracker",
-    "gradient_geometry",
-)
+DIAGNOSTICS = ("squeezing_monitor", "collapse_alarm", "reachability")
 BARE = ("quiet",)
 """Callbacks of the run without diagnostics: its files, and no pass beyond what the algorithm needs."""
 

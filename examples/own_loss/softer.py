@@ -11,7 +11,6 @@ class SofterPush(GRPO):
     """GRPO whose negative advantages are multiplied by `scale`."""
 
     scale: float = 0.5
-    gradient_mask = GRPO.gradient_mask  # zero advantages stay zero: those completions are still skipped
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """The loss of each token."""

@@ -173,7 +173,7 @@ class Rollouts:
 
     @property
     def rewards(self) -> Float[Tensor, "prompts group"]:
-        """The rewards as a table, one row a prompt."""
+        """The rewards as a table, one row per prompt."""
         return torch.tensor([verdict.reward for verdict in self.verdicts]).view(-1, self.group_size)
 
     @property
@@ -350,7 +350,7 @@ def detached(inputs: LossInputs) -> LossInputs:
     """The same values of single tokens, without a gradient, and without anchors and candidates."""
     tensors = {item.name: getattr(inputs, item.name) for item in fields(inputs)}
     own = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
-    return replace(inputs, **own, anchor=None, candidate_ids=None, candidate_logprobs=None)
+    return replace(inputs, **(own | dict.fromkeys(("anchor", "candidate_ids", "candidate_logprobs"))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +360,7 @@ class LossOutput:
     per_token: Float[Tensor, "tokens"]
     """To be *minimised*; carries the gradient."""
     metrics: Mapping[str, Float[Tensor, "tokens"]] = field(default_factory=dict)
-    """Detached, one value a token, NaN where it does not apply."""
+    """Detached, one value per token, NaN where it does not apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

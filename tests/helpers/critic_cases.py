@@ -1,6 +1,6 @@
 """What runs with a critic are compared with: the same tokens, without one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,5 +25,6 @@ class RewardOfAll(SignedReward):
 class WholeGRPO(GRPO):
     """GRPO that runs every kept token."""
 
-    def gradient_mask(self, advantages, is_correct):
-        return torch.ones_like(is_correct)
+    @property
+    def needs(self):
+        return replace(super().needs, gradient_on="all")

@@ -1,4 +1,4 @@
-"""A callback that presses Ctrl-C."""
+"""Callbacks for runs that are stopped: one presses Ctrl-C, one has a state."""
 
 import os
 import signal
@@ -16,3 +16,20 @@ class Interrupt(StepCallback):
         if step.step == 2:
             for _ in range(self.times):
                 os.kill(os.getpid(), signal.SIGINT)
+
+
+class Counter(StepCallback):
+    """Logs how many completions of the run were correct."""
+
+    def __init__(self):
+        self.total = 0
+
+    def on_step(self, step):
+        self.total += int(step.rollouts.is_correct.sum())
+        return {"mine/correct": float(self.total)}
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state_dict):
+        self.total = state_dict["total"]

@@ -17,7 +17,7 @@ KS = (1, 8, 64)
 
 
 def write_tables(folder: Path, protocol: Protocol, losses: dict[str, float], registration: str, **changes: Any) -> Path:
-    """Write `runs.csv` and `curves.csv` of all runs of a protocol whose method or arm is in `losses`.
+    """Write `runs.csv.gz` and `curves.csv.gz` of all runs of a protocol whose method or arm is in `losses`.
 
     Args:
         folder: gets the files.
@@ -52,7 +52,7 @@ def write_tables(folder: Path, protocol: Protocol, losses: dict[str, float], reg
                         curves += curve
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("runs", runs), ("curves", curves)):
-        pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
+        pd.DataFrame(rows).to_csv(folder / f"{name}.csv.gz", index=False)
     return folder
 
 

@@ -1,13 +1,16 @@
 """Tokens to try losses on: the same facts once as `LossInputs` and once as the reference's plain-Python tokens."""
 
 import functools
-from dataclasses import dataclass, fields, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from hydra.utils import instantiate
 
 from apo_lab.losses.minibatch_tokens import MinibatchTokens
-from apo_lightning.types import Anchor, LossInputs
+from apo_lightning.losses.importance import Importance
+from apo_lightning.types import Anchor, LossInputs, detached
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 
@@ -40,33 +43,25 @@ class Case:
     advantages: torch.Tensor
     is_correct: torch.Tensor
     ref_logits: list
-    importance_weights: torch.Tensor | None = None
-    marks: torch.Tensor | None = None
-    sequence_values: torch.Tensor | None = None
+    rollout_logprobs: torch.Tensor | None = None
+    """None: those of the engine are `old_logprobs`, and no loss corrects for it."""
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def prepared(self, loss) -> "Case":
-        """With what the module computes of the whole mini-batch and of whole completions for this loss."""
-        at_y = self.logits.double().log_softmax(1).gather(1, self.token_ids[:, None])[:, 0]
-        marks = sequence_values = None
-        if loss.needs.marks:
-            keys = torch.arange(len(at_y))
-            marks = loss.marks(
-                MinibatchTokens(
-                    advantages=self.advantages, is_correct=self.is_correct, logprobs=self.old_logprobs, keys=keys
-                )
-            )
-        if loss.needs.sequence_values:
-            sequence_values = loss.sequence_values(
-                at_y - self.old_logprobs.double(),
-                entropy(self.logits.double().log_softmax(1)),
-                self.advantages.double(),
-                torch.arange(len(at_y)) // 4,
-            )
-        return replace(self, marks=marks, sequence_values=sequence_values)
+        """With the columns that the loss reads of the whole mini-batch and of whole completions."""
+        columns = {}
+        if "marks" in loss.needs.columns:
+            tokens = {name: getattr(self, name) for name in ("advantages", "is_correct")}
+            keys = torch.arange(len(self.token_ids))
+            columns["marks"] = loss.marks(MinibatchTokens(**tokens, logprobs=self.old_logprobs, keys=keys))
+        if loss.needs.completions:
+            columns |= loss.completion_columns(detached(self.inputs(loss.needs, self.logits.double())))
+        return replace(self, columns=columns)
 
     def tokens(self):
+        rollout = self.old_logprobs if self.rollout_logprobs is None else self.rollout_logprobs
         for t in range(len(self.logits)):
-            weight = 1.0 if self.importance_weights is None else self.importance_weights[t].item()
+            columns = {name: values[t].item() for name, values in self.columns.items()}
             yield Token(
                 logits=self.logits[t].double().tolist(),
                 y=int(self.token_ids[t]),
@@ -74,9 +69,9 @@ class Case:
                 advantage=self.advantages[t].item(),
                 is_correct=bool(self.is_correct[t]),
                 ref_logits=self.ref_logits[t],
-                importance_weight=weight,
-                mark=0.0 if self.marks is None else self.marks[t].item(),
-                sequence_value=0.0 if self.sequence_values is None else self.sequence_values[t].item(),
+                importance_weight=math.exp(self.old_logprobs[t].item() - rollout[t].item()),
+                mark=columns.get("marks", 0.0),
+                sequence_value=columns.get("completion_mean", columns.get("entropy_rank", 0.0)),
             )
 
     def inputs(self, needs, logits, logprobs=None) -> LossInputs:
@@ -96,9 +91,8 @@ class Case:
             anchor=self._anchor(needs.anchor_size, ref, logprobs) if needs.anchor_size else None,
             entropy=entropy(logprobs) if needs.entropy else None,
             full_kl=self._full_kl(ref, logprobs) if needs.full_kl else None,
-            importance_weights=None if self.importance_weights is None else self.importance_weights.to(logits.dtype),
-            marks=None if self.marks is None else self.marks.to(logits.dtype),
-            sequence_values=None if self.sequence_values is None else self.sequence_values.to(logits.dtype),
+            rollout_logprobs=None if self.rollout_logprobs is None else self.rollout_logprobs.to(logits.dtype),
+            columns={name: values.to(logits.dtype) for name, values in self.columns.items()},
             candidate_ids=own_ids if needs.candidate_size else None,
             candidate_logprobs=logprobs.gather(1, own_ids) if needs.candidate_size else None,
         )
@@ -144,22 +138,26 @@ def make_case(kind, num_tokens=48, seed=0):
         ref[:, 3:] = -torch.inf
         token_ids %= 3
         at_y = logits.log_softmax(1).gather(1, token_ids[:, None])[:, 0]
-    rows = ref.tolist()
+    rows, old_logprobs, rollout_logprobs = ref.tolist(), at_y - log_ratio, None
     if kind == "absent":
         rows = [row if t % 2 else None for t, row in enumerate(rows)]
+    if kind == "weighted":
+        rollout_logprobs = old_logprobs - torch.rand(num_tokens, generator=generator).mul(2).log()
     return Case(
         logits=logits,
         token_ids=token_ids,
-        old_logprobs=at_y - log_ratio,
+        old_logprobs=old_logprobs,
         advantages=advantages,
         is_correct=is_correct,
         ref_logits=rows,
-        importance_weights=torch.rand(num_tokens, generator=generator) * 2 if kind == "weighted" else None,
+        rollout_logprobs=rollout_logprobs,
     )
 
 
 def value_and_gradient(loss, case, dtype=torch.float32):
-    """(per-token loss, its gradient with respect to the logits, the output)."""
+    """(per-token loss, its gradient by the logits, the output); in a weighted case the loss corrects for the engine."""
+    if case.rollout_logprobs is not None:
+        loss = replace(loss, importance=Importance("token_truncate", math.inf))
     case, logits = case.prepared(loss), case.logits.to(dtype).requires_grad_()
     output = loss(case.inputs(loss.needs, logits))
     (gradient,) = torch.autograd.grad(output.per_token.sum(), logits)

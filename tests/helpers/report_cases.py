@@ -25,7 +25,6 @@ def measured(
     seed: str = "",
     weights: str = "",
     sampling: Mapping[str, str] | None = None,
-    sampling_seed: str = "1",
     **others: float,
 ) -> Measurement:
     """`pass_at` is the curve; `solved` how often each problem was. Other metrics score the same on every problem."""
@@ -39,7 +38,6 @@ def measured(
         seed=seed,
         weights=weights,
         sampling=sampling or {},
-        sampling_seeds=(sampling_seed,),
         benchmark=benchmark,
         num_samples=n,
         metrics=metrics,

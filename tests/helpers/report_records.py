@@ -8,7 +8,7 @@ import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.names import method_name, model_name
-from apo_lab.reporting.records import Cell, Column, Covered, Evaluated, Measurement, RunCard, Table, TableRow
+from apo_lab.reporting.records import Cell, Covered, Evaluated, Measurement, RunCard, Table, TableRow, left, right
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
 from factories import sampling_settings
 
@@ -138,9 +138,8 @@ def make_table(name="main_results", *, text="50.67", notes=("Bold: the best of i
         name=name,
         title="Main results",
         columns=(
-            Column(name="Method", align="left"),
-            Column(name="Pass@1", group="AIME 24"),
-            Column(name="Pass@256", group="AIME 24"),
+            *left("Method"),
+            *right("Pass@1", "Pass@256", group="AIME 24"),
         ),
         rows=(
             TableRow(
@@ -154,7 +153,6 @@ def make_table(name="main_results", *, text="50.67", notes=("Bold: the best of i
                     Cell(text="78.10", value=78.1, marked=True),
                 ),
                 section="Qwen2.5-Math-7B",
-                highlight=True,
             ),
         ),
         notes=notes,

@@ -21,18 +21,6 @@ REPORT = Command(
     work="apo_lab.commands.report:report",
     config="report",
 )
-WATCH = Command(
-    name="watch",
-    summary="Follow a training run on a page in the browser.",
-    work="apo_lab.commands.watch:watch",
-    config=None,
-)
-EXACT = Command(
-    name="exact",
-    summary="Measure the pass@k of a puzzle's run exactly, without samples.",
-    work="apo_lab.commands.exact:measure_exactly",
-    config="exact",
-)
 COVERAGE = Command(
     name="coverage",
     summary="Measure the share of worked solutions in the model's top K tokens.",

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 
 from apo_lab.reporting.figures.canvas import encode
 from apo_lab.theory.figures.algorithm import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
-from apo_lightning.advantages import reads_of
+from apo_lightning.advantages import needs_of
 from apo_lightning.common.files import write_atomically
-from apo_lightning.losses import PolicyLoss, masks_of
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.run.choices import composed, config_folders, options_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,7 +82,7 @@ def _section(name: str, described: dict[str, str]) -> str:
     parts += _described(node.advantage, name, described)
     parts += _described(node.auxiliary, name, described) if node.get("auxiliary") else []
     extra_parts = [part for part in ("auxiliary", "critic") if node.get(part)]
-    parts += [_costs(loss, reads_of(advantage), extra_parts), ""]
+    parts += [_costs(loss, needs_of(advantage).history, extra_parts), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
 
@@ -93,11 +92,11 @@ def _why_no_figure(node: DictConfig) -> str | None:
     needs = instantiate(node.loss).needs
     if needs.candidate_size:
         return "It reads ranks within a completion, and on the bandit a completion is one token."
-    if needs.marks:
+    if needs.columns:
         return "It marks tokens of a whole mini-batch, and the bandit has one."
-    if needs.sequence_values:
+    if needs.completions:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is GRPO's in this aggregation."
-    if "history" in reads_of(instantiate(node.advantage)):
+    if needs_of(instantiate(node.advantage)).history:
         return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
         return "It chooses among prompts, and the bandit is a single one."
@@ -126,21 +125,19 @@ def _described(node: DictConfig, name: str, described: dict[str, str]) -> list[s
     return lines
 
 
-def _costs(loss: PolicyLoss, reads: object, extra_parts: Sequence[str]) -> str:
+def _costs(loss: PolicyLoss, reads_history: bool, extra_parts: Sequence[str]) -> str:
     """What it runs and reads, by its own declaration."""
-    advantages = torch.tensor([1.0, -1.0, 0.0])
-    masks = masks_of(loss, advantages, advantages > 0)
-    ran = {(True, True, True): "every completion", (True, True, False): "completions of A ≠ 0"}
+    ran = {"all": "every completion", "nonzero_advantage": "completions of A ≠ 0"}
     needs, extras = loss.needs, []
     if needs.reference:
-        read = "every token" if masks.reference.all() else "tokens of errors" if masks.reference[1] else "no token"
+        read = "every token" if needs.reference_on == "all" else "tokens of errors"
         extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))
-    extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.sequence_values
-    extras += ["statistics over the mini-batch"] * needs.marks
+    extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.completions
+    extras += ["statistics over the mini-batch"] * bool(needs.columns)
     extras += ["stored completions, with a gradient"] * ("auxiliary" in extra_parts)
     extras += ["the values of a critic"] * ("critic" in extra_parts)
-    extras += [f"of the rollouts: {', '.join(sorted(reads))}"] * bool(reads)  # pyright: ignore[reportArgumentType]
-    runs = ran.get(tuple(masks.gradient.tolist()), "completions with a gradient")
+    extras += ["what earlier steps saw of a prompt"] * reads_history
+    runs = ran[needs.gradient_on or "all"]
     runs = "every completion" if "critic" in extra_parts else runs  # its own loss is of every token
     return f"*The update runs* {runs}. *It reads* {'; '.join(extras) or 'nothing else'}."
 

@@ -9,25 +9,21 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from apo_lab.reporting.evaluations import measurements, read_evaluations, with_snapshots
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.page import Report, write_report
-from apo_lab.reporting.rollouts import read_rollouts, rollout_page
 from apo_lab.reporting.runs import interpolated, read_runs
 from apo_lab.reporting.tables import report_tables
 from apo_lab.reporting.tables.series import evaluated
 from apo_lightning.common.console import say
-from apo_lightning.common.files import write_atomically
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed, options_of
 
 
 def report(cfg: DictConfig) -> Path:
-    """Write the tables, figures and page, and return `report.html`, or with `rollouts=` the run's `rollouts.html`.
+    """Write the tables, figures and page, and return the path of `report.html`.
 
     Raises:
         ConfigError: a folder does not exist, or a file in it is malformed.
     """
-    if cfg.rollouts is not None:
-        return _rollouts(Path(cfg.rollouts), cfg.rollout_limit)
     contents = read_report(_folders(cfg), title=cfg.title, today=str(cfg.date))
     path = write_report(contents, Path(cfg.output_dir))
     found = contents.evaluations
@@ -36,7 +32,7 @@ def report(cfg: DictConfig) -> Path:
     say(f"figures: {', '.join(figure.name for figure in contents.figures) or 'none'}")
     if not found.results:
         say("no evaluation among them: apo evaluate run=FOLDER of each run, for main results and comparisons")
-    for warning in contents.not_compared:
+    for warning in contents.warnings:
         say(f"warning: {warning}")
     say(f"open {path}")
     return path
@@ -59,17 +55,6 @@ def read_report(folders: Sequence[Path], *, title: str, today: str) -> Report:
         figures=report_figures(runs_with_snapshots, measured, defaults),
         evaluations=evaluations,
     )
-
-
-def _rollouts(run: Path, limit: int) -> Path:
-    sample = read_rollouts(run, limit)
-    path = run / "rollouts.html"
-    write_atomically(path, rollout_page(sample).encode("utf-8", errors="backslashreplace"))
-    say(f"{len(sample.lines):,} of {sample.num_completions:,} completions of {len(sample.steps)} steps")
-    if not any(sample.tokens):
-        say("no token values were recorded: train with callbacks=[default,token_writer] to see them")
-    say(f"open {path}")
-    return path
 
 
 def training_defaults(algos: set[str]) -> dict[str, dict[str, str]]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool
+from scipy.stats import binomtest
 from torch import Tensor
 
 from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.statistics.reachability import NEVER, clopper_pearson, first_exits, survival
 from apo_lightning.common.hashing import hash64
 from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompt
 from apo_lightning.data.filtering import normalised_problem
@@ -35,10 +35,6 @@ class SolvedProblems:
     num_without_solution: int
 
 
-INSIDE_LENGTHS = (4, 16, 64, 256, 1024)
-"""Lengths of a solution's beginning for which `CoverageResult.inside` is reported [tokens]."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OracleCoverage:
     """Teacher-forced recall of worked solutions. Its fields are the keys of `configs/coverage/*.yaml`.
@@ -52,7 +48,7 @@ class OracleCoverage:
     Source: *Anchored Policy Optimization*, the table of the oracle coverage analysis and the section around it.
 
     The recall of tokens says little about whole solutions, so the same pass counts the solutions with every token
-    among the K most likely ones, and their places of first exit.
+    among the K most likely ones.
 
     Departure: the paper gives neither its prompt nor which 1,000 problems of MATH it drew; here a hash of the problem
     chooses, so that the choice depends neither on the order of a file nor on a seed.
@@ -157,7 +153,6 @@ class OracleCoverage:
         lengths = torch.tensor([len(solution) for solution in sequences.completions])
         rows = [problems.rows[i] for i in short]
         counts = torch.zeros(len(rows), len(sizes), dtype=torch.long).index_add_(0, owners, is_hit.long())
-        exits = {k: first_exits(~is_hit[:, i], owners, len(rows)) for i, k in enumerate(sizes)}
         return CoverageResult(
             preset=self.name,
             model=model,
@@ -170,10 +165,7 @@ class OracleCoverage:
             prompt=placeholder.text,
             num_tokens=len(owners),
             recall={k: ratio_estimate(counts[:, i], lengths) for i, k in enumerate(sizes)},
-            reachable={k: _reachable(exits[k] == NEVER, rows) for k in sizes},
-            mean_exits={k: float((lengths - counts[:, i]).double().mean()) for i, k in enumerate(sizes)},
-            inside={k: tuple(survival(exits[k], INSIDE_LENGTHS)) for k in sizes},
-            inside_lengths=INSIDE_LENGTHS,
+            reachable={k: _reachable(counts[:, i] == lengths, rows) for i, k in enumerate(sizes)},
             versions=versions(),
             num_without_solution=problems.num_without_solution,
             num_too_long=len(prompts) - len(short),
@@ -221,8 +213,9 @@ def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Est
     problems = [normalised_problem(row.problem) for row in rows]
     place = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
     if len(place) == len(rows):
-        interval = clopper_pearson(int(is_inside.sum()), len(rows))
-        return Estimate(value=interval.mean, low=interval.low, high=interval.high)
+        # The exact binomial interval of Clopper and Pearson 1934.
+        interval = binomtest(int(is_inside.sum()), len(rows)).proportion_ci(0.95, method="exact")
+        return Estimate(value=float(is_inside.double().mean()), low=float(interval.low), high=float(interval.high))
     owners = torch.tensor([place[problem] for problem in problems])
     return ratio_estimate(torch.bincount(owners, weights=is_inside.double()), torch.bincount(owners))
 

@@ -31,13 +31,6 @@ class CoverageResult:
     """K → R_K, the share of solutions all of whose tokens are among the K most likely ones; it does not follow from
     the recall of tokens. The interval is exact (Clopper and Pearson) where each problem has one solution, else over
     problems."""
-    mean_exits: Mapping[int, float] = field(default_factory=dict)
-    """K → mean number of tokens a solution that are not among the K most likely ones."""
-    inside: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """K → share of solutions without such a token in their first `inside_lengths` tokens; comparable across sets, where
-    R_K depends on how long solutions are."""
-    inside_lengths: tuple[int, ...] = ()
-    """Lengths of `inside` [tokens], ascending."""
     schema: int = SCHEMA_VERSION
 
 

@@ -1,56 +1,43 @@
-"""Warns when held-out problems are lost, and notes when entropy or distinct answers have fallen since the start."""
+"""Warns when held-out problems that were solved at the first validation pass are lost."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from scipy.stats import binomtest
 
-from apo_lab.diagnostics.prompt_history import visits_of
-from apo_lab.diagnostics.settings import check_at_least, present
-from apo_lab.statistics.cusum import Cusum
-from apo_lab.statistics.mcnemar import mcnemar_p_value
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.console import say
-from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import StepOutput, ValidationOutput
-
-SERIES = {"entropy": "entropy", "answers": "the number of distinct answers"}
+from apo_lightning.types import ValidationOutput
 
 
 class CollapseAlarm(StepCallback):
-    """Logs `alarm/…`: a test for lost held-out problems, and a detector of falling entropy and answer counts.
+    """Logs `alarm/…` at every validation pass after the first: a test for lost held-out problems.
 
-    *Primary*, at every validation pass: a held-out problem is lost if it had a right sample at the first pass and has
-    none now, and gained in the reverse case. The exact one-sided McNemar test asks if more are lost than gained, at the
-    level alpha/(planned passes · sets): a run that loses nothing warns with a probability of at most alpha. Passes
-    beyond the planned ones, in a run that was prolonged, are not tested.
+    A held-out problem is lost if it had a right sample at the first pass and has none now, and gained in the reverse
+    case. The exact one-sided McNemar test asks if more are lost than gained, at the level alpha/(planned passes ·
+    sets): a run that loses nothing warns with a probability of at most alpha. Passes beyond the planned ones, in a
+    run that was prolonged, are not tested.
 
-    *Secondary*, at every step: a `Cusum` of log entropy and of log distinct answers per prompt. Entropy falls in every
-    healthy run, so this is a notice of a change since the start, not of a failure.
+    Each set's warning is printed once; the values are logged every time. Nothing is steered.
 
-    Each warning is printed once; the values are logged every time. Nothing is steered.
+    Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions"; the exact form.
 
     Args:
-        alpha: level of the primary test, in (0, 1).
-        num_baseline: n₀, steps that the secondary is fitted on.
-        threshold: h of the secondary; with n₀ = 40 and h = 12 about 4 in 100 stationary series alarm within 220 steps.
+        alpha: level of the test, in (0, 1).
     """
 
-    def __init__(self, alpha: float = 0.05, num_baseline: int = 40, threshold: float = 12.0) -> None:
+    def __init__(self, alpha: float = 0.05) -> None:
         if not 0 < alpha < 1:
             raise ConfigError(f"callbacks.collapse_alarm.alpha is {alpha}: give a value between 0 and 1, such as 0.05")
-        check_at_least("collapse_alarm", 3, num_baseline=num_baseline)
-        if threshold <= 0:
-            raise ConfigError(f"callbacks.collapse_alarm.threshold is {threshold}: give more than 0, such as 12")
         self.alpha = alpha
-        self.cusums = {name: Cusum(num_baseline, threshold) for name in SERIES}
         self.max_points: int | None = None
         self._base: dict[str, dict[str, tuple[int, int]]] = {}
         self._base_step: int | None = None
         self._point_steps: list[int] = []
-        self._said: list[str] = []
+        self._warned: list[str] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Count the evaluation points planned: validation passes after the first."""
@@ -67,68 +54,48 @@ class CollapseAlarm(StepCallback):
         if output.step not in self._point_steps:
             self._point_steps.append(output.step)
         lost, gained = lost_and_gained(self._base[output.name], counts)
-        max_points = present(self.max_points)
-        is_planned = self._point_steps.index(output.step) < max_points
-        level = self.alpha / (max_points * len(self._base)) if is_planned else math.nan
-        p_value = mcnemar_p_value(lost, gained, "greater")
-        if p_value <= level:
-            self._say(
-                output.name,
+        assert self.max_points is not None
+        is_planned = self._point_steps.index(output.step) < self.max_points
+        level = self.alpha / (self.max_points * len(self._base)) if is_planned else math.nan
+        p_value = loss_p_value(lost, gained)
+        if p_value <= level and output.name not in self._warned:
+            self._warned.append(output.name)
+            say(
                 f"warning: held-out {output.name}: {lost} problems that were solved at step {self._base_step} have no "
-                f"right sample at step {output.step}, and {gained} the other way round (p = {p_value:.2g})",
+                f"right sample at step {output.step}, and {gained} the other way round (p = {p_value:.2g})"
             )
         found = {"num_lost": lost, "num_gained": gained, "p_value": p_value, "level": level}
         found["is_alarm"] = p_value <= level
         return {f"alarm/{output.name}/{name}": float(value) for name, value in found.items()}
 
-    def on_step(self, step: StepOutput) -> dict[str, float]:
-        """Add this step's values to both series."""
-        visits = [visit for _, visit in items_of_all_ranks(list(visits_of(step.rollouts)))]
-        distinct = [len(visit.answer_counts) for visit in visits if visit.answer_counts]
-        values = {
-            "entropy": step.metrics.get("train/entropy", math.nan),
-            "answers": sum(distinct) / len(distinct) if distinct else math.nan,
-        }
-        metrics = {}
-        for name, cusum in self.cusums.items():
-            cusum.add(math.log(values[name]) if values[name] > 0 else math.nan)
-            fitted = cusum.baseline
-            metrics[f"alarm/{name}_cusum"] = cusum.value
-            metrics[f"alarm/{name}_autocorrelation"] = math.nan if fitted is None else fitted.autocorrelation
-            metrics[f"alarm/{name}_num_left_out"] = float(cusum.num_left_out)
-            if cusum.is_alarm:
-                is_calibrated = present(fitted).is_calibrated
-                doubt = "" if is_calibrated else " (not calibrated: the baseline is strongly autocorrelated)"
-                self._say(
-                    f"cusum {name}",
-                    f"notice: at step {step.step} {SERIES[name]} is below its level of the first "
-                    f"{cusum.num_baseline} steps{doubt}; this is a change, not necessarily a failure",
-                )
-        return metrics
-
-    def _say(self, what: str, line: str) -> None:
-        if what not in self._said:
-            self._said.append(what)
-            say(line)
-
     def state_dict(self) -> dict[str, Any]:
-        """The first pass, the evaluation points so far and both sums, as plain data."""
+        """The first pass, the evaluation points so far and the sets that were warned of, as plain data."""
         return {
             "base": {name: {k: list(v) for k, v in counts.items()} for name, counts in self._base.items()},
             "base_step": self._base_step,
-            "look_steps": list(self._point_steps),
-            "max_looks": self.max_points,
-            "said": list(self._said),
-            "cusums": {name: cusum.state_dict() for name, cusum in self.cusums.items()},
+            "point_steps": list(self._point_steps),
+            "max_points": self.max_points,
+            "warned": list(self._warned),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore `state_dict`; the number of planned evaluation points stays that of the first run."""
         self._base = {name: {k: (v[0], v[1]) for k, v in counts.items()} for name, counts in state_dict["base"].items()}
-        self._base_step, self.max_points = state_dict["base_step"], state_dict["max_looks"]
-        self._point_steps, self._said = list(state_dict["look_steps"]), list(state_dict["said"])
-        for name, cusum in self.cusums.items():
-            cusum.load_state_dict(state_dict["cusums"][name])
+        self._base_step, self.max_points = state_dict["base_step"], state_dict["max_points"]
+        self._point_steps, self._warned = list(state_dict["point_steps"]), list(state_dict["warned"])
+
+
+def loss_p_value(num_lost: int, num_gained: int) -> float:
+    """p-value in (0, 1] of the hypothesis that a change is at most as likely a loss as a gain; 1 if nothing changed.
+
+    Example:
+        Five losses and no gain: (1/2)⁵.
+
+        >>> loss_p_value(5, 0)
+        0.03125
+    """
+    num_changed = num_lost + num_gained
+    return float(binomtest(num_lost, num_changed, alternative="greater").pvalue) if num_changed else 1.0
 
 
 def problem_counts(output: ValidationOutput) -> dict[str, tuple[int, int]]:

@@ -26,8 +26,6 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Prompt, ValidationOutput
 
-SUPPORT = "support.npz"
-"""File with the base model's top K at every token of the answers."""
 METRICS = "metrics.jsonl"
 """File with a line of metrics an evaluation point."""
 
@@ -38,9 +36,8 @@ class ExactCoverage(StepCallback):
     p(x) is the expectation of the puzzle's reward. An answer includes its end of sequence: a completion that is cut off
     has more tokens than any valid answer, each at least one character (see `Puzzle`), so it is never right.
 
-    Logs the values of `exact_metrics` as `exact/…` and, for each kind of token, `exact/entropy/<kind>`,
-    `exact/max_prob/<kind>` and `exact/support/<kind>`: the policy's probability of the base model's top `support_size`.
-    Tokens are weighted by the policy's probability of their answer.
+    Logs the values of `exact_metrics` as `exact/…` and, for each kind of token, `exact/entropy/<kind>` and
+    `exact/max_prob/<kind>`. Tokens are weighted by the policy's probability of their answer.
 
     All held-out problems are scored, also where `trainer.limit_val_batches` limits those that are sampled.
 
@@ -59,12 +56,10 @@ class ExactCoverage(StepCallback):
         self,
         puzzle: Puzzle,
         ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
-        support_size: int = 8,
         tokens_per_microbatch: int = 2048,
     ) -> None:
         self.puzzle = puzzle
         self.ks = tuple(ks)
-        self.support_size = support_size
         self.tokens_per_microbatch = tokens_per_microbatch
         self._listed: _Listed | None = None
 
@@ -99,40 +94,19 @@ class ExactCoverage(StepCallback):
         if self._listed is None or self._listed.prompts != tuple(prompts):
             self._listed = _list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
         listed = self._listed
-        support_ids = self._support(policy, listed, folder, temperature)
-        columns = torch.zeros(len(listed.owner), 4, dtype=torch.float64)
+        columns = torch.zeros(len(listed.owner), 3, dtype=torch.float64)
         for microbatch in listed.microbatches:
-            index = microbatch.token_index.cpu()
-            anchors = support_ids[index].to(microbatch.targets.device)
-            statistics = policy(microbatch, anchors, temperature=temperature)
-            support = statistics.anchor_logprobs.exp().sum(1)
-            parts = (statistics.logprobs, statistics.entropy, statistics.max_prob, support)
-            columns[index] = torch.stack(parts, dim=1).double().cpu()
-        of_tokens, entropy, max_prob, support = columns.unbind(1)
-        by_token = {"entropy": entropy, "max_prob": max_prob, "support": support}
+            statistics = policy(microbatch, temperature=temperature)
+            parts = (statistics.logprobs, statistics.entropy, statistics.max_prob)
+            columns[microbatch.token_index.cpu()] = torch.stack(parts, dim=1).double().cpu()
+        of_tokens, entropy, max_prob = columns.unbind(1)
+        by_token = {"entropy": entropy, "max_prob": max_prob}
         logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, of_tokens)
         metrics = exact_metrics(replace(listed.scores, logprobs=logprobs), self.ks)
         metrics |= means_by_kind(listed.kinds, by_token, logprobs.exp()[listed.owner])
         if process_rank() == 0:
             self._write(folder, step, listed, logprobs, metrics)
         return metrics
-
-    def _support(
-        self, policy: Policy, listed: "_Listed", folder: Path, temperature: float
-    ) -> Int[Tensor, "tokens anchors"]:
-        """The base model's top K at every token of the answers, computed once and kept in a file."""
-        path = folder / SUPPORT
-        if path.is_file():
-            return torch.from_numpy(np.load(path)["token_ids"]).long()
-        ids = torch.zeros(len(listed.owner), self.support_size, dtype=torch.long)
-        for microbatch in listed.microbatches:
-            found = policy.as_reference(microbatch, self.support_size, temperature=temperature).anchor_ids
-            assert found is not None
-            ids[microbatch.token_index.cpu()] = found.cpu()
-        if process_rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(path, token_ids=ids.to(torch.int32).numpy())
-        return ids
 
     def _write(
         self, folder: Path, step: int, listed: "_Listed", logprobs: Float[Tensor, "answers"], metrics: dict[str, float]
@@ -165,7 +139,7 @@ class _Listed:
 
     prompts: tuple[Prompt, ...]
     answers: list[list[ListedAnswer]]
-    """By prompt."""
+    """The answers of each prompt."""
     scores: AnswerScores
     """All answers, without their log-probs."""
     kinds: list[str]

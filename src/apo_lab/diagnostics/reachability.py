@@ -1,14 +1,15 @@
 """Whether correct completions leave the reference's K likeliest tokens: a direct test of "practically unreachable"."""
 
+import math
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from apo_lab.diagnostics.sampling import share_over_ranks
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lab.statistics.reachability import NEVER, first_exits, is_outside_support, survival
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
-from apo_lightning.distributed.gathering import items_of_all_ranks
+from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import Needs, Rollouts, StepOutput
@@ -57,10 +58,12 @@ class Reachability(StepCallback):
         of_counted = counted[owners]
         all_exits = torch.tensor(items_of_all_ranks(exits.tolist()), dtype=torch.long)
         inside = zip(LENGTHS, survival(all_exits, LENGTHS), strict=True)
+        of_ranks = from_all_ranks((int((outside & of_counted).sum()), int(of_counted.sum())))
+        num_outside, num_tokens = (sum(column) for column in zip(*of_ranks, strict=True))
         return {
             "reach/num_correct": float(len(all_exits)),
             "reach/correct_outside": float((all_exits < NEVER).double().mean()),
-            "reach/correct_outside_tokens": share_over_ranks(int((outside & of_counted).sum()), int(of_counted.sum())),
+            "reach/correct_outside_tokens": num_outside / num_tokens if num_tokens else math.nan,
             **{f"reach/correct_inside@{length}": share for length, share in inside},
         }
 

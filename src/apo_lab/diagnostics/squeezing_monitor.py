@@ -1,16 +1,19 @@
 """Where the probability of penalised tokens goes: to the leader, to other anchors, or to the tail."""
 
+from collections.abc import Sequence
+
 import lightning.pytorch as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lab.diagnostics.sampling import before_and_after, sampled_completions
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size, present
-from apo_lab.statistics.squeezing import SqueezeSums, leaders, mass_of_parts, squeeze_shares
+from apo_lab.statistics.squeezing import leaders, mass_of_parts, squeeze_shares, squeeze_sums, total
 from apo_lightning.callbacks import StepCallback, check_every_n_steps
+from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Advantages, Needs, Probe, ProbeStatistics, Rollouts, StepOutput
 
 
@@ -62,7 +65,13 @@ class SqueezingMonitor(StepCallback):
             for chosen, stream in ((is_error, "squeeze-error"), (values == 0, "squeeze-control"))
         )
         self._num_error_tokens = sum(len(rollouts.completions[b].token_ids) for b in errors)
-        return before_and_after(rollouts, [*errors, *controls], self.anchor_size)
+        chosen = [*errors, *controls]
+        return Probe(
+            prompts=[rollouts.prompts[b // rollouts.group_size].token_ids for b in chosen],
+            completions=[rollouts.completions[b].token_ids for b in chosen],
+            anchors=self.anchor_size,
+            before=True,
+        )
 
     def on_step(self, step: StepOutput) -> dict[str, float]:
         """Compare the policy before and after the update."""
@@ -70,15 +79,33 @@ class SqueezingMonitor(StepCallback):
         is_error = torch.arange(len(before)) < self._num_error_tokens
         shares, metrics = {}, {}
         for name, chosen in (("error", is_error), ("control", ~is_error)):
-            sums = SqueezeSums.total(from_all_ranks(SqueezeSums.of(before[chosen], after[chosen])))
+            sums = total(from_all_ranks(squeeze_sums(before[chosen], after[chosen])))
             shares[name] = squeeze_shares(sums)
             for count in ("num_fell", "num_rose", "num_nonfinite"):
-                metrics[f"squeeze/{count}_{name}"] = getattr(sums, count)
+                metrics[f"squeeze/{count}_{name}"] = sums[count]
         for key, value in shares["error"].items():
             metrics[f"squeeze/{key}_error"] = value
             metrics[f"squeeze/{key}_control"] = shares["control"][key]
             metrics[f"squeeze/{key}_difference"] = value - shares["control"][key]
         return metrics
+
+
+def sampled_completions(
+    rollouts: Rollouts, is_candidate: Bool[Tensor, "completions"], size: int, *, seed: int, stream: str
+) -> list[int]:
+    """This rank's part of a simple random sample of the candidates of all ranks, in ascending order. Collective.
+
+    A completion's priority is a hash of the run's seed, `stream`, the step, its prompt and its sample. The sample
+    therefore does not depend on the number of ranks, and a resumed run takes the same one. `size` counts all ranks;
+    all candidates are taken if there are fewer.
+    """
+    candidates = is_candidate.nonzero().flatten().tolist()
+    priorities = [
+        sample_seed(seed, stream, rollouts.step, rollouts.prompts[b // rollouts.group_size].id, b % rollouts.group_size)
+        for b in candidates
+    ]
+    rank = process_rank()
+    return sorted(candidates[i] for owner, i in smallest(from_all_ranks(priorities), size) if owner == rank)
 
 
 def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Float[Tensor, "tokens 4"]]:
@@ -91,3 +118,14 @@ def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Flo
     )
     leader = leaders(before[1], is_candidate)
     return mass_of_parts(*before, is_candidate, leader), mass_of_parts(*after, is_candidate, leader)
+
+
+def smallest(parts: Sequence[Sequence[int]], size: int) -> list[tuple[int, int]]:
+    """(part, place) of the `size` smallest values of all parts, or of all values where there are fewer.
+
+    Example:
+        >>> smallest([[30, 10], [20]], size=2)
+        [(0, 1), (1, 0)]
+    """
+    places = sorted((value, part, place) for part, values in enumerate(parts) for place, value in enumerate(values))
+    return [(part, place) for _, part, place in places[:size]]

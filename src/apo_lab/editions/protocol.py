@@ -1,8 +1,8 @@
 """The protocol of an edition: worlds, arms, stages, comparisons and predictions, read from one YAML file."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class World:
     """Worlds of one family share the tuned settings of each method."""
     level: float
     """L*, the pass@1 up to which the area under pass@64 is taken, in (0, 1]."""
-    base: tuple[str, ...]
+    base: tuple[str, ...] = ()
     """Overrides of `apo pretrain`; none: the model is pretrained."""
     run: tuple[str, ...]
     """Overrides of `apo train`."""
@@ -40,7 +40,7 @@ class Arm:
 
     method: str
     overrides: tuple[str, ...]
-    """Of `apo train`; the first chooses the algorithm."""
+    """Overrides of `apo train`; the first chooses the algorithm."""
 
     @property
     def variant(self) -> str:
@@ -62,8 +62,8 @@ class TunedMethod:
     overrides: tuple[str, ...]
     key: str
     """The configuration key of its own coefficient."""
-    values: tuple[str, ...]
-    rates: Mapping[str, tuple[str, ...]]
+    values: tuple[Any, ...]
+    rates: Mapping[str, tuple[float, ...]]
     """Family → learning rates."""
 
     def arms(self, family: str) -> list[Arm]:
@@ -87,10 +87,10 @@ class Stage:
     """The tuned method whose rate and coefficient the `arms` start from; None: from none."""
     rate_of: str | None = None
     """The tuned method whose rate alone the `arms` have, since they are other algorithms; None: their own."""
-    arms: Mapping[str, tuple[str, ...]]
+    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name → overrides, for arms that are not tuned."""
     overrides: tuple[str, ...] = ()
-    """Of every run."""
+    """Overrides of every run of the stage."""
     is_averaged: bool = False
     """Whether the path of averages of each last policy with the base model is measured."""
 
@@ -111,7 +111,7 @@ class Question:
     """Compared as one, each with its own seeds."""
     pairs: tuple[tuple[str, str], ...]
     """(before, after): names of methods or arms."""
-    endpoint: str
+    endpoint: str = "area"
     """What is compared: `area`, or pass@64 at the first passage of L*, `passage`, or at the last step, `last`."""
 
 
@@ -126,16 +126,6 @@ class Prediction:
     source: str
     """`paper`, `theory` or `ours`."""
     statement: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """What every question of an edition must be able to find, checked before the first run."""
-
-    difference: float
-    """Of pass@64, which methods get in the last fifth of the levels up to L*, in (0, 1): 0.16 is 16 points."""
-    share: float
-    """Least share of studies in which it is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +144,6 @@ class Protocol:
     stages: tuple[Stage, ...]
     questions: tuple[Question, ...]
     predictions: tuple[Prediction, ...]
-    power: Power | None = None
-    """None: the edition states none."""
 
     def stage(self, name: str) -> Stage:
         """The stage of a name.
@@ -182,7 +170,8 @@ class Protocol:
 
 def editions() -> list[str]:
     """Names of the editions."""
-    return sorted(path.name.removesuffix(".yaml") for path in _files() if path.name.endswith(".yaml"))
+    files = resources.files("apo_lab.editions").iterdir()
+    return sorted(path.name.removesuffix(".yaml") for path in files if path.name.endswith(".yaml"))
 
 
 def load_protocol(name: str) -> Protocol:
@@ -202,6 +191,8 @@ def load_protocol(name: str) -> Protocol:
         raise ConfigError(f"edition={name} is no YAML: {' '.join(str(error).split())}") from None
     except KeyError as error:
         raise ConfigError(f"edition={name} lacks the key {error}: see apo_lab/editions/hour.yaml") from None
+    except TypeError as error:
+        raise ConfigError(f"edition={name} has other keys than an edition: {error}; see hour.yaml") from None
 
 
 def protocol_text(name: str) -> str:
@@ -211,78 +202,37 @@ def protocol_text(name: str) -> str:
     return (resources.files("apo_lab.editions") / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def _files() -> Iterator[Any]:
-    return resources.files("apo_lab.editions").iterdir()
-
-
 def _protocol(name: str, content: dict[str, Any]) -> Protocol:
-    rates = {family: tuple(map(str, values)) for family, values in content["rates"].items()}
+    content = _frozen(content)
+    tuned = {
+        method: TunedMethod(name=method, **{**keys, "rates": {**content["rates"], **keys.get("rates", {})}})
+        for method, keys in content["tuned"].items()
+    }
     return Protocol(
         name=name,
         margin=content["margin"],
-        worlds={
-            world: World(
-                name=world,
-                family=keys["family"],
-                level=keys["level"],
-                base=tuple(keys.get("base", ())),
-                run=tuple(keys["run"]),
-            )
-            for world, keys in content["worlds"].items()
-        },
+        worlds={world: World(name=world, **keys) for world, keys in content["worlds"].items()},
         tuning=content["tuning"],
-        tuned={method: _tuned(method, keys, rates) for method, keys in content["tuned"].items()},
-        base_weights=tuple(content["base_weights"]),
-        stages=tuple(_stage(stage, keys, tuple(content["tuned"])) for stage, keys in content["stages"].items()),
-        questions=tuple(_question(key, keys) for key, keys in content["questions"].items()),
-        predictions=tuple(
-            Prediction(
-                question=row["question"],
-                pair=(row["pair"][0], row["pair"][1]),
-                expected=row["expected"],
-                source=row["source"],
-                statement=row["statement"],
-            )
-            for row in content["predictions"]
-        ),
-        power=Power(**content["power"]) if "power" in content else None,
+        tuned=tuned,
+        base_weights=content["base_weights"],
+        stages=tuple(_stage(stage, keys, tuple(tuned)) for stage, keys in content["stages"].items()),
+        questions=tuple(Question(key=key, **keys) for key, keys in content["questions"].items()),
+        predictions=tuple(Prediction(**row) for row in content["predictions"]),
     )
 
 
-def _tuned(method: str, keys: Mapping[str, Any], rates: Mapping[str, tuple[str, ...]]) -> TunedMethod:
-    own = {family: tuple(map(str, values)) for family, values in keys.get("rates", {}).items()}
-    return TunedMethod(
-        name=method,
-        overrides=tuple(keys["overrides"]),
-        key=keys["key"],
-        values=tuple(map(str, keys["values"])),
-        rates={**rates, **own},
-    )
+def _frozen(value: Any) -> Any:
+    """A value of YAML with tuples in place of lists."""
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _stage(name: str, keys: Mapping[str, Any], tuned: Sequence[str]) -> Stage:
-    methods = keys.get("methods", ())
-    return Stage(
-        name=name,
-        seeds={world: tuple(seeds) for world, seeds in keys["seeds"].items()},
-        methods=tuple(tuned if methods == "all" else methods),
-        like=keys.get("like"),
-        rate_of=keys.get("rate_of"),
-        arms={arm: tuple(overrides) for arm, overrides in keys.get("arms", {}).items()},
-        overrides=tuple(keys.get("overrides", ())),
-        is_averaged=keys.get("average", False),
-    )
-
-
-def _question(key: str, keys: Mapping[str, Any]) -> Question:
-    return Question(
-        key=key,
-        text=keys["text"],
-        stage=keys["stage"],
-        worlds=tuple(keys["worlds"]),
-        pairs=tuple((before, after) for before, after in keys["pairs"]),
-        endpoint=keys.get("endpoint", "area"),
-    )
+def _stage(name: str, keys: Mapping[str, Any], tuned: tuple[str, ...]) -> Stage:
+    own = {key: value for key, value in keys.items() if key != "average"}
+    if own.get("methods") == "all":
+        own["methods"] = tuned
+    return Stage(name=name, is_averaged=keys.get("average", False), **own)
 
 
 def _checked(protocol: Protocol) -> Protocol:

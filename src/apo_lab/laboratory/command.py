@@ -5,9 +5,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.laboratory.registration import commit, registration
-from apo_lab.laboratory.runs import work_off
-from apo_lab.laboratory.view import LaboratoryView
+from apo_lab.laboratory.registration import registration
+from apo_lab.laboratory.runs import identity_of, show_progress, work_off
 from apo_lab.reporting.laboratory import laboratory_page
 from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError
@@ -24,9 +23,9 @@ def laboratory(cfg: DictConfig) -> None:
     cfg.output_dir = cfg.output_dir or f"outputs/lab/{Path(cfg.edition).stem}"
     cfg.tables = cfg.tables or f"{cfg.output_dir}/tables"
     if cfg.action == "status":
-        LaboratoryView(cfg, protocol, {"registration": registration(protocol), "commit": commit()})
+        show_progress(cfg, protocol, identity_of(protocol))
         return
-    rows = Path(cfg.tables) / "runs.csv"
+    rows = Path(cfg.tables) / "runs.csv.gz"
     if cfg.action == "page" and not rows.is_file():
         raise ConfigError(
             f"{rows} does not exist: give tables= the folder of an edition's rows, or run apo lab run first"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from apo_lab.editions.protocol import AVERAGED
 from apo_lab.laboratory.jobs import Job
-from apo_lab.laboratory.published import COST, POINT, Rows
+from apo_lab.laboratory.published import COST, KEY, POINT, Rows
 from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
 
@@ -52,8 +52,7 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
         "base_sha256": file_sha256(next(job.base.glob("*/model.safetensors"))) if job.world.base else "",
         "weights_sha256": file_sha256(job.folder / "checkpoints" / "final" / "model.safetensors"),
     }
-    assert job.arm is not None
-    key = {"world": job.world.name, "method": job.arm.method, "variant": job.arm.variant, "seed": job.seed}
+    key: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
     rows = Rows(runs=[{**key, **common, **_run_row(path, job.world.level)}], curves=_curve_rows(key, path))
     if averages is not None:
         weights = [1.0, *(json.loads((averages / "base_weights.json").read_text())), 0.0]
@@ -74,7 +73,7 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
 
 
 def config_sha256(cfg: DictConfig) -> str:
-    """Of a run's configuration without paths, so that it is the same on every machine."""
+    """Hash a run's configuration without paths, so that the hash is the same on every machine."""
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     plain["model"].pop("path")
     for key in ("reference_path", "resume"):
@@ -84,7 +83,7 @@ def config_sha256(cfg: DictConfig) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Of a file's bytes."""
+    """Hash a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -12,8 +13,7 @@ from apo_lab.editions.tuning import chosen
 from apo_lightning.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunKey:
+class RunKey(NamedTuple):
     """What identifies a row of `runs.csv`."""
 
     world: str
@@ -24,15 +24,14 @@ class RunKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training run, or the making of a base model."""
+    """One training run."""
 
     world: World
     stage: str
-    arm: Arm | None
-    """None: the base model of the world is made."""
+    arm: Arm
     seed: int
     overrides: tuple[str, ...]
-    """Of `apo train` or `apo pretrain`, without paths."""
+    """The words behind `apo train`, without paths."""
     folder: Path
     base: Path
     """Folder of the world's base model."""
@@ -41,18 +40,12 @@ class Job:
     @property
     def key(self) -> RunKey:
         """Its row in `runs.csv`."""
-        method, variant = ("base", "") if self.arm is None else (self.arm.method, self.arm.variant)
-        return RunKey(world=self.world.name, method=method, variant=variant, seed=self.seed)
+        return RunKey(self.world.name, self.arm.method, self.arm.variant, self.seed)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageProgress:
-    """How far a stage is."""
-
-    name: str
-    num_done: int
-    num_runs: int
-    """Number of all runs, those included that wait for a choice."""
+    @property
+    def title(self) -> str:
+        """World, method, settings and seed, for the terminal."""
+        return f"{self.world.name:<12} {f'{self.arm.method} {self.arm.variant}'.strip()}, seed {self.seed}"
 
 
 def missing_jobs(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> list[Job]:
@@ -69,10 +62,7 @@ def missing_jobs(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> lis
 
 def done_keys(runs: pd.DataFrame) -> Collection[RunKey]:
     """The rows that exist."""
-    columns = zip(runs.world, runs.method, runs.variant, runs.seed, strict=True)
-    return {
-        RunKey(world=world, method=method, variant=variant, seed=int(seed)) for world, method, variant, seed in columns
-    }
+    return {RunKey(*key) for key in zip(runs.world, runs.method, runs.variant, runs.seed.astype(int), strict=True)}
 
 
 def planned_jobs(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> list[Job]:
@@ -113,26 +103,15 @@ def stage_arms(protocol: Protocol, stage: Stage, family: str, choice: Mapping[tu
     ]
 
 
-def progress(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> list[StageProgress]:
-    """Finished and all runs of each stage, as the filters leave them."""
-    done, jobs, found = done_keys(runs), planned_jobs(cfg, protocol, runs), []
+def progress(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """Stage → (finished runs, all runs), as the filters leave them; runs that wait for a choice are counted."""
+    done, jobs, found = done_keys(runs), planned_jobs(cfg, protocol, runs), {}
     for stage in protocol.stages:
         of_stage = [job for job in jobs if job.stage == stage.name]
         if cfg.stages is None or stage.name in cfg.stages:
-            found.append(
-                StageProgress(
-                    name=stage.name,
-                    num_done=sum(job.key in done for job in of_stage),
-                    num_runs=protocol.num_runs(stage) if cfg.worlds is cfg.only is None else len(of_stage),
-                )
-            )
+            num_runs = protocol.num_runs(stage) if cfg.worlds is cfg.only is None else len(of_stage)
+            found[stage.name] = sum(job.key in done for job in of_stage), num_runs
     return found
-
-
-def base_job(cfg: DictConfig, world: World) -> Job:
-    """The job that makes the base model of a world, unless it exists."""
-    folder = Path(cfg.bases) / world.name
-    return Job(world=world, stage="base", arm=None, seed=0, overrides=world.base, folder=folder, base=folder)
 
 
 def _kept(settings: Sequence[str], own: Sequence[str]) -> list[str]:

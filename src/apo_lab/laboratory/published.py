@@ -1,5 +1,6 @@
-"""The published tables of a laboratory, `runs.csv` and `curves.csv`: rows that are there are not run again."""
+"""The published tables of a laboratory, `runs.csv.gz` and `curves.csv.gz`: rows that are there are not run again."""
 
+import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,72 +14,49 @@ from apo_lightning.common.files import write_atomically
 KEY = ("world", "method", "variant", "seed")
 POINT = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy")
 COST = ("tokens_sampled", "tokens_trained", "seconds")
+HASHES = ("config_sha256", "weights_sha256", "base_sha256", "commit", "registration")
 RUN_COLUMNS = (
-    *KEY,
-    "stage",
-    "steps",
-    "level",
-    "base_pass@1",
-    "base_pass@8",
-    "base_pass@64",
-    *POINT,
-    "reached",
-    "area",
-    "area_8",
-    "passage",
+    *(*KEY, "stage", "steps", "level", "base_pass@1", "base_pass@8", "base_pass@64", *POINT),
+    *("reached", "area", "area_8", "passage"),
     *(f"{endpoint}_without_{block}" for endpoint in ENDPOINTS for block in range(BLOCKS)),
-    *COST,
-    "config_sha256",
-    "weights_sha256",
-    "base_sha256",
-    "commit",
-    "registration",
+    *(*COST, *HASHES),
 )
 CURVE_COLUMNS = (*KEY, "step", "base_weight", *POINT, *COST)
-TEXT = (
-    "world",
-    "method",
-    "variant",
-    "stage",
-    "config_sha256",
-    "weights_sha256",
-    "base_sha256",
-    "commit",
-    "registration",
-)
+TEXT = ("world", "method", "variant", "stage", *HASHES)
 DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows for `runs.csv` and `curves.csv`."""
+    """Rows for `runs.csv.gz` and `curves.csv.gz`."""
 
     runs: list[dict[str, Any]]
     curves: list[dict[str, Any]]
 
 
 def read_runs(folder: Path, registration: str) -> pd.DataFrame:
-    """The rows of `runs.csv` of one registration; none where there is no such file."""
-    rows = _read(folder / "runs.csv", RUN_COLUMNS)
+    """The rows of `runs.csv.gz` of one registration; none where there is no such file."""
+    rows = _read(folder / "runs.csv.gz", RUN_COLUMNS)
     return rows.query("registration == @registration")
 
 
 def append(folder: Path, rows: Rows) -> None:
-    """Add the rows of a finished run to both tables; the curves first, so that a row of `runs.csv` has its curve.
+    """Add the rows of a finished run to both tables; the curves first, so that a row of `runs.csv.gz` has its curve.
 
     A curve belongs to its key alone, so a folder keeps the curves of the latest registration of a run.
     """
     for name, own, columns, key in (
-        ("curves", rows.curves, CURVE_COLUMNS, [*KEY]),
-        ("runs", rows.runs, RUN_COLUMNS, [*KEY, "registration"]),
+        ("curves.csv.gz", rows.curves, CURVE_COLUMNS, [*KEY]),
+        ("runs.csv.gz", rows.runs, RUN_COLUMNS, [*KEY, "registration"]),
     ):
-        path = folder / f"{name}.csv"
+        path = folder / name
         new = pd.DataFrame(own, columns=pd.Index(columns))
         found = _read(path, columns)
         # A laboratory that was killed between the two tables writes the curve again.
         is_replaced = found.set_index(key).index.isin(new.set_index(key).index)
         table = pd.concat([found[~is_replaced], new]) if len(found) else new
-        write_atomically(path, table.to_csv(index=False, float_format=f"%.{DIGITS}g").encode())
+        content = table.to_csv(index=False, float_format=f"%.{DIGITS}g").encode()
+        write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -37,7 +37,7 @@ def registration(protocol: Protocol) -> str:
 
 
 def task_sha256(world: World) -> str:
-    """Of the training and held-out problems of a world, and of the valid answers of the latter."""
+    """Hash the training and held-out problems of a world, and the valid answers of the latter."""
     data = composed("train", [*world.run]).data
     source = instantiate(data)
     problems = source.load()

@@ -1,4 +1,4 @@
-"""Schedules an edition's runs over processes: base models first, then what `runs.csv` has no row of."""
+"""Makes an edition's runs in a pool of processes: base models first, then what `runs.csv` has no row of."""
 
 import contextlib
 import multiprocessing
@@ -8,22 +8,43 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from apo_lab.editions.protocol import load_protocol
-from apo_lab.laboratory.jobs import Job, base_job, missing_jobs
-from apo_lab.laboratory.power import check_power
+from apo_lab.editions.protocol import Protocol, load_protocol
+from apo_lab.laboratory.jobs import Job, missing_jobs, progress
 from apo_lab.laboratory.published import Rows, append, read_runs
 from apo_lab.laboratory.registration import commit, registration
-from apo_lab.laboratory.view import LaboratoryView
+from apo_lightning.common.console import say
+from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
 
-LONGEST_SILENCE_S = 60.0
+
+class Ended(NamedTuple):
+    """What a worker made of a job."""
+
+    rows: Rows | None
+    """None: it failed."""
+    seconds: float
+
+
+def show_progress(cfg: DictConfig, protocol: Protocol, identity: Mapping[str, str]) -> None:
+    """Print the edition, and how many runs of each stage are done."""
+    say(f"edition {protocol.name}, registration {identity['registration']}")
+    say(f"commit {identity['commit'] or 'none'}, {cfg.processes} processes, tables in {cfg.tables}")
+    for name, (num_done, num_runs) in progress(cfg, protocol, _rows(cfg, identity)).items():
+        say(f"  {name:<12} {num_done:>4} of {num_runs:>4} runs done")
+
+
+def identity_of(protocol: Protocol) -> dict[str, str]:
+    """What every row carries: the commit of the code and the registration of the edition."""
+    return {"commit": commit(), "registration": registration(protocol)}
 
 
 def work_off(cfg: DictConfig) -> None:
@@ -33,36 +54,32 @@ def work_off(cfg: DictConfig) -> None:
     checkpoint when the command is repeated.
 
     Raises:
-        ConfigError: an unknown edition, stage, world or method, or no process; as `check_power`, before the first run;
-            or a run failed, raised after all others have finished.
+        ConfigError: an unknown edition, stage, world or method, or no process; or a run failed, raised after all
+            others have finished.
     """
-    protocol, tables = load_protocol(cfg.edition), Path(cfg.tables)
-    identity = {"commit": commit(), "registration": registration(protocol)}
-    rows = read_runs(tables, identity["registration"])
-    if rows.empty:
-        check_power(protocol)
-    missing = missing_jobs(cfg, protocol, rows)
-    view = LaboratoryView(cfg, protocol, identity)
+    protocol = load_protocol(cfg.edition)
+    identity = identity_of(protocol)
+    missing = missing_jobs(cfg, protocol, _rows(cfg, identity))
+    show_progress(cfg, protocol, identity)
     failed: list[Job] = []
-    with _workers(cfg.processes) as submit:
-        _make_bases({job.world.name: base_job(cfg, job.world) for job in missing if job.world.base}, submit, view)
-        running: dict[Future[Rows | None], Job] = {}
-        while True:
-            busy = {job.key for job in (*running.values(), *failed)}
-            found = read_runs(tables, identity["registration"])
-            ready = [job for job in missing_jobs(cfg, protocol, found) if job.key not in busy]
-            for job in ready[: cfg.processes - len(running)]:
-                running[submit(job, protocol.base_weights, identity)] = job
-                view.begin(job)
-            if not running:
-                break
-            for future in _wait(running, view):
-                job, rows = running.pop(future), future.result()
-                if rows is None:
+    seconds: list[float] = []
+    with _workers(cfg.processes) as pool:
+        _make_bases(cfg, protocol, {job.world.name for job in missing}, pool)
+        # Arms of tuned methods are missing jobs only after their tuning.
+        while jobs := [job for job in missing_jobs(cfg, protocol, _rows(cfg, identity)) if job not in failed]:
+            futures = {pool.submit(_run, job, protocol.base_weights, identity): job for job in jobs}
+            for future in as_completed(futures):
+                job, ended = futures[future], future.result()
+                if ended.rows is None:
                     failed.append(job)
-                else:
-                    append(tables, rows)
-                view.end(job, is_failed=rows is None)
+                    say(f"{job.title} failed in {duration(ended.seconds)}")
+                    continue
+                append(Path(cfg.tables), ended.rows)
+                seconds.append(ended.seconds)
+                counts = progress(cfg, protocol, _rows(cfg, identity)).values()
+                left = sum(num_runs - num_done for num_done, num_runs in counts)
+                time_left = duration(left * sum(seconds) / len(seconds) / cfg.processes)
+                say(f"{job.title} done in {duration(ended.seconds)}; {left} left, about {time_left}")
     if failed:
         raise ConfigError(
             f"{len(failed)} runs failed: {failed[0].folder / 'error.txt'} says why of the first; "
@@ -70,38 +87,30 @@ def work_off(cfg: DictConfig) -> None:
         )
 
 
-_Submit = Callable[[Job, tuple[float, ...], Mapping[str, str]], "Future[Rows | None]"]
-"""The rows of the finished job; None: it failed."""
+def _rows(cfg: DictConfig, identity: Mapping[str, str]) -> pd.DataFrame:
+    return read_runs(Path(cfg.tables), identity["registration"])
 
 
-def _make_bases(jobs: Mapping[str, Job], submit: _Submit, view: LaboratoryView) -> None:
+def _make_bases(cfg: DictConfig, protocol: Protocol, worlds: Collection[str], pool: ProcessPoolExecutor) -> None:
     """Make the base models that are missing; `pretrain` knows whether a model is that of its configuration."""
-    futures = {submit(job, (), {}): job for job in jobs.values()}
-    for job in futures.values():
-        view.begin(job)
-    while futures:
-        for future in _wait(futures, view):
-            job = futures.pop(future)
-            if future.result() is None:
-                raise ConfigError(f"the base model of {job.world.name} failed: {job.folder / 'error.txt'} says why")
-            view.end(job, is_failed=False)
-
-
-def _wait(running: Mapping["Future[Rows | None]", Job], view: LaboratoryView) -> "set[Future[Rows | None]]":
-    """Wait until a job ends; a minute without one prints what is running."""
-    while not (done := wait(running, timeout=LONGEST_SILENCE_S, return_when=FIRST_COMPLETED).done):
-        view.show_running()
-    return done
+    bases = {name: world.base for name, world in protocol.worlds.items() if name in worlds and world.base}
+    folders = {name: Path(cfg.bases) / name for name in bases}
+    futures = {pool.submit(_base, name, bases[name], folders[name]): name for name in bases}
+    for future in as_completed(futures):
+        name, ended = futures[future], future.result()
+        if ended.rows is None:
+            raise ConfigError(f"the base model of {name} failed: {folders[name] / 'error.txt'} says why")
+        say(f"{name:<12} base done in {duration(ended.seconds)}")
 
 
 @contextlib.contextmanager
-def _workers(processes: int) -> Iterator[_Submit]:
+def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes of one thread each, which end with this one."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the workers when they import torch
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent, initargs=(os.getpid(),))
     try:
-        yield lambda job, base_weights, identity: pool.submit(_do, job, base_weights, identity)
+        yield pool
         pool.shutdown()
     except BaseException:
         for process in multiprocessing.active_children():
@@ -121,27 +130,39 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _do(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Rows | None:
-    """Execute one job in a worker; None after an error, whose traceback is in `error.txt`."""
-    job.folder.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def _reported(title: str, folder: Path) -> Iterator[None]:
+    """Print that a job begins; its output goes to `output.txt`, the traceback of an error to `error.txt`."""
+    say(f"{title} begins")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "error.txt").unlink(missing_ok=True)
     try:
-        with (job.folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
-            rows = _base(job) if job.arm is None else _run(job, base_weights, identity)
+        with (folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
+            yield
     except Exception:
-        (job.folder / "error.txt").write_text(traceback.format_exc())
-        return None
-    (job.folder / "error.txt").unlink(missing_ok=True)
-    return rows
+        (folder / "error.txt").write_text(traceback.format_exc())
 
 
-def _base(job: Job) -> Rows:
+def _base(world: str, overrides: tuple[str, ...], folder: Path) -> Ended:
+    """Make a base model in a worker."""
     from apo_lab.pretraining.base_models import pretrain
 
-    pretrain(composed("pretrain", [*job.overrides, f"output_dir={job.folder}"]))
-    return Rows(runs=[], curves=[])
+    started, rows = time.monotonic(), None
+    with _reported(f"{world:<12} base", folder):
+        pretrain(composed("pretrain", [*overrides, f"output_dir={folder}"]))
+        rows = Rows(runs=[], curves=[])
+    return Ended(rows, time.monotonic() - started)
 
 
-def _run(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Rows:
+def _run(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Ended:
+    """Make a run in a worker."""
+    started, rows = time.monotonic(), None
+    with _reported(job.title, job.folder):
+        rows = _train(job, base_weights, identity)
+    return Ended(rows, time.monotonic() - started)
+
+
+def _train(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Rows:
     from apo_lab.laboratory.averages import measure_averages
     from apo_lab.laboratory.harvest import harvest
     from apo_lightning.run import train

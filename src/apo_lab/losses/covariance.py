@@ -151,7 +151,7 @@ class KLCov(CovarianceGRPO):
             ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
             nowhere = torch.zeros_like(inputs.is_correct)
             output = self.from_objective(inputs, ratio * inputs.advantages, nowhere, {"ratio_updated": ratio.detach()})
-        marked = inputs.columns["marks"] > 0
+        marked = (inputs.columns["marks"] > 0) & (inputs.advantages != 0)
         penalty = torch.where(marked, log_ratio(inputs.logprobs, inputs.old_logprobs).abs(), 0.0)
         is_marked = applicable(marked.to(penalty.dtype), inputs.advantages != 0)
         return LossOutput(

@@ -23,7 +23,7 @@ class MinibatchTokens:
     keys: Int[Tensor, "tokens"]
     """Random but stable: a hash of the run's seed, step, prompt, sample and position."""
     from_all_ranks: Callable[[Any], list[Any]] = lambda part: [part]
-    """Gathers one object a rank."""
+    """Gathers one object per rank."""
 
     @property
     def num_tokens(self) -> int:

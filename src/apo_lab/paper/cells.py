@@ -1,9 +1,9 @@
-"""The list of cells, and what identifies the contents of one: its configuration and the weights that it read."""
+"""The list of cells, and what identifies the contents of one: its configuration and that of the run that it reads."""
 
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -25,16 +25,16 @@ NO_CAUSE = frozenset({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class PaperCell:
     """One unit of work with a folder of its own."""
 
     name: str
     """The folder below `output_dir`: `train/paper/llama3b_apo/seed_1`."""
     command: str
-    """Of `apo`: train, evaluate or coverage."""
+    """The command of `apo`: train, evaluate or coverage."""
     overrides: tuple[str, ...]
     folder: Path
-    needs: "Cell | None" = None
+    needs: "PaperCell | None" = None
     """The training run whose final weights this cell reads; None: it starts from the model of its configuration."""
 
     @property
@@ -47,12 +47,12 @@ class Cell:
 
 
 @functools.cache
-def config_of(cell: Cell) -> DictConfig:
+def config_of(cell: PaperCell) -> DictConfig:
     """The composed configuration, without the places of files; raises what Hydra raises on a wrong override."""
     return composed(cell.command, cell.overrides)
 
 
-def list_cells(cfg: DictConfig) -> list[Cell]:
+def list_cells(cfg: DictConfig) -> list[PaperCell]:
     """All cells, seed by seed: a paper that is stopped early has every method.
 
     Raises:
@@ -66,8 +66,8 @@ def list_cells(cfg: DictConfig) -> list[Cell]:
         if unknown := [name for name in cfg[key] if name not in known]:
             raise ConfigError(f"{key} has {unknown[0]}, which is none of {', '.join(known)}")
 
-    def cell(name: str, command: str, overrides: Sequence[str], needs: Cell | None = None) -> Cell:
-        return Cell(name=name, command=command, overrides=tuple(overrides), folder=root / name, needs=needs)
+    def cell(name: str, command: str, overrides: Sequence[str], needs: PaperCell | None = None) -> PaperCell:
+        return PaperCell(name=name, command=command, overrides=tuple(overrides), folder=root / name, needs=needs)
 
     cells = [
         cell(f"coverage/{name}", "coverage", [f"model={name}", *cfg.coverage_overrides]) for name in cfg.coverage_of
@@ -96,41 +96,13 @@ def _experiments(wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def config_sha256(cell: Cell) -> str:
-    """SHA-256 of the composed configuration, without `NO_CAUSE`: what the cell's contents depend on."""
+def identity(cell: PaperCell) -> str:
+    """SHA-256 of what the cell's contents depend on: its composed configuration without `NO_CAUSE`, and its run's."""
     flat = flatten(cast("dict[str, Any]", OmegaConf.to_container(config_of(cell), resolve=True)))
     kept = {
         key: value for key, value in flat.items() if NO_CAUSE.isdisjoint(accumulate(key.split("."), "{}.{}".format))
     }
     if cell.command == "train":
         kept["trainer.max_steps"] = flat["trainer.max_steps"]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFile:
-    """One file of the weights that a cell reads."""
-
-    size: int
-    mtime_ns: int
-    sha256: str
-
-
-def weight_files(cell: Cell, known: Mapping[str, WeightFile]) -> dict[str, WeightFile]:
-    """The files of weights that the cell reads, by name: of the run that it needs, or of a local `model.path`.
-
-    A file with the size and time of `known` keeps the hash from there. Weights of a hub id or of a Python package are
-    not listed: their name identifies them. Empty as long as the run has no weights.
-    """
-    path = cell.needs.folder / "checkpoints" / "final" if cell.needs else Path(str(config_of(cell).model.path))
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
-    return {file.name: _weight_file(file, known.get(file.name)) for file in files}
-
-
-def _weight_file(path: Path, known: WeightFile | None) -> WeightFile:
-    stat = path.stat()
-    if known is not None and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
-        return known
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return WeightFile(size=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=sha256)
+    run = identity(cell.needs) if cell.needs else ""
+    return hashlib.sha256((run + json.dumps(kept, sort_keys=True)).encode()).hexdigest()

@@ -4,7 +4,6 @@ from apo_lab.puzzles.countdown import Countdown
 from apo_lab.puzzles.divisors import Divisors
 from apo_lab.puzzles.locks import Locks
 from apo_lab.puzzles.puzzle import ListedAnswer, Puzzle
-from apo_lab.puzzles.reasoning_gym import ReasoningGymSource
 from apo_lab.puzzles.reward import PuzzleReward
 from apo_lab.puzzles.source import PuzzleSource
 
@@ -16,5 +15,4 @@ __all__ = [
     "Puzzle",
     "PuzzleReward",
     "PuzzleSource",
-    "ReasoningGymSource",
 ]

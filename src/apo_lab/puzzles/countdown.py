@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from apo_lab.puzzles.puzzle import ListedAnswer
+from apo_lab.puzzles.puzzle import ListedAnswer, drawn
 from apo_lightning.common.hashing import hash64
 from apo_lightning.errors import ConfigError
 
@@ -67,15 +67,11 @@ class Countdown:
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
         """See `Puzzle.problems`; a fifth of all sets of numbers is held out."""
-        available = self._side(held_out)
-        if count > len(available):
-            side = "held out" if held_out else "trained on"
-            raise ConfigError(f"{count} problems of countdown: {len(available)} are {side}, ask for fewer")
-        return Random(f"countdown/{seed}/{held_out}").sample(available, count)
+        return drawn(self.name, self._sides(), count, seed, held_out=held_out)
 
     def demonstration(self, random: Random) -> tuple[str, str]:
         """A solution, drawn uniformly; see `Puzzle.demonstration`."""
-        problem = random.choice(self._side(held_out=False))
+        problem = random.choice(self._sides()[False])
         return problem, random.choice(_solutions(_numbers(problem))[_target(problem)])
 
     def answers(self, problem: str) -> list[ListedAnswer]:
@@ -95,8 +91,8 @@ class Countdown:
         """See `Puzzle.kinds`."""
         return ["number" if place % 2 == 0 else "operator" for place in range(len(answer))] + ["end"]
 
-    def _side(self, held_out: bool) -> list[str]:
-        return _sides(self.num_numbers, self.min_solutions, self.min_strategies)[held_out]
+    def _sides(self) -> dict[bool, list[str]]:
+        return _sides(self.num_numbers, self.min_solutions, self.min_strategies)
 
 
 def operator_sequences(num_numbers: int) -> tuple[str, ...]:

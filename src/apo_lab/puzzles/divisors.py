@@ -6,7 +6,7 @@ from functools import cache
 from math import gcd
 from random import Random
 
-from apo_lab.puzzles.puzzle import ListedAnswer
+from apo_lab.puzzles.puzzle import ListedAnswer, drawn
 from apo_lightning.common.hashing import hash64
 from apo_lightning.errors import ConfigError
 
@@ -55,11 +55,7 @@ class Divisors:
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
         """See `Puzzle.problems`; a fifth of all numbers is held out."""
-        available = _sides(self.max_smallest)[held_out]
-        if count > len(available):
-            side = "held out" if held_out else "trained on"
-            raise ConfigError(f"{count} problems of divisors: {len(available)} are {side}, ask for fewer")
-        return Random(f"divisors/{seed}/{held_out}").sample(available, count)
+        return drawn(self.name, _sides(self.max_smallest), count, seed, held_out=held_out)
 
     def demonstration(self, random: Random) -> tuple[str, str]:
         """A divisor, drawn uniformly; see `Puzzle.demonstration`."""

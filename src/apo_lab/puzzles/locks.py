@@ -33,7 +33,7 @@ RULES = (
     ((4, 1), (0, 0)),
     ((5, 1), (1, 0)),
 )
-"""By strategy, for each of the two digits: (position in the key, number added modulo 10)."""
+"""The rule of each strategy for its two digits: (position in the key, number added modulo 10)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Locks:
     """
 
     secret: int = 0
-    """Of the hash, and of the order of rates in each class: another secret is another instance."""
+    """The secret decides the hash and the order of rates in each class: another secret is another instance."""
     digit_accuracy: float = 0.74
     """Probability that a digit is right in a demonstration."""
 
@@ -144,7 +144,7 @@ def _digits(problem: str, strategy: int) -> list[int]:
 
 @cache
 def _places(secret: int, class_index: int) -> list[int]:
-    """By strategy, the index of its rate in `RATES`; in the first four classes the best strategy has rank 5."""
+    """The index in `RATES` of each strategy's rate; in the first four classes the best strategy has rank 5."""
     others = list(range(len(RATES)))
     # Instance 0 has no secret here: runs and figures are published of it.
     Random(f"places/{class_index}" + (f"/{secret}" if secret else "")).shuffle(others)

@@ -1,9 +1,11 @@
 """The interface of a puzzle: its problems, its valid answers and its demonstrations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
+
+from apo_lightning.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +74,12 @@ class Puzzle(Protocol):
     def kinds(self, answer: str) -> list[str]:
         """Name what each token of a listed answer decides, including its end of sequence."""
         ...
+
+
+def drawn(name: str, sides: Mapping[bool, Sequence[str]], count: int, seed: int, *, held_out: bool) -> list[str]:
+    """`Puzzle.problems` of a puzzle whose problems are all listed: `sides` has those that are held out under True."""
+    available = sides[held_out]
+    if count > len(available):
+        side = "held out" if held_out else "trained on"
+        raise ConfigError(f"{count} problems of {name}: {len(available)} are {side}, ask for fewer")
+    return Random(f"{name}/{seed}/{held_out}").sample(available, count)

@@ -29,7 +29,7 @@ class PuzzleSource:
     num_validation: int
     """Number of held-out problems."""
     seed: int = 0
-    """Of the draw of the problems."""
+    """The seed of the draw of the problems."""
     max_template_tokens: int = 0
     """Length of the text that `model.prompt_template` puts around a problem."""
 

@@ -1,7 +1,7 @@
-"""Evaluations as they lie on disk, and measurements: evaluations and training runs brought to one form."""
+"""Evaluations and training runs' own held-out problems, brought to one form: measurements."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,18 @@ from typing import Any
 import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.axes import Defaults, axes, settings
-from apo_lab.reporting.held_out import held_out_measurements
-from apo_lab.reporting.identity import HASH_LETTERS, resolved, short_hash
+from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
+from apo_lab.reporting.names import BASE, model_name
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
-from apo_lab.reporting.runs import find_files, parse_overrides
+from apo_lab.reporting.runs import Defaults, axes, find_files, parse_overrides, plain, policy_of, settings
+from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_record, read_result
-from apo_lightning.evaluation.records import EvaluationResult, ModelCard
+from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard, ProblemCount
 
 SNAPSHOT_METRICS = ("entropy", "max_prob", "support_coverage")
 """What is drawn along training besides pass@1 and pass@n."""
+STEPS = "steps"
+"""The setting under which a run that ended before its last step is listed."""
 
 
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
@@ -32,11 +34,8 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
     by_folder = {run.folder: run for run in runs}
 
     def found(name: str, read: Callable[[Path], Any]) -> tuple[Any, ...]:
-        paths = sorted({path.resolve() for path in find_files(folders, name)})
-        read_all = ((path, read(path)) for path in paths)
-        return tuple(
-            ResultFile(path=p, result=result, run=_run_of(p, result.model, by_folder)) for p, result in read_all
-        )
+        read_all = ((path, read(path)) for path in sorted({path.resolve() for path in find_files(folders, name)}))
+        return tuple(ResultFile(path=p, result=each, run=_run_of(p, each.model, by_folder)) for p, each in read_all)
 
     coverage = found("coverage.json", lambda path: read_record(path, CoverageResult))
     return Evaluations(results=found("results.json", read_result), coverage=coverage)
@@ -45,21 +44,17 @@ def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> E
 def measurements(
     runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None = None
 ) -> tuple[Measurement, ...]:
-    """Everything that was measured: the evaluations first, then the runs' own held-out problems.
+    """Everything that was measured but snapshots: the evaluations first, then the runs' own held-out problems.
 
-    Told apart as in `identity.resolved`. A run's first and last snapshots count as its beginning and its end, where
-    these were not measured on their own. Without `defaults` no run counts as a method's default.
+    Told apart as in `identity.resolved`. Without `defaults` no run counts as a method's default.
 
     Raises:
         ConfigError: a summary lacks what every summary has.
     """
-    keys = _axes(runs, evaluations, defaults)
-    themselves = {_policy(item.result) for item in evaluations.results if item.result.model.step is None}
-    evaluated = (
-        _evaluated(item, keys, defaults)
-        for item in evaluations.results
-        if item.result.model.step is None or (_is_an_end(item) and _policy(item.result) not in themselves)
-    )
+    read = {run.folder for run in runs}
+    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
+    keys = axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
+    evaluated = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step is None]
     held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
     return resolved([*evaluated, *held_out])
 
@@ -67,17 +62,14 @@ def measurements(
 def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[RunCard]:
     """The runs, with the evaluations of their snapshots among the metrics.
 
-    Keys: `snapshot/<benchmark>/<metric>` for pass@1, pass@n, entropy, max_prob and support_coverage, and the same with
-    ` low` and ` high` for the ends of their intervals over problems.
+    Keys: `snapshot/<benchmark>/<metric>` for pass@1, pass@n, entropy, max_prob and support_coverage.
     """
     found: dict[Path, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for item in evaluations.results:
         step, metrics = item.result.model.step, item.result.metrics
         if step is not None and item.run:
-            for name in metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}:
-                key, estimate = f"snapshot/{item.result.benchmark}/{name}", metrics[name]
-                ends = {key: estimate.value, f"{key} low": estimate.low, f"{key} high": estimate.high}
-                found[item.run.folder][step] |= ends
+            names = metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}
+            found[item.run.folder][step] |= {f"snapshot/{item.result.benchmark}/{n}": metrics[n].value for n in names}
     tables = {folder: pd.DataFrame.from_dict(steps, orient="index") for folder, steps in found.items()}
     return [
         replace(run, metrics=run.metrics.join(tables[run.folder], how="outer")) if run.folder in tables else run
@@ -85,19 +77,17 @@ def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[Ru
     ]
 
 
-def _axes(runs: Sequence[RunCard], evaluations: Evaluations, defaults: Defaults | None) -> tuple[str, ...]:
-    read = {run.folder for run in runs}
-    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
-    return axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
+def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
+    """The untrained policy, where the run validated at step 0, and the trained one with its departures from defaults.
 
-
-def _policy(result: EvaluationResult) -> tuple[str, str]:
-    return result.benchmark, result.model.weights_sha256
-
-
-def _is_an_end(item: Evaluated) -> bool:
-    last = item.run.config.get("trainer.max_steps") if item.run else None
-    return item.result.model.step == 0 or str(item.result.model.step) == last
+    Raises:
+        ConfigError: a summary lacks what every summary has.
+    """
+    for name, change in run.summary.get("held_out", {}).items():
+        try:
+            yield from _before_and_after(run, departures, name, change)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
 
 
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
@@ -110,7 +100,6 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
         seed=run.seed if run else "",
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
-        sampling_seeds=(str(result.settings.seed),),
         benchmark=result.benchmark,
         num_samples=result.settings.num_samples,
         metrics=result.metrics,
@@ -147,3 +136,53 @@ def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCa
     # The seed may be the config's default, which nobody typed.
     overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
     return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
+
+
+def _before_and_after(
+    run: RunCard, departures: Mapping[str, str], name: str, change: Mapping[str, Any]
+) -> Iterator[Measurement]:
+    samples = (change["samples_per_problem_before"], change["samples_per_problem"])
+    before, after = (
+        tuple(
+            ProblemCount(prompt_id=problem, num_samples=samples[place], num_correct=pair[place])
+            for problem, pair in change["num_correct"].items()
+        )
+        for place in (0, 1)
+    )
+    if change["step_before"] == 0:
+        # The policy before training is told from another by where it was read; random weights by the run's seed.
+        path = run.config.get("model.path", "null")
+        weights, seed = (f"of seed {run.seed}", run.seed) if path == "null" else (f"of {path}", "")
+        yield _measured(run, name, before, method=BASE, weights=weights, seed=seed)
+    last = str(change["step_after"])
+    stopped = {} if run.config.get("trainer.max_steps", last) == last else {STEPS: last}
+    pairs = zip(before, after, strict=True)
+    gains = tuple(two.num_correct / two.num_samples - one.num_correct / one.num_samples for one, two in pairs)
+    trained = {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
+    gain = Estimate(
+        **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
+    )
+    yield _measured(run, name, after, gain=gain, by_problem={"gain": gains}, **trained)
+
+
+def _measured(
+    run: RunCard, name: str, problems: tuple[ProblemCount, ...], gain: Estimate | None = None, **policy: Any
+) -> Measurement:
+    curve, config = counted(problems), run.config
+    ids = sorted(problem.prompt_id for problem in problems)
+    found = {
+        "temperature": plain(config["temperature"]) if "temperature" in config else None,
+        "token limit": config.get("data.max_completion_tokens"),
+        "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",
+    }
+    return Measurement(
+        model=model_name(run.model),
+        sampling={name: value for name, value in found.items() if value is not None},
+        benchmark=name,
+        num_samples=len(curve),
+        metrics={"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]} | ({"gain": gain} if gain else {}),
+        pass_at_k=curve,
+        problems=problems,
+        held_out=True,
+        **policy,
+    )

@@ -1,17 +1,22 @@
-"""`report.html`: everything that was found, on one page that needs no other file, no script and no network."""
+"""A report on disk: `report.html`, which needs no other file, `report.md`, and a file of each table and figure."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
 from apo_lab.reporting.names import benchmark_name
-from apo_lab.reporting.records import MARK, Evaluated, Evaluations, Table
-from apo_lab.reporting.render import DELIMITERS, markdown, template, write_tables
+from apo_lab.reporting.records import Cell, Evaluated, Evaluations, Table
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.card import warnings
+
+SIGNIFICANT_DIGITS = 12
+"""Digits of a number in CSV: all that is known, without the noise of binary fractions (28.299999999999997)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +34,22 @@ class Report:
     evaluations: Evaluations = field(default_factory=Evaluations)
 
     @property
-    def not_compared(self) -> list[str]:
-        """A sentence on `apart`; none where all was measured alike."""
+    def warnings(self) -> list[str]:
+        """What weakens the numbers, a sentence each: first that blocks are not compared, then of single evaluations."""
         said = "Measured in different ways, and so not compared with one another: "
-        return [f"{said}{' | '.join(self.apart)}. Measure all alike to compare."] if self.apart else []
+        apart = [f"{said}{' | '.join(self.apart)}. Measure all alike to compare."] if self.apart else []
+        return [*apart, *(text for item in self.evaluations.results for text in warnings_of(item))]
 
 
 def write_report(report: Report, folder: Path) -> Path:
     """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
-    paths = [*write_tables(report.tables, folder / "tables")]
-    for named in report.figures:
-        paths += save(named, folder / "figures")
     files: dict[str, list[str]] = {}
-    for path in paths:
-        files.setdefault(path.stem, []).append(path.relative_to(folder).as_posix())
+    for table in report.tables:
+        files[table.name] = [f"tables/{table.name}.{suffix}" for suffix in ("md", "csv")]
+        write_atomically(folder / "tables" / f"{table.name}.md", markdown(table).encode())
+        write_atomically(folder / "tables" / f"{table.name}.csv", csv_text(table).encode())
+    for named in report.figures:
+        files[named.name] = [path.relative_to(folder).as_posix() for path in save(named, folder / "figures")]
     write_atomically(folder / "report.md", markdown_page(report).encode())
     write_atomically(folder / "report.html", page(report, files).encode())
     return folder / "report.html"
@@ -50,26 +57,78 @@ def write_report(report: Report, folder: Path) -> Path:
 
 def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> str:
     """The whole page, as HTML, with links to `files`: name of a table or figure → paths relative to the page."""
-    return template("report.html.j2").render(
-        report=report,
-        files_of=files or {},
-        mark=MARK,
-        figures=[(figure, Markup(inline_svg(figure))) for figure in report.figures],
-        warnings=[*report.not_compared, *warnings_of(report.evaluations.results)],
+    environment = Environment(
+        loader=PackageLoader("apo_lab.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    figures = [(figure, Markup(inline_svg(figure))) for figure in report.figures]
+    return environment.get_template("report.html.j2").render(report=report, files_of=files or {}, figures=figures)
 
 
 def markdown_page(report: Report) -> str:
     """The page as Markdown, with the SVG files of `figures/`."""
-    tables = [markdown(table) for table in report.tables]
-    warnings = [*report.not_compared, *warnings_of(report.evaluations.results)]
-    return template("report.md.j2", **DELIMITERS).render(report=report, tables=tables, warnings=warnings)
+    parts = [f"# {_plain(report.title)}\n", f"{report.date}. Training runs: {report.num_runs}.\n"]
+    parts += [f"> {_plain(warning)}\n" for warning in report.warnings]
+    parts += [markdown(table).replace("### ", "## ", 1) for table in report.tables]
+    for figure in report.figures:
+        title = _plain(figure.title)
+        parts += [f"## {title}\n", f"![{title}](figures/{figure.name}.svg)\n", f"{_plain(figure.caption)}\n"]
+    return "\n".join(parts)
 
 
-def warnings_of(evaluations: Sequence[Evaluated]) -> list[str]:
-    """What weakens the numbers of evaluations, a sentence each."""
-    return [
-        f"{item.model}, {item.policy}, {benchmark_name(item.result.benchmark)}: {warning}."
-        for item in evaluations
-        for warning in warnings(item.result)
-    ]
+def markdown(table: Table) -> str:
+    """A GitHub table for each section, and the notes."""
+    parts = [f"### {_plain(table.title)}\n"]
+    for section, rows in table.sections:
+        lines = [_line(_plain(column.title) for column in table.columns)]
+        lines.append("|" + "".join("--:|" if column.is_number else ":--|" for column in table.columns) + "\n")
+        lines += [_line(map(_markdown_cell, row.cells)) for row in rows]
+        parts += [f"**{_plain(section)}**\n"] if section else []
+        parts.append("".join(lines))
+    if table.notes:
+        parts.append("  \n".join(map(_plain, table.notes)) + "\n")
+    return "\n".join(parts)
+
+
+def csv_text(table: Table) -> str:
+    """One line a row: the section, every column, and a column's bounds behind it wherever it has intervals.
+
+    Numbers have twelve digits, in the unit that is printed.
+    """
+    records: list[dict[str, str | None]] = []
+    for row in table.rows:
+        records.append({"section": row.section})
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            records[-1] |= _values(column.title, cell)
+    return pd.DataFrame(records).dropna(axis="columns", how="all").to_csv(index=False, lineterminator="\n")
+
+
+def warnings_of(item: Evaluated) -> list[str]:
+    """What weakens the numbers of an evaluation, a sentence each."""
+    step = "" if item.result.model.step is None else f", step {item.result.model.step}"
+    where = f"{item.model}, {item.method}{step}, {benchmark_name(item.result.benchmark)}"
+    return [f"{where}: {warning}." for warning in warnings(item.result)]
+
+
+def _line(texts: Iterator[str]) -> str:
+    return f"| {' | '.join(texts)} |\n"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = f"**{_plain(cell.text)}**" if cell.bold else _plain(cell.text)
+    return f"{text}{cell.mark} {cell.interval_text}".rstrip()
+
+
+def _values(title: str, cell: Cell) -> Iterator[tuple[str, str | None]]:
+    yield title, cell.text if cell.value is None else f"{cell.value:.{SIGNIFICANT_DIGITS}g}"
+    for place, end in enumerate(("low", "high")):
+        yield f"{title} {end}", f"{cell.interval[place]:.{SIGNIFICANT_DIGITS}g}" if cell.interval else None
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown takes literally where it stands in a table; `_` and `[` stay bare where they mean nothing."""
+    text = re.sub(r"([\\`*<|]|\b_|_\b|\[(?=[^\]]*\]\())", r"\\\1", text)
+    return " ".join(text.split())

@@ -1,6 +1,6 @@
 """The records of a report: runs and evaluations as found on disk, measurements, and tables before rendering.
 
-folders → RunCard, Evaluations → Measurement → Table → Markdown, LaTeX, CSV, HTML
+folders → RunCard, Evaluations → Measurement → Table → Markdown, CSV, HTML
 """
 
 import itertools
@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
@@ -17,8 +17,6 @@ from apo_lab.reporting.names import BASE, method_name, model_name, variant_name
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
 Result = TypeVar("Result", EvaluationResult, CoverageResult)
-Alignment = Literal["left", "right"]
-MARK = "†"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +62,6 @@ class ResultFile(Generic[Result]):
         return method_name(self.result.model.algo) if self.result.model.algo else BASE
 
     @property
-    def policy(self) -> str:
-        """The method, of a snapshot with its training step: `APO, step 40`."""
-        step = self.result.model.step
-        return self.method if step is None else f"{self.method}, step {step}"
-
-    @property
     def model(self) -> str:
         """The model's name in tables: `Qwen2.5-Math-7B`."""
         return model_name(self.result.model.name)
@@ -107,8 +99,6 @@ class Measurement:
     """Printed name → value of every setting that may decide a number, except n and the sampling seed."""
     apart: Mapping[str, str] = field(default_factory=dict)
     """The entries of `sampling` that other measurements of its model and benchmark do not share; they are named."""
-    sampling_seeds: tuple[str, ...] = ()
-    """More than one where samples of one policy were pooled."""
     benchmark: str
     """Config stem: `aime2024`."""
     num_samples: int
@@ -148,36 +138,28 @@ def bare(value: float) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table."""
+    """One column of a table: of texts, or of numbers, which are set to the right."""
 
-    name: str
-    align: Alignment = "right"
-    group: str = ""
-    """A title above this column and its neighbours of the same group."""
-
-    @property
-    def title(self) -> str:
-        """Group and name, as where a header has one line only."""
-        return f"{self.group} {self.name}".strip()
+    title: str
+    is_number: bool = True
 
 
-def left(*names: str) -> tuple[Column, ...]:
+def left(*titles: str) -> tuple[Column, ...]:
     """Columns of text."""
-    return tuple(Column(name, "left") for name in names)
+    return tuple(Column(title, is_number=False) for title in titles)
 
 
-def right(*names: str, group: str = "") -> tuple[Column, ...]:
-    """Columns of numbers."""
-    return tuple(Column(name, "right", group) for name in names)
+def right(*titles: str, group: str = "") -> tuple[Column, ...]:
+    """Columns of numbers; the group stands before each title: `AIME 24 Pass@1`."""
+    return tuple(Column(f"{group} {title}".strip()) for title in titles)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The content of one place of a table."""
+    """The content of one place of a table: a text, and the number behind it in the printed unit if it is one."""
 
     text: str
     value: float | None = None
-    """As it is printed, and the number behind it in that unit; None where it is no number."""
     interval: tuple[float, float] | None = None
     interval_text: str = ""
     """The 95 % interval in the text's unit, and as it is printed: `[41.2, 45.0]`."""
@@ -186,21 +168,23 @@ class Cell:
     marked: bool = False
     """True for a cell with a fault or a peculiarity that the table's notes explain."""
 
+    @property
+    def mark(self) -> str:
+        """The sign behind the text of a marked cell."""
+        return "†" if self.marked else ""
+
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One line of a table."""
+    """One line of a table, under the heading of its section."""
 
     cells: tuple[Cell, ...]
     section: str = ""
-    """A heading above this row and its neighbours of the same section."""
-    highlight: bool = False
-    """The row a reader looks for: the default of a sweep."""
 
 
-def row_of(*cells: Cell | str, section: str = "", highlight: bool = False) -> TableRow:
+def row_of(*cells: Cell | str, section: str = "") -> TableRow:
     """A row; a text stands for a cell without a number."""
-    return TableRow(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), section, highlight)
+    return TableRow(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,20 +197,9 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
-    """Sentences below it; one that begins with `Marked:` explains the mark."""
+    """Sentences below it; one that begins with `†:` explains the mark."""
 
     @property
     def sections(self) -> list[tuple[str, list[TableRow]]]:
         """Neighbouring rows of one section, under its heading."""
         return [(name, list(rows)) for name, rows in itertools.groupby(self.rows, key=lambda row: row.section)]
-
-    @property
-    def header_groups(self) -> list[tuple[str, int]]:
-        """Titles above neighbouring columns and how many columns each spans; empty where no column has one."""
-        groups = [(name, len(list(group))) for name, group in itertools.groupby(self.columns, key=lambda c: c.group)]
-        return groups if any(name for name, _ in groups) else []
-
-    @property
-    def printed_notes(self) -> list[str]:
-        """The notes, with the sign that marked cells carry."""
-        return [note.replace("Marked:", f"{MARK}:") for note in self.notes]

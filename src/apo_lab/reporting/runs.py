@@ -1,20 +1,17 @@
-"""Training runs as they lie on disk: `.hydra/`, `metrics.csv` and `summary.json` of every run under some folders."""
+"""Training runs as they lie on disk, and the settings that they vary, from their own configurations."""
 
 import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import yaml
 
-from apo_lab.reporting.axes import Defaults, settings
-from apo_lab.reporting.axes import axes as swept_axes
-from apo_lab.reporting.identity import weights_name
-from apo_lab.reporting.names import MODELS, in_order, model_name, variant_name
+from apo_lab.reporting.names import AXES, MODELS, in_order, model_name, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
 from apo_lightning.common.formatting import flatten
@@ -24,17 +21,13 @@ PRUNED = frozenset({"checkpoints", "rollouts"})
 """Folders of a run that hold neither runs nor evaluations, but thousands of files."""
 RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method → its runs, which differ in their seed alone."""
-
-
-def run_name(folder: Path) -> str:
-    """The name of a run's folder; for a job of a sweep, whose folder is a number, that of the sweep before it.
-
-    Example:
-        >>> run_name(Path("/outputs/2026-11-26/17-22-44_apo_tiny")), run_name(Path("/multirun/2026-11-26/17-22-44/1"))
-        ('17-22-44_apo_tiny', '17-22-44/1')
-    """
-    parent, name = folder.resolve().parts[-2:]
-    return f"{parent}/{name}" if name.isdigit() else name
+T = TypeVar("T")
+Defaults = Mapping[str, Mapping[str, str]]
+"""Stem of `algo=` → dotted key → value where nothing is overridden, as `commands.report` composes them."""
+NO_AXIS = frozenset({"algo", "model", "seed", "experiment"})
+"""Method and model have columns of their own, seeds are averaged over, an experiment is a bundle of other keys."""
+NO_CAUSE = frozenset({"callbacks", "logger", "checkpoint", "resume", "preflight", "hydra"})
+"""First parts of config keys that what is learned does not depend on."""
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
@@ -54,26 +47,22 @@ def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
 
 
 def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
-    """The runs of each model by method, under printed names.
+    """The runs of each model by method, under printed names; the same weights count once.
 
     Runs that leave their method's defaults are named after what they change, and left out where the method has a
-    run that does not: a sweep belongs into the sensitivity figure. Runs of one name and one seed are no seeds of a
-    method, as after an edit of its code: each is named after its weights. The same weights count once.
+    run that does not: a sweep belongs into the sensitivity figure.
     """
-    keys = swept_axes(runs, defaults)
+    keys = axes(runs, defaults)
     departures = [settings(run, keys, defaults) for run in runs]
     plain = {(run.model, run.algo) for run, changed in zip(runs, departures, strict=True) if not changed}
-    groups = defaultdict(dict)
+    found: dict[str, dict[str, dict[str, RunCard]]] = defaultdict(lambda: defaultdict(dict))
     for run, changed in zip(runs, departures, strict=True):
         if not changed or (run.model, run.algo) not in plain:
-            groups[model_name(run.model), run.label, tuple(changed.items())][policy_of(run)] = run
-    found: dict[str, dict[str, list[RunCard]]] = defaultdict(dict)
-    for (model, label, changed), policies in groups.items():
-        are_seeds = len({run.seed for run in policies.values()}) == len(policies)
-        for weights, run in policies.items():
-            which = "" if are_seeds else f"weights {weights_name(weights)}"
-            found[model].setdefault(variant_name(label, dict(changed), which), []).append(run)
-    return {model: found[model] for model in in_order(found, MODELS.values())}
+            found[model_name(run.model)][variant_name(run.label, changed)][policy_of(run)] = run
+    return {
+        model: {name: list(policies.values()) for name, policies in found[model].items()}
+        for model in in_order(found, MODELS.values())
+    }
 
 
 def policy_of(run: RunCard) -> str:
@@ -127,6 +116,78 @@ def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
     return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
 
 
+def read_summary(path: Path) -> Mapping[str, Any]:
+    """`summary.json`, empty where there is none; raises `ConfigError`."""
+    try:
+        return json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error}): delete it, or train again") from error
+
+
+def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str, ...]:
+    """The overridden keys whose values differ among the runs of one method and model, the paper's first.
+
+    An overridden `experiment=` stands for every config key in which runs of one method and model differ. Where runs
+    are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
+    which they do: seeds are averaged of one configuration alone.
+    """
+    groups, found = grouped(runs, lambda run: (run.algo, run.model)), set[str]()
+    for group in groups:
+        found |= _differing(group, {key for run in group for key in _candidates(run)}, defaults)
+    named = sorted(found)
+    for group in groups:
+        for alike in grouped(group, lambda run: tuple(value_of(run, key, defaults) for key in named)):
+            composed = [run for run in alike if run.config]
+            found |= _differing(composed, {key for run in composed for key in run.config if _may_matter(key)})
+    return tuple(in_order(found, AXES))
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """The items with equal keys together."""
+    groups: dict[Hashable, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return list(groups.values())
+
+
+def settings(run: RunCard, keys: Sequence[str], defaults: Defaults | None = None) -> dict[str, str]:
+    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows."""
+    usual = (defaults or {}).get(run.algo, {})
+    values = {key: value_of(run, key, defaults) for key in keys}
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None and not (key in usual and value == plain(usual[key]))
+    }
+
+
+def value_of(run: RunCard, key: str, defaults: Defaults | None = None) -> str | None:
+    """The run's value of a key, numbers in one spelling; None where it has no such key.
+
+    From the composed config; from what was typed where a key chooses a config group, as `data=`, or where the config
+    is not at hand; else the default.
+    """
+    usual = (defaults or {}).get(run.algo, {})
+    value = run.config.get(key, run.overrides.get(key, usual.get(key)))
+    return None if value is None else plain(value)
+
+
+def plain(value: str) -> str:
+    """A number in its shortest spelling, `0.10` → `0.1`, any other text as it is."""
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return value
+
+
+def value_place(value: str) -> tuple[bool, float, str]:
+    """Sort key: numbers by size, then other texts by name."""
+    try:
+        return (False, float(value), value)
+    except ValueError:
+        return (True, 0.0, value)
+
+
 def _read_run(folder: Path) -> RunCard:
     config = interpolated(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
     overrides = parse_overrides(_read_yaml(folder / ".hydra" / "overrides.yaml", kind=list))
@@ -148,14 +209,6 @@ def _algo(folder: Path, config: Mapping[str, str], overrides: Mapping[str, str])
     return choices.get("algo") or overrides.get("algo", config.get("algo.loss._target_", "?").rpartition(".")[2])
 
 
-def read_summary(path: Path) -> Mapping[str, Any]:
-    """`summary.json`, empty where there is none; raises `ConfigError`."""
-    try:
-        return json.loads(path.read_bytes()) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error}): delete it, or train again") from error
-
-
 def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     try:
         content: Any = yaml.safe_load(read_yaml_text(path)) or kind()
@@ -164,3 +217,17 @@ def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     if not isinstance(content, kind):
         raise ConfigError(f"{path}: holds {type(content).__name__}, not {kind.__name__}: not a file that Hydra wrote")
     return content
+
+
+def _differing(runs: Sequence[RunCard], keys: Iterable[str], defaults: Defaults | None = None) -> set[str]:
+    return {key for key in keys if len({value_of(run, key, defaults) for run in runs}) > 1}
+
+
+def _candidates(run: RunCard) -> Iterator[str]:
+    typed = [key for key in run.overrides if _may_matter(key)]
+    bundle = [key for key in run.config if _may_matter(key)] or ["experiment"]
+    yield from (*typed, *(bundle if "experiment" in run.overrides else ()))
+
+
+def _may_matter(key: str) -> bool:
+    return key not in NO_AXIS and key.partition(".")[0] not in NO_CAUSE

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from apo_lab.reporting.names import METHOD_ROWS, METHODS, in_order
 
@@ -33,14 +33,9 @@ class Style:
     """Drawing order: a higher rank is drawn over a lower one; APO has the highest."""
 
     @property
-    def linestyle(self) -> tuple[float, Dash] | Literal["-"]:
-        """The dash in the form that matplotlib takes."""
-        return (0.0, self.dash) if self.dash else "-"
-
-    @property
     def line(self) -> dict[str, Any]:
         """Colour and dash, as keywords of `Axes.plot`."""
-        return {"color": self.color, "linestyle": self.linestyle}
+        return {"color": self.color, "linestyle": (0.0, self.dash) if self.dash else "-"}
 
     @property
     def marked_line(self) -> dict[str, Any]:
@@ -72,12 +67,10 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     used = {(style.marker, style.dash) for style in KNOWN.values()}
     # 5 dashes and 12 markers have no common factor: counting through both meets every pair once.
     pairs = [(_SPARE_MARKERS[i % 12], _DASHES[i % 5]) for i in range(60)]
-    free = [pair for pair in pairs if pair not in used]
-    styles = dict(KNOWN)
-    unknown = [name for name in ordered if name not in KNOWN]
-    for name, (marker, dash), color in zip(
-        unknown, itertools.cycle(free), itertools.cycle(_SPARE_COLORS), strict=False
-    ):
-        styles[name] = Style(label=name, color=color, marker=marker, dash=dash)
+    free = itertools.cycle([pair for pair in pairs if pair not in used])
+    colors, styles = itertools.cycle(_SPARE_COLORS), dict(KNOWN)
+    for name in (name for name in ordered if name not in KNOWN):
+        marker, dash = next(free)
+        styles[name] = Style(label=name, color=next(colors), marker=marker, dash=dash)
     ranks = {name: rank for rank, name in enumerate(sorted(ordered, key=lambda name: name == METHODS["apo"]))}
     return {name: replace(styles[name], rank=ranks[name]) for name in ordered}

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Int
-from scipy.stats import binomtest
 from torch import Tensor
-
-from apo_lightning.metrics.intervals import Interval
 
 NEVER = torch.iinfo(torch.long).max
 """First exit of a sequence without one."""
@@ -43,22 +40,6 @@ def survival(exits: Int[Tensor, "sequences"], lengths: Sequence[int]) -> list[fl
         [1.0, 0.75, 0.5]
     """
     return [float((exits > length).double().mean()) for length in lengths]
-
-
-def clopper_pearson(num_successes: int, num_trials: int) -> Interval:
-    """A share of one or more independent trials, and its exact binomial interval, which covers at least 95 %.
-
-    Source: Clopper and Pearson 1934.
-
-    Example:
-        For 0 of 10 the upper end is 1 − 0.025^(1/10).
-
-        >>> interval = clopper_pearson(0, 10)
-        >>> interval.low, round(interval.high, 4), round(1 - 0.025 ** 0.1, 4)
-        (0.0, 0.3085, 0.3085)
-    """
-    ends = binomtest(num_successes, num_trials).proportion_ci(confidence_level=0.95, method="exact")
-    return Interval(mean=num_successes / num_trials, low=float(ends.low), high=float(ends.high))
 
 
 def is_outside_support(

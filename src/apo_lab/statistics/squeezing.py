@@ -1,8 +1,7 @@
 """Where an update moves the probability that it takes from sampled tokens: pure functions."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,57 +36,41 @@ def mass_of_parts(
     return torch.stack([sampled, of_leader, others, 1 - sampled - of_leader - others], dim=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqueezeSums:
-    """Sums over tokens that determine every share; the sums of several ranks add up."""
+def squeeze_sums(before: Float[Tensor, "tokens 4"], after: Float[Tensor, "tokens 4"]) -> dict[str, float]:
+    """Sums over tokens that determine every share, from their `mass_of_parts` before and after an update.
 
-    num_fell: float = 0.0
-    """Tokens with Δ_y < 0; all sums except `num_rose` and `num_nonfinite` are over these."""
-    num_rose: float = 0.0
-    """Tokens with Δ_y ≥ 0."""
-    num_nonfinite: float = 0.0
-    """Tokens left out because a probability was not finite."""
-    lost: float = 0.0
-    """Σ(−Δ_y)"""
-    leader: float = 0.0
-    anchors: float = 0.0
-    tail: float = 0.0
-    """Σ Δ of each part; `anchors` are those other than the leader."""
-    proportional: float = 0.0
-    """Σ (−Δ_y)·π_leader/(1 − π_y), the leader's gain if the mass were divided in proportion"""
-    num_tail_fell: float = 0.0
-    """Tokens with Δ_tail < 0."""
-
-    @classmethod
-    def of(cls, before: Float[Tensor, "tokens 4"], after: Float[Tensor, "tokens 4"]) -> "SqueezeSums":
-        """Sums over some tokens, from their `mass_of_parts` before and after an update."""
-        finite = (before.isfinite() & after.isfinite()).all(1)
-        before, after = before[finite], after[finite]
-        change = after - before
-        fell = change[:, 0] < 0
-        change, before = change[fell], before[fell]
-        rest = before[:, 1:].sum(1)
-        in_proportion = torch.where(rest > 0, -change[:, 0] * before[:, 1] / rest, 0.0)
-        return cls(
-            num_fell=float(fell.sum()),
-            num_rose=float((~fell).sum()),
-            num_nonfinite=float((~finite).sum()),
-            lost=float(-change[:, 0].sum()),
-            leader=float(change[:, 1].sum()),
-            anchors=float(change[:, 2].sum()),
-            tail=float(change[:, 3].sum()),
-            proportional=float(in_proportion.sum()),
-            num_tail_fell=float((change[:, 3] < 0).sum()),
-        )
-
-    @classmethod
-    def total(cls, parts: Sequence["SqueezeSums"]) -> "SqueezeSums":
-        """Sums over the tokens of all parts."""
-        columns = zip(*(astuple(part) for part in parts), strict=True)
-        return cls(**dict(zip(cls.__slots__, map(math.fsum, columns), strict=True)))
+    Returns:
+        `num_fell`, tokens with Δ_y < 0; `num_rose`, with Δ_y ≥ 0; `num_nonfinite`, left out because a probability was
+        not finite. Over the tokens that fell: `lost`, Σ(−Δ_y); `leader`, `anchors` (without the leader) and `tail`,
+        Σ Δ of each part; `proportional`, Σ (−Δ_y)·π_leader/(1 − π_y), the leader's gain if the mass were divided in
+        proportion; `num_tail_fell`, tokens with Δ_tail < 0.
+    """
+    finite = (before.isfinite() & after.isfinite()).all(1)
+    before, after = before[finite], after[finite]
+    fell = (after - before)[:, 0] < 0
+    change, before = (after - before)[fell], before[fell]
+    rest = before[:, 1:].sum(1)
+    in_proportion = torch.where(rest > 0, -change[:, 0] * before[:, 1] / rest, 0.0)
+    sampled, leader, anchors, tail = change.sum(0).tolist()
+    return {
+        "num_fell": float(fell.sum()),
+        "num_rose": float((~fell).sum()),
+        "num_nonfinite": float((~finite).sum()),
+        "lost": -sampled,
+        "leader": leader,
+        "anchors": anchors,
+        "tail": tail,
+        "proportional": float(in_proportion.sum()),
+        "num_tail_fell": float((change[:, 3] < 0).sum()),
+    }
 
 
-def squeeze_shares(sums: SqueezeSums) -> dict[str, float]:
+def total(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The `squeeze_sums` of all ranks together."""
+    return {name: math.fsum(part[name] for part in parts) for name in parts[0]}
+
+
+def squeeze_shares(sums: Mapping[str, float]) -> dict[str, float]:
     """The share of the lost probability that each part took, over tokens whose own probability fell.
 
         share_c = Σ_t Δ_c / Σ_t (−Δ_y)                        c ∈ {leader, anchors, tail}; signed, they sum to 1
@@ -101,15 +84,14 @@ def squeeze_shares(sums: SqueezeSums) -> dict[str, float]:
         0.1 is lost; the leader takes 0.09, while its proportional share is 0.1·0.6/0.8 = 0.075.
 
         >>> before, after = torch.tensor([[0.2, 0.6, 0.1, 0.1]]), torch.tensor([[0.1, 0.69, 0.1, 0.11]])
-        >>> {name: round(value, 6) for name, value in squeeze_shares(SqueezeSums.of(before, after)).items()}
+        >>> {name: round(value, 6) for name, value in squeeze_shares(squeeze_sums(before, after)).items()}
         {'share_leader': 0.9, 'share_anchors': 0.0, 'share_tail': 0.1, 'index': 0.15, 'tail_loses': 0.0}
     """
-    if sums.num_fell == 0:
+    if sums["num_fell"] == 0:
         return dict.fromkeys(("share_leader", "share_anchors", "share_tail", "index", "tail_loses"), math.nan)
+    lost = sums["lost"]
     return {
-        "share_leader": sums.leader / sums.lost,
-        "share_anchors": sums.anchors / sums.lost,
-        "share_tail": sums.tail / sums.lost,
-        "index": (sums.leader - sums.proportional) / sums.lost,
-        "tail_loses": sums.num_tail_fell / sums.num_fell,
+        **{f"share_{part}": sums[part] / lost for part in ("leader", "anchors", "tail")},
+        "index": (sums["leader"] - sums["proportional"]) / lost,
+        "tail_loses": sums["num_tail_fell"] / sums["num_fell"],
     }

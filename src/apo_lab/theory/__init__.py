@@ -1,8 +1,8 @@
 """Executable theory: the paper's propositions, checked on tabular policies in float64 through the losses that train.
 
 `problems` are bandits and trees. `forces` gives the gradient of one token by a loss, `expectations` that of a group,
-exactly. `statements` lists every claim with a finding and its measurement. `apo theory` prints and draws them all;
-`docs/theory.md` is the same list as a page.
+exactly. `statements` lists every claim, whether it is true, and its measurement. `apo theory` prints and draws them
+all; `docs/theory.md` is the same list as a page.
 
 All steps are plain gradient steps. Under Adam on tabular logits Δz hardly depends on the size of the gradient until
 that nears Adam's ε of 1e-8, so "vanishing" would be a statement about coordinates that a network does not have: five

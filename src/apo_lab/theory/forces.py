@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, PolicyLoss
-from apo_lightning.types import Anchor, LossInputs
+from apo_lightning.types import Anchor, LossInputs, detached
 
 
 def loss_inputs(
@@ -22,7 +22,8 @@ def loss_inputs(
 ) -> LossInputs:
     """The inputs that the trainer would give the loss for tokens whose whole distribution is known.
 
-    The gradient flows to `logits`. Without `old_logits` the policy itself sampled, so that r = 1.
+    The gradient flows to `logits`. Without `old_logits` the policy itself sampled, so that r = 1. Each token is a
+    completion of its own.
 
     Raises:
         ConfigError: the loss needs more anchors than the vocabulary has tokens.
@@ -37,7 +38,7 @@ def loss_inputs(
     if needs.anchor_size:
         ids = ref.argsort(dim=1, descending=True, stable=True)[:, : needs.anchor_size]
         anchor = Anchor(token_ids=ids, ref_logprobs=log_ref.gather(1, ids), logprobs=log_policy.gather(1, ids))
-    return LossInputs(
+    inputs = LossInputs(
         token_ids=token_ids,
         sequence_ids=torch.arange(len(token_ids)),
         logprobs=log_policy.gather(1, sampled)[:, 0],
@@ -47,10 +48,11 @@ def loss_inputs(
         ref_logprobs=log_ref.gather(1, sampled)[:, 0] if needs.ref_logprobs else None,
         anchor=anchor,
         entropy=-(log_policy.exp() * log_policy).sum(1) if needs.entropy else None,
-        marks=torch.zeros_like(advantages) if needs.marks else None,
-        sequence_values=torch.zeros_like(advantages) if needs.sequence_values else None,
         full_kl=(log_policy.exp() * (log_policy - log_ref)).sum(1) if needs.full_kl else None,
+        columns=dict.fromkeys(needs.columns, torch.zeros_like(advantages)),
     )
+    own = loss.completion_columns(detached(inputs)) if needs.completions else {}
+    return replace(inputs, columns={**inputs.columns, **own})
 
 
 def token_forces(

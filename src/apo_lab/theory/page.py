@@ -22,7 +22,7 @@ def summary(statement: Statement, readings: Sequence[Reading]) -> str:
     """One statement in a line: how many of its readings hold; each that does not has a line of its own."""
     broken = [reading for reading in readings if not reading.holds]
     held = f"{len(readings) - len(broken)}/{len(readings)}"
-    lines = [f"{statement.key:4}{statement.title:33}{statement.finding:13}{held:>5} readings hold"]
+    lines = [f"{statement.key:4}{statement.title:33}{statement.truth:13}{held:>5} readings hold"]
     lines += [f"    {r.what}: {number(r.measured)}, not {r.relation} {number(r.predicted)}" for r in broken]
     return "\n".join(lines)
 
@@ -31,7 +31,7 @@ def section(statement: Statement, readings: Sequence[Reading]) -> str:
     """One statement as Markdown."""
     rows = [(r.what.replace("|", "\\|"), number(r.measured), f"{r.relation} {number(r.predicted)}") for r in readings]
     lines = [
-        f"### {statement.key}. {statement.title}: {statement.finding}",
+        f"### {statement.key}. {statement.title}: {statement.truth}",
         "",
         f"*{statement.claim}* ({statement.where})",
         "",

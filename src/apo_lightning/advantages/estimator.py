@@ -55,7 +55,7 @@ class Wrapper:
 
     @property
     def parts(self) -> Sequence[object]:
-        """The inner estimator, and in subclasses what changes it: the wrapper says of itself what these say."""
+        """The inner estimator, and in subclasses what changes it: whatever one of them declares, the wrapper does."""
         return [getattr(self, field.name) for field in fields(self)]
 
     @property
@@ -65,8 +65,8 @@ class Wrapper:
 
     @property
     def spares_errors(self) -> bool:
-        """As the inner estimator does."""
-        return getattr(self.parts[0], "spares_errors", False)
+        """Whether the inner estimator gives no wrong completion A < 0."""
+        return getattr(self.estimator, "spares_errors", False)
 
     @property
     def punishes_correct(self) -> bool:
@@ -102,7 +102,7 @@ def keep_all(values: Float[Tensor, "prompts group"]) -> Advantages:
 def at_least_two(group_size: int, what: str) -> None:
     """Raise `ConfigError` for a group of one."""
     if group_size < 2:
-        raise ConfigError(f"group_size is {group_size}: {what} needs at least 2 completions a prompt")
+        raise ConfigError(f"group_size is {group_size}: {what} needs at least 2 completions per prompt")
 
 
 def require_binary(rewards: Float[Tensor, "prompts group"], what: str) -> None:

@@ -1,7 +1,8 @@
 """Estimators that change what another estimator sees or gives: rewards, advantages, and which completions are kept."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -12,14 +13,10 @@ from apo_lightning.advantages.gae import gae_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages, mixed
 
-
-@runtime_checkable
-class Shaping(Protocol):
-    """Rewards → other rewards; verdicts stay. It may have an estimator's `needs`, `check` and `punishes_correct`."""
-
-    def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
-        """The rewards from which advantages are taken."""
-        ...
+Shaping: TypeAlias = Callable[[AdvantageInputs], Tensor]
+"""Rewards → other rewards [P, G]; verdicts stay. It may have an estimator's `needs`, `check`, `punishes_correct`."""
+Adjustment: TypeAlias = Callable[[AdvantageInputs, Tensor], Tensor]
+"""Advantages [P, G] → other advantages. It may have an estimator's `needs`, `check`, `punishes_correct`."""
 
 
 @dataclass(frozen=True)
@@ -116,17 +113,6 @@ class Truncated(Wrapper):
         return replace(given, keep=given.keep & ~inputs.truncated)
 
 
-@runtime_checkable
-class Adjustment(Protocol):
-    """Advantages → other advantages. It may have an estimator's `needs`, `check` and `punishes_correct`."""
-
-    def __call__(
-        self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]
-    ) -> Float[Tensor, "prompts group"]:
-        """The advantages that enter the loss."""
-        ...
-
-
 @dataclass(frozen=True)
 class Adjusted(Wrapper):
     """An estimator with adjusted advantages; what it drops stays dropped.
@@ -170,8 +156,8 @@ class Informative(Wrapper):
 def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
     """Advantages in groups from which some completions are left out.
 
-    Those have A = 0, and so has a group of which fewer than two remain, or too few for the estimator, which is called
-    with what remains of each group. `left_out` is [P, G].
+    The estimator is called with the rest of each group. Completions that are left out have A = 0, and so have all of a
+    group whose rest is a single completion, or too small for the estimator. `left_out` is [P, G].
     """
     if not left_out.any():
         return estimator(inputs)
@@ -185,6 +171,14 @@ def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Te
     return result
 
 
+def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
+    try:
+        check_group_size(estimator, group_size)
+    except ConfigError:
+        return False
+    return True
+
+
 def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Advantages:
     """The advantages of a step; completions that no reward applies to are left out of their groups.
 
@@ -196,11 +190,3 @@ def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Adv
         return without(estimator, inputs, inputs.unscored)
     given = estimator(inputs)
     return replace(given, keep=given.keep & ~inputs.unscored)
-
-
-def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
-    try:
-        check_group_size(estimator, group_size)
-    except ConfigError:
-        return False
-    return True

@@ -1,9 +1,8 @@
 """Saving, stopping and resuming a run; start reading at `checkpointer.py`."""
 
-from apo_lightning.checkpoints.checkpointer import Checkpointer
+from apo_lightning.checkpoints.checkpointer import Checkpointer, CheckpointSettings
+from apo_lightning.checkpoints.folder import load_snapshot, snapshots_of
 from apo_lightning.checkpoints.resume import find_checkpoint
-from apo_lightning.checkpoints.settings import CheckpointSettings
-from apo_lightning.checkpoints.snapshots import load_snapshot, snapshots_of
 from apo_lightning.checkpoints.stop import GenerationStopped, StopRequest
 
 __all__ = [

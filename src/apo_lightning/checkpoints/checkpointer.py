@@ -1,23 +1,26 @@
 """Saves a run where it can be resumed, and restores it from there."""
 
-import functools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
 from apo_lightning.checkpoints.folder import (
+    SNAPSHOTS,
+    TENSORS,
     Checkpoint,
     Header,
     Position,
+    checksums,
     damaged_file,
     partial_folder,
     prune,
     publish,
     require_seen_by_all,
-    set_aside,
 )
 from apo_lightning.checkpoints.run_state import (
     RunState,
@@ -28,18 +31,14 @@ from apo_lightning.checkpoints.run_state import (
     restore_shared_state,
     shared_state,
 )
-from apo_lightning.checkpoints.settings import CheckpointSettings
 from apo_lightning.checkpoints.small_files import (
     SHARED,
-    TENSORS,
-    Written,
     load_plain,
     rank_file,
     rollouts_from_plain,
     rollouts_to_plain,
     save_plain,
 )
-from apo_lightning.checkpoints.snapshots import SNAPSHOTS
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import are_finite, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.common.console import say
@@ -49,6 +48,36 @@ from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brie
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.process_guard import random_states, restore_random_states
 from apo_lightning.types import Rollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """When to save, and what to keep: the `checkpoint:` node of `configs/train.yaml`.
+
+    Attributes:
+        save_every: rollouts between two checkpoints; None: only a stop signal saves.
+        keep: number of newest checkpoints to keep. With 1 there is no other one if it turns out to be damaged.
+        best: a held-out metric, `val/<name>/pass@<k>`: also keep the checkpoint where it is highest; None: do not.
+        snapshot_every: rollouts between two snapshots, which hold only the trained weights and are all kept; None: no
+            snapshots.
+    """
+
+    save_every: int | None
+    keep: int
+    best: str | None
+    snapshot_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "snapshot_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"checkpoint.{name} is {value}: give 1 or more{', or null' * (name != 'keep')}")
+
+    def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
+        """Raise `ConfigError` if `best` is not a metric that the run will log."""
+        known = [f"val/{name}/pass@{k}" for name in validation_names for k in sorted({1, validation_samples})]
+        if self.best is not None and self.best not in known:
+            raise ConfigError(f"checkpoint.best is {self.best}: choose one of {', '.join(known) or 'nothing'}")
 
 
 class Checkpointer:
@@ -96,11 +125,9 @@ class Checkpointer:
         names = sorted(self._resumed.header.files)[ranks.rank :: ranks.world_size]
         damaged = [name for name in from_all_ranks(damaged_file(self._resumed, names)) if name is not None]
         if damaged:
-            folder = self._resumed.folder
-            new_name = set_aside(folder).name if ranks.rank == 0 else ""
             raise ConfigError(
-                f"checkpoint {folder} is damaged: {damaged[0]} has changed since it was written. It was renamed to "
-                f"{new_name}: resume again to continue from the previous checkpoint"
+                f"checkpoint {self._resumed.folder} is damaged: {damaged[0]} has changed since it was written; delete "
+                "the folder and resume again to continue from the checkpoint before it"
             )
         load_tensors(policy_tensors(policy), self._resumed.folder / TENSORS)
         shared = load_plain(self._resumed.folder / SHARED)
@@ -180,17 +207,17 @@ class Checkpointer:
         return Preempted(f"stopped by {name} in step {run.step + 1}; kept: {newest}")
 
     def _save(self, run: RunState, position: Position, rollouts: Rollouts | None) -> None:
-        def small_files(folder: Path, written: Written) -> None:
+        def small_files(folder: Path) -> None:
             if run.ranks.rank == 0:
-                save_plain(shared_state(run), folder / SHARED, written)
+                save_plain(shared_state(run), folder / SHARED)
             own = {"random": random_states(), "rollouts": None if rollouts is None else rollouts_to_plain(rollouts)}
-            save_plain(own, folder / rank_file(run.ranks.rank), written)
+            save_plain(own, folder / rank_file(run.ranks.rank))
 
-        def large_files(folder: Path, written: Written) -> None:
+        def large_files(folder: Path) -> None:
             tensors = policy_tensors(run.policy) | run.own_tensors | optimizer_tensors(run)
-            save_tensors(tensors, folder / TENSORS, written)
+            save_tensors(tensors, folder / TENSORS)
 
-        if self._write(run, self.root, position, self._score(run), small_files, large_files):
+        if self._write(run, self.root, position, small_files, large_files):
             self._saved = position
 
     def _snapshot(self, run: RunState, position: Position) -> None:
@@ -198,21 +225,10 @@ class Checkpointer:
         root = self.root / SNAPSHOTS
         if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
             return
+        self._write(run, root, position, lambda folder: save_tensors(policy_tensors(run.policy), folder / TENSORS))
 
-        def weights(folder: Path, written: Written) -> None:
-            save_tensors(policy_tensors(run.policy), folder / TENSORS, written)
-
-        self._write(run, root, position, None, weights)
-
-    def _write(
-        self,
-        run: RunState,
-        root: Path,
-        position: Position,
-        score: float | None,
-        *parts: Callable[[Path, Written], None],
-    ) -> bool:
-        """Write a checkpoint or snapshot part by part and publish it; returns whether that succeeded.
+    def _write(self, run: RunState, root: Path, position: Position, *parts: Callable[[Path], None]) -> bool:
+        """Write a checkpoint or snapshot part by part and publish it; returns whether that succeeded on all ranks.
 
         Raises:
             NonfiniteError: a weight is not finite on any rank.
@@ -222,34 +238,38 @@ class Checkpointer:
             raise NonfiniteError(
                 f"step {position.step}: a weight of the policy is NaN or inf, so no checkpoint is saved; {newest}"
             )
-        partial, is_first = partial_folder(root, position), run.ranks.rank == 0
-        written = Written(partial)
+        folder, rank = partial_folder(root, position), run.ranks.rank
+        files: dict[str, tuple[int, int]] = {}
 
         def make_empty() -> None:
-            if is_first:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
+            if rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+
+        def sum_up() -> None:
+            files.update(checksums(folder, rank, run.ranks.world_size))
 
         def publish_and_prune() -> None:
-            if is_first:
-                publish(partial, header)
+            if rank == 0:
+                publish(folder, header)
                 if root == self.root:
                     prune(root, self.settings.keep)
 
-        actions = (make_empty, *(functools.partial(part, partial, written) for part in parts))
-        if not all(self._on_all_ranks(run, partial, position, action) for action in actions):
-            return False
+        for action in (make_empty, *(partial(part, folder) for part in parts), sum_up):
+            if not self._on_all_ranks(run, folder, position, action):
+                return False
         header = Header(
-            position=position,
+            step=position.step,
+            is_sampled=position.is_sampled,
             world_size=run.ranks.world_size,
             validated_step=run.validated_step,
-            score=score,
+            score=self._score(run) if root == self.root else None,
             config=self.config,
-            files={name: entry for files in from_all_ranks(written.files) for name, entry in files.items()},
+            files={name: entry for share in from_all_ranks(files) for name, entry in share.items()},
         )
-        return self._on_all_ranks(run, partial, position, publish_and_prune)
+        return self._on_all_ranks(run, folder, position, publish_and_prune)
 
-    def _on_all_ranks(self, run: RunState, partial: Path, position: Position, action: Callable[[], Any]) -> bool:
+    def _on_all_ranks(self, run: RunState, folder: Path, position: Position, action: Callable[[], Any]) -> bool:
         """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
         failure = None
         try:
@@ -260,15 +280,15 @@ class Checkpointer:
                 cause = next(iter(error.failures.values()))[0]  # torch wraps the errors of all ranks
             failure = in_brief(cause), isinstance(cause, FileNotFoundError)
         failures = [failure for failure in from_all_ranks(failure) if failure is not None]
-        what = f"{'checkpoint' if partial.parent == self.root else 'snapshot'} {position.name}"
+        what = f"{'checkpoint' if folder.parent == self.root else 'snapshot'} {position.name}"
         for reason, is_folder_missing in failures:
             if is_folder_missing:
                 raise ConfigError(
-                    f"{what} could not be written ({reason}): {partial.parent} was removed, or some ranks do not see "
+                    f"{what} could not be written ({reason}): {folder.parent} was removed, or some ranks do not see "
                     "it; restore the folder and continue with resume=auto"
                 )
         if failures and run.ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             newest = self._saved.name if self._saved is not None else "none"
             say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
         return not failures

@@ -10,13 +10,19 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.files import publish_folder, to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
 FORMAT = 4
 MANIFEST = "checkpoint.json"
-DAMAGED = ".damaged"
+TENSORS = "tensors"
+"""The folder of the large tensors."""
+SNAPSHOTS = "snapshots"
+"""The folder of the snapshots, in a run's `checkpoints/`."""
 CHUNK_BYTES = 1 << 24
 
 
@@ -44,7 +50,8 @@ class Position:
 class Header:
     """The content of `checkpoint.json`: enough to choose or refuse a checkpoint without reading tensors."""
 
-    position: Position
+    step: int
+    is_sampled: bool
     world_size: int
     """Number of ranks that wrote it."""
     validated_step: int | None
@@ -54,12 +61,20 @@ class Header:
     config: Mapping[str, Any]
     """The config of the run that wrote it."""
     files: Mapping[str, Sequence[int]]
-    """Name → (size [bytes], CRC-32 of the bytes that were to be written)."""
+    """Name → (size [bytes], CRC-32)."""
+
+    @property
+    def position(self) -> Position:
+        """The progress of the run."""
+        return Position(step=self.step, is_sampled=self.is_sampled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint with all of its files."""
+    """A checkpoint or a snapshot with all of its files.
+
+    A snapshot holds only the trained weights, to study how the policy changed. None is ever deleted.
+    """
 
     folder: Path
     header: Header
@@ -86,44 +101,32 @@ def require_seen_by_all(root: Path, rank: int) -> None:
         )
 
 
+# ------------------------------------------------------------------ writing
+
+
 def partial_folder(root: Path, position: Position) -> Path:
     """The folder in which a checkpoint is written before it is complete."""
     return root / f".{position.name}.partial"
 
 
-def crc32(path: Path) -> int:
-    """The CRC-32 of a whole file."""
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            value = zlib.crc32(chunk, value)
-    return value
+def checksums(partial: Path, rank: int, world_size: int) -> dict[str, tuple[int, int]]:
+    """Name → (size, CRC-32) of this rank's share of the files, which are on disk on return."""
+    names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
+    found = {}
+    for name in names[rank::world_size]:
+        flush(partial / name)
+        found[name] = (partial / name).stat().st_size, crc32(partial / name)
+    return found
 
 
 def publish(partial: Path, header: Header) -> None:
-    """Write the header and give the complete folder its final name; both are flushed to disk on return."""
-    write_header(partial, header)
+    """Write the manifest and give the complete folder its final name; all is flushed to disk on return."""
+    content = {"format": FORMAT, **asdict(header)}
+    (partial / MANIFEST).write_bytes(to_json(content, indent=2) + b"\n")
+    for path in (partial / MANIFEST, partial / TENSORS, partial):
+        flush(path)
     publish_folder(partial, partial.with_name(header.position.name))
     flush(partial.parent)
-
-
-_HEADER_KEYS = [field.name for field in fields(Header) if field.name != "position"]
-
-
-def write_header(partial: Path, header: Header) -> None:
-    """Write the last file of a checkpoint; it and the folder are flushed to disk on return.
-
-    Raises:
-        RuntimeError: a file has no checksum, so that damage would go unnoticed.
-    """
-    for path in sorted(partial.rglob("*")):
-        if path.is_file() and (name := str(path.relative_to(partial))) not in header.files:
-            raise RuntimeError(f"{name} has no checksum")
-    content = {"format": FORMAT, **asdict(header.position), **{key: getattr(header, key) for key in _HEADER_KEYS}}
-    path = partial / MANIFEST
-    path.write_bytes(to_json(content, indent=2) + b"\n")
-    for written in (path, partial):
-        flush(written)
 
 
 def flush(path: Path) -> None:
@@ -133,6 +136,43 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints and the best one, and the remains of unfinished saves."""
+    checkpoints, _ = complete_checkpoints(root)
+    best = best_of(checkpoints)
+    for checkpoint in checkpoints[:-keep]:
+        if best is None or checkpoint.folder != best.folder:
+            # Renamed first: a half-deleted folder would look like a damaged checkpoint.
+            shutil.rmtree(checkpoint.folder.rename(partial_folder(root, checkpoint.header.position)))
+    for leftover in root.glob(".step_*.partial"):
+        shutil.rmtree(leftover)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def complete_checkpoints(root: Path) -> tuple[list[Checkpoint], list[str]]:
+    """All checkpoints in a run's `checkpoints/`, oldest first, and one line for each unusable one."""
+    complete, refused = [], []
+    for folder in (path for path in sorted(root.glob("step_*")) if path.is_dir()):
+        try:
+            complete.append(Checkpoint(folder=folder, header=read_header(folder)))
+        except ConfigError as error:
+            refused.append(str(error))
+    return sorted(complete, key=lambda checkpoint: checkpoint.header.position), refused
+
+
+def snapshots_of(run_folder: Path) -> tuple[list[Checkpoint], list[str]]:
+    """The snapshots of a run, by step, and one line for each unusable one. The initial model has none."""
+    return complete_checkpoints(run_folder / "checkpoints" / SNAPSHOTS)
+
+
+def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The checkpoint with the highest score, the newest of equals; None if no checkpoint has a score."""
+    scored = [checkpoint for checkpoint in checkpoints if checkpoint.header.score is not None]
+    return max(scored, key=lambda c: (c.header.score or 0.0, c.header.position), default=None)
 
 
 def read_header(folder: Path) -> Header:
@@ -146,71 +186,49 @@ def read_header(folder: Path) -> Header:
         raise ConfigError(f"{folder} is no checkpoint: it has no {MANIFEST}")
     try:
         content = json.loads(path.read_bytes())
-        if content["format"] != FORMAT:
-            raise ConfigError(f"checkpoint {folder} has format {content['format']}, but this version reads {FORMAT}")
-        if not isinstance(content["step"], int):
-            raise TypeError(f"step is {content['step']!r:.60}")
-        header = Header(
-            position=Position(step=content["step"], is_sampled=content["is_sampled"]),
-            **{key: content[key] for key in _HEADER_KEYS},
-        )
+        found = content["format"]
+        header = Header(**{field.name: content[field.name] for field in fields(Header)}) if found == FORMAT else None
+        if header is not None and not isinstance(header.step, int):
+            raise TypeError(f"step is {header.step!r:.60}")
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"checkpoint {folder}: {MANIFEST} is damaged ({error})") from error
+    if header is None:
+        raise ConfigError(f"checkpoint {folder} has format {found}, but this version reads {FORMAT}")
     for name, (size, _) in header.files.items():
         file = folder / name
         if not file.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"checkpoint {folder}: {name!r:.200} leads out of it; use another checkpoint")
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} of {size} bytes"
+        num_bytes = file.stat().st_size if file.is_file() else None
+        if num_bytes != size:
+            state = "is missing" if num_bytes is None else f"has {num_bytes} of {size} bytes"
             raise ConfigError(f"checkpoint {folder} is incomplete: {name} {state}")
     return header
 
 
+def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:
+    """Read a snapshot of a policy into its weights (`run_state.policy_tensors`), in place; collective.
+
+    Raises:
+        ConfigError: the content of a file has changed since it was written.
+    """
+    if (damaged := damaged_file(found, sorted(found.header.files))) is not None:
+        raise ConfigError(
+            f"snapshot {found.folder} is damaged: {damaged} has changed since it was written; move it out of "
+            f"{SNAPSHOTS}/ to evaluate the others"
+        )
+    load_tensors(weights, found.folder / TENSORS)
+
+
 def damaged_file(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
     """The first of these files whose content has changed since it was written; None if all are intact."""
-    for name in names:
-        if crc32(checkpoint.folder / name) != checkpoint.header.files[name][1]:
-            return name
-    return None
+    sums = checkpoint.header.files
+    return next((name for name in names if crc32(checkpoint.folder / name) != sums[name][1]), None)
 
 
-def set_aside(folder: Path) -> Path:
-    """Rename a damaged checkpoint so that the next search ignores it; nothing is deleted."""
-    aside = folder.with_name(folder.name + DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
-    return folder.rename(aside)
-
-
-def complete_checkpoints(root: Path) -> tuple[list[Checkpoint], list[str]]:
-    """All checkpoints in a run's `checkpoints/`, oldest first, and one line for each unusable one."""
-    complete, refused = [], []
-    for folder in sorted(root.glob("step_*")) if root.is_dir() else []:
-        if not folder.is_dir() or folder.name.endswith((DAMAGED, ".superseded")):
-            continue
-        try:
-            complete.append(Checkpoint(folder=folder, header=read_header(folder)))
-        except ConfigError as error:
-            refused.append(str(error))
-    return sorted(complete, key=lambda checkpoint: checkpoint.header.position), refused
-
-
-def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint with the highest score, the newest of equals; None if no checkpoint has a score."""
-    scored = [checkpoint for checkpoint in checkpoints if checkpoint.header.score is not None]
-    return max(scored, key=lambda c: (c.header.score or 0.0, c.header.position), default=None)
-
-
-def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the best one, and the remains of unfinished saves."""
-    checkpoints, _ = complete_checkpoints(root)
-    best = best_of(checkpoints)
-    for checkpoint in checkpoints[:-keep]:
-        if best is None or checkpoint.folder != best.folder:
-            # Renamed first: a half-deleted folder would look like a damaged checkpoint.
-            doomed = checkpoint.folder.rename(checkpoint.folder.with_name(f".{checkpoint.folder.name}.partial"))
-            shutil.rmtree(doomed)
-    for leftover in root.glob(".step_*.partial"):
-        shutil.rmtree(leftover)
+def crc32(path: Path) -> int:
+    """The CRC-32 of a whole file."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value

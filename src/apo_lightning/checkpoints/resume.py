@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from apo_lightning.checkpoints.folder import MANIFEST, Checkpoint, complete_checkpoints, read_header
-from apo_lightning.checkpoints.snapshots import snapshots_of
+from apo_lightning.checkpoints.folder import MANIFEST, Checkpoint, complete_checkpoints, read_header, snapshots_of
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
@@ -77,7 +76,7 @@ def _checked(checkpoint: Checkpoint, config: Mapping[str, Any], world_size: int)
 
 
 def _other_layout(checkpoint: Checkpoint, world_size: int) -> str | None:
-    if not checkpoint.header.position.is_sampled or checkpoint.header.world_size == world_size:
+    if not checkpoint.header.is_sampled or checkpoint.header.world_size == world_size:
         return None
     return (
         f"checkpoint {checkpoint.folder} holds sampled rollouts of {checkpoint.header.world_size} processes, so it can "

@@ -115,11 +115,12 @@ def shared_state(run: RunState) -> dict[str, Any]:
 
 
 def restore_shared_state(run: RunState, state: Mapping[str, Any]) -> None:
-    """Restore what `shared_state` gave, except for the callbacks."""
+    """Restore what `shared_state` gave, except for the callbacks; a part that the saved run did not have stays new."""
     assert run.schedule is not None
     run.nonfinite.num_in_a_row = state["num_nonfinite_in_a_row"]
     for part in run.parts:
-        part.load_state_dict(state["parts"].get(part.name, {}))
+        if part.name in state["parts"]:
+            part.load_state_dict(state["parts"][part.name])
     run.schedule.load_state_dict(state["schedule"])
     for part, (parameters, optimizer) in run.optimizers.items():
         for group, saved in zip(optimizer.param_groups, state[f"{part}_groups"], strict=True):

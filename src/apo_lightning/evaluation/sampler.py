@@ -95,9 +95,9 @@ class Sampler:
         texts = [completion_text(tokenizer, ids, self.policy.stop_token_ids) for ids in token_ids]
         verdicts = score_samples(reward, samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState()))
         check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {benchmark}")
-        means = [dict.fromkeys((*POLICY_MEANS, *SUPPORT_MEANS)) for _ in planned]
+        means: list[dict[str, float]] = [{} for _ in planned]
         if planned and (self.token_statistics or self.reference is not None):
-            found = completion_means(
+            means = completion_means(
                 self.policy,
                 prompts,
                 token_ids,
@@ -106,11 +106,7 @@ class Sampler:
                 reference=self.reference,
                 anchor_size=self.anchor_size,
             )
-            left_out = () if self.token_statistics else POLICY_MEANS
-            means = [
-                unknown | {name: value for name, value in known.items() if name not in left_out}
-                for unknown, known in zip(means, found, strict=True)
-            ]
+        left_out = () if self.token_statistics else POLICY_MEANS
         return [
             Sample(
                 prompt_id=sample.prompt.id,
@@ -123,7 +119,7 @@ class Sampler:
                 num_tokens=len(completion.token_ids),
                 logprob=sum(completion.logprobs),
                 text=text,
-                **of_tokens,
+                **{name: None if name in left_out else of_tokens.get(name) for name in POLICY_MEANS + SUPPORT_MEANS},
             )
             for sample, completion, text, verdict, of_tokens in zip(
                 planned, completions, texts, verdicts, means, strict=True

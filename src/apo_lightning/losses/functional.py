@@ -1,4 +1,4 @@
-"""The mathematics of the losses: tensors in, tensors out, one row a token.
+"""The mathematics of the losses: tensors in, tensors out, one row per token.
 
 Log-probs are in nats, of full-vocabulary softmaxes. *Objectives* are maximised; a loss is minus an objective.
 """

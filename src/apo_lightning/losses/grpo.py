@@ -1,4 +1,4 @@
-"""Group Relative Policy Optimization. Its advantage, one number a completion, comes from `advantages/`."""
+"""Group Relative Policy Optimization. Its advantage, one number per completion, comes from `advantages/`."""
 
 from dataclasses import dataclass, replace
 

@@ -20,52 +20,11 @@ BOUNDS: dict[str, tuple[Number, ...]] = {
     "sequence_gate": (0.5, 2.0),
 }
 """By mode, its published bounds: C, or lo and hi."""
-SEQUENCE_MODES = frozenset(mode for mode in BOUNDS if mode.startswith("sequence"))
-"""Modes whose weights depend on the whole completion."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """The correction of a loss by `importance_weights`, which leaves all denominators as they are.
-
-    Attributes:
-        mode: one of `BOUNDS`.
-        bounds: C, or [lo, hi]; None: those of `BOUNDS`.
-
-    Raises:
-        ConfigError: the mode is unknown, or the bounds are not of this mode.
-    """
-
-    mode: Any
-    bounds: Any = None
-
-    NAMES: ClassVar[tuple[str, str]] = ("importance_weight", "importance_outside_fraction")
-    """Of the weight, and of 1 where the bounds act and 0 elsewhere; metrics have the same names."""
-
-    def __post_init__(self) -> None:
-        checked_bounds(self.mode, self.bounds)
-
-    @property
-    def reads_completions(self) -> bool:
-        """Whether a weight depends on the whole completion."""
-        return self.mode in SEQUENCE_MODES
-
-    def columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
-        """Both `NAMES` for each token."""
-        assert inputs.rollout_logprobs is not None
-        given = inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence_ids
-        weights, is_outside = importance_weights(*given, self.mode, self.bounds)
-        return dict(zip(self.NAMES, (weights, is_outside.float()), strict=True))
-
-
-def importance_weights(
-    old_logprobs: Float[Tensor, "tokens"],
-    rollout_logprobs: Float[Tensor, "tokens"],
-    sequence_ids: Int[Tensor, "tokens"],
-    mode: str,
-    bounds: Number | Sequence[Number] | None = None,
-) -> tuple[Float[Tensor, "tokens"], Bool[Tensor, "tokens"]]:
-    """The constant weights of the tokens' objectives, and where the bounds truncate them or make them 0.
+    """Constant weights of the tokens' objectives, which leave all denominators as they are.
 
         ρ_t = exp(clamp(log π_old − log π_rollout, −20, 20)),   u = Π_t ρ_t over the completion,   ḡ = u^(1/length)
 
@@ -83,42 +42,84 @@ def importance_weights(
 
     Departure: log u is clamped to ±20 as well, so that no product overflows.
 
-    Args:
-        old_logprobs: log π_old(y) [nats] of the trainer.
-        rollout_logprobs: log π_rollout(y) [nats] of the engine.
-        sequence_ids: which completion a token belongs to, ascending; the modes of completions need whole ones.
+    Attributes:
         mode: one of `BOUNDS`.
-        bounds: C, or [lo, hi]; None: those of `BOUNDS`. See `checked_bounds`.
+        bounds: C, or [lo, hi]; None: those of `BOUNDS`.
+
+    Raises:
+        ConfigError: the mode is unknown, or the bounds are not of this mode.
 
     Example:
         >>> import torch
         >>> old, rollout = torch.tensor([0.1, 0.9, 0.1]).log(), torch.tensor([0.1, 0.1, 0.4]).log()
-        >>> importance_weights(old, rollout, torch.zeros(3).long(), "token_truncate")
+        >>> Importance("token_truncate").weights(old, rollout, torch.zeros(3).long())
         (tensor([1.0000, 2.0000, 0.2500]), tensor([False,  True, False]))
     """
-    low, high = checked_bounds(mode, bounds)
-    log_ratio = (old_logprobs - rollout_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    value = compared = log_ratio.exp()
-    if mode == "sequence_gate":
-        compared = sequence_means(log_ratio, sequence_ids).exp()
-    elif mode in SEQUENCE_MODES:
-        totals, _ = sequence_totals(log_ratio, sequence_ids)
-        value = compared = totals.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    is_outside = (compared < low) | (compared > high)
-    # A product, so that a weight that is NaN stays one.
-    weights = value.clamp(max=high) if mode.endswith("truncate") else value * ~is_outside
-    return weights.to(log_ratio.dtype), is_outside
 
+    mode: Any
+    bounds: Any = None
 
-def checked_bounds(mode: str | None, bounds: Any = None) -> tuple[Number, Number]:
-    """The lower and the upper bound of a mode, 0 where it has no lower one; `ConfigError` for what cannot be."""
-    if mode not in BOUNDS:
-        raise ConfigError(f"importance is {mode} (bounds {bounds}): choose one of {', '.join(BOUNDS)}, or both null")
-    default = BOUNDS[mode]
-    given = default if bounds is None else tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
-    if len(given) == len(default) and all(isinstance(bound, float | int) for bound in given):
-        low, high = (0.0, *given)[-2:]
-        if 0 <= low < high:
-            return low, high
-    wanted = f"a number above 0, such as {default[0]}" if len(default) == 1 else f"[lo, hi], such as {list(default)}"
-    raise ConfigError(f"importance_bounds is {bounds} with importance={mode}: give {wanted}, or null for the published")
+    NAMES: ClassVar[tuple[str, str]] = ("importance_weight", "importance_outside_fraction")
+    """Of the weight, and of 1 where the bounds act and 0 elsewhere; metrics have the same names."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in BOUNDS:
+            chosen = f"{self.mode} (bounds {self.bounds})"
+            raise ConfigError(f"importance is {chosen}: choose one of {', '.join(BOUNDS)}, or both null")
+        default, are_numbers = BOUNDS[self.mode], all(isinstance(bound, float | int) for bound in self._given)
+        if not are_numbers or len(self._given) != len(default) or not 0 <= self._limits[0] < self._limits[1]:
+            wanted = (
+                f"[lo, hi], such as {list(default)}" if len(default) == 2 else f"a number above 0, such as {default[0]}"
+            )
+            raise ConfigError(
+                f"importance_bounds is {self.bounds} with importance={self.mode}: give {wanted}, or null for the "
+                "published"
+            )
+
+    @property
+    def reads_completions(self) -> bool:
+        """Whether a weight depends on the whole completion."""
+        return self.mode.startswith("sequence")
+
+    def columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """Both `NAMES` for each token."""
+        assert inputs.rollout_logprobs is not None
+        weights, is_outside = self.weights(inputs.old_logprobs, inputs.rollout_logprobs, inputs.sequence_ids)
+        return dict(zip(self.NAMES, (weights, is_outside.float()), strict=True))
+
+    def weights(
+        self,
+        old_logprobs: Float[Tensor, "tokens"],
+        rollout_logprobs: Float[Tensor, "tokens"],
+        sequence_ids: Int[Tensor, "tokens"],
+    ) -> tuple[Float[Tensor, "tokens"], Bool[Tensor, "tokens"]]:
+        """The weights, and where the bounds truncate them or make them 0.
+
+        Args:
+            old_logprobs: log π_old(y) [nats] of the trainer.
+            rollout_logprobs: log π_rollout(y) [nats] of the engine.
+            sequence_ids: which completion a token belongs to, ascending; the modes of completions need whole ones.
+        """
+        low, high = self._limits
+        log_ratio = (old_logprobs - rollout_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        value = compared = log_ratio.exp()
+        if self.mode == "sequence_gate":
+            compared = sequence_means(log_ratio, sequence_ids).exp()
+        elif self.reads_completions:
+            totals, _ = sequence_totals(log_ratio, sequence_ids)
+            value = compared = totals.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        is_outside = (compared < low) | (compared > high)
+        # A product, so that a weight that is NaN stays one.
+        weights = value.clamp(max=high) if self.mode.endswith("truncate") else value * ~is_outside
+        return weights.to(log_ratio.dtype), is_outside
+
+    @property
+    def _given(self) -> tuple[Any, ...]:
+        bounds = BOUNDS[self.mode] if self.bounds is None else self.bounds
+        return tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
+
+    @property
+    def _limits(self) -> tuple[Number, Number]:
+        """The lower bound, 0 where the mode has none, and the upper one."""
+        low, high = (0.0, *self._given)[-2:]
+        return low, high

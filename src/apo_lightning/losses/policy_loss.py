@@ -73,7 +73,7 @@ class PolicyLoss(ABC):
 
         Args:
             aggregation: of token losses; see `losses.aggregation`.
-            minibatches_per_step: optimizer steps a rollout.
+            minibatches_per_step: optimizer steps per rollout.
             advantage: the estimator; it may say in `spares_errors` that no wrong completion gets A < 0, and in
                 `punishes_correct` that correct ones may.
         """

@@ -19,7 +19,7 @@ AGGREGATION = "sequence_mean_token_mean"
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRatio(PolicyLoss):
-    """A loss with one ratio and one advantage a completion."""
+    """A loss with one ratio and one advantage per completion."""
 
     @property
     def needs(self) -> Needs:
@@ -40,7 +40,7 @@ class SequenceRatio(PolicyLoss):
         """Refuse another aggregation, which would weigh completions by their length."""
         if aggregation != AGGREGATION:
             raise ConfigError(
-                f"aggregation is {aggregation}: {type(self).__name__} has one ratio a completion; leave out "
+                f"aggregation is {aggregation}: {type(self).__name__} has one ratio per completion; leave out "
                 f"aggregation, or set aggregation={AGGREGATION}"
             )
 

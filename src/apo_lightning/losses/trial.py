@@ -19,7 +19,7 @@ def try_loss(loss: PolicyLoss) -> None:
     """Call a loss as the update does, on completions of three tokens with A = 1, of three with −1, and of two with 0.
 
     Raises:
-        ConfigError: it fails, returns something else than a differentiable value for each token, or has a gradient on
+        ConfigError: it fails, returns anything but one differentiable value per token, or has a gradient on
             a token outside of its `needs.gradient_on`.
     """
     for log_ratio in LOG_RATIOS:
@@ -28,7 +28,7 @@ def try_loss(loss: PolicyLoss) -> None:
 
 @torch.enable_grad()
 def _try(loss: PolicyLoss, log_ratio: float) -> None:
-    name = type(loss).__name__
+    name, tokens = f"algo.loss is {type(loss).__name__}", f"{NUM_TOKENS} made-up tokens"
     try:
         inputs, logits = _inputs(loss, log_ratio)
         output = loss(inputs)
@@ -40,24 +40,20 @@ def _try(loss: PolicyLoss, log_ratio: float) -> None:
         where = f" ({frame.filename}:{frame.lineno})" if frame.filename != __file__ else ""
         failure = f"{type(error).__name__}: {in_brief(error)}{where}"
         raise ConfigError(
-            f"algo.loss is {name}, which fails on {NUM_TOKENS} made-up tokens: {failure}; a loss takes LossInputs and "
-            "returns LossOutput"
+            f"{name}, which fails on {tokens}: {failure}; a loss takes LossInputs and returns LossOutput"
         ) from error
     if not isinstance(output, LossOutput):
         raise ConfigError(
-            f"algo.loss is {name}, which returns a {type(output).__name__}: return LossOutput(per_token=…), with one "
-            "value a token, before any mean"
+            f"{name}, which returns a {type(output).__name__}: return LossOutput(per_token=…), with one value per "
+            "token, before any mean"
         )
     for key, values in {"per_token": output.per_token, **output.metrics}.items():
         if values.shape != (NUM_TOKENS,):
-            raise ConfigError(
-                f"algo.loss is {name}, whose {key} has the shape {list(values.shape)} for {NUM_TOKENS} tokens: give "
-                "one value a token"
-            )
+            shape = list(values.shape)
+            raise ConfigError(f"{name}, whose {key} has the shape {shape} for {tokens}: give one value per token")
     if not output.per_token.requires_grad:
         raise ConfigError(
-            f"algo.loss is {name}, whose per_token has no gradient on {NUM_TOKENS} made-up tokens: compute it from "
-            "inputs.logprobs without .detach()"
+            f"{name}, whose per_token has no gradient on {tokens}: compute it from inputs.logprobs without .detach()"
         )
     (gradient,) = torch.autograd.grad(output.per_token.sum(), logits, retain_graph=True)
     for what, values in (("per_token", output.per_token[:, None]), ("gradient", gradient)):
@@ -65,14 +61,14 @@ def _try(loss: PolicyLoss, log_ratio: float) -> None:
         if wrong.any():
             found = ", ".join(f"{value:g}" for value in inputs.advantages[wrong].unique().tolist())
             raise ConfigError(
-                f"algo.loss is {name}, whose {what} is not finite on {int(wrong.sum())} of {NUM_TOKENS} made-up "
-                f"tokens, of advantages {found}: mind what is 0 in a division, root or logarithm"
+                f"{name}, whose {what} is not finite on {int(wrong.sum())} of {tokens}, of advantages {found}: mind "
+                "what is 0 in a division, root or logarithm"
             )
     left_out = output.per_token[~mask].sum()
     if torch.autograd.grad(left_out, logits)[0].any():
         raise ConfigError(
-            f"algo.loss is {name}, which has a gradient on tokens outside of its needs.gradient_on="
-            f"{loss.needs.gradient_on!r}, which are not run: widen it, up to gradient_on='all'"
+            f"{name}, which has a gradient on tokens outside of its needs.gradient_on={loss.needs.gradient_on!r}, "
+            "which are not run: widen it, up to gradient_on='all'"
         )
 
 

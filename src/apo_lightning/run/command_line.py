@@ -137,7 +137,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
 
 
 def _forget_refused_run() -> None:
-    """Remove the folder of this job if Hydra's copy of its configuration is all it has: `apo watch` would follow it."""
+    """Remove the folder of this job if Hydra's copy of its configuration is all it has: it is no run."""
     hydra_cfg: Any = HydraConfig.get()
     folder = Path(hydra_cfg.runtime.output_dir)
     if hydra_cfg.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra_cfg.output_subdir]:

@@ -7,9 +7,8 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.checkpoints.folder import Checkpoint, best_of, complete_checkpoints, damaged_file
+from apo_lightning.checkpoints.folder import TENSORS, Checkpoint, best_of, complete_checkpoints, damaged_file
 from apo_lightning.checkpoints.run_state import policy_tensors
-from apo_lightning.checkpoints.small_files import TENSORS
 from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder

@@ -10,7 +10,14 @@ import torch
 from hydra.utils import get_class, instantiate
 from hypothesis import given
 
-from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, LeaveOneOut, PassAtK, SignedReward
+from apo_lightning.advantages import (
+    AdvantageEstimator,
+    GroupNormalized,
+    LeaveOneOut,
+    PassAtK,
+    SignedReward,
+    check_group_size,
+)
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, PromptRecord
 from loss_cases import ALGORITHMS, algorithm
@@ -36,7 +43,7 @@ def inputs(rewards):
 def test_every_algorithm_estimates_advantages_for_a_group_of_eight(name):
     estimator = instantiate(algorithm(name).advantage)
     assert isinstance(estimator, AdvantageEstimator)
-    estimator.check(8)
+    check_group_size(estimator, 8)
     rewards = torch.randint(2, (6, 8), generator=torch.Generator().manual_seed(0)).float().tolist()
     advantages = estimator(inputs([*rewards, [0.0] * 8, [1.0] * 8]))
     assert advantages.values.shape == advantages.keep.shape == (8, 8)
@@ -46,10 +53,11 @@ def test_every_algorithm_estimates_advantages_for_a_group_of_eight(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_keys_of_an_algorithm_are_the_constructors_parameters(name):
     config = algorithm(name)
-    assert set(config) - {"aggregation", "critic", "dynamic_sampling", "auxiliary"} == {"advantage", "loss"}
-    for node in (config[key] for key in config if key != "aggregation"):
+    assert {"advantage", "loss"} <= set(config)
+    nodes = [config[key] for key in config if key not in ("aggregation", "parts")]
+    for node in (*nodes, *config.get("parts", {}).values()):
         parameters = set(inspect.signature(get_class(node._target_)).parameters)
-        assert set(node) - {"_target_"} == parameters
+        assert set(node) - {"_target_"} == parameters - {"importance"}  # a key of the run
 
 
 def test_group_normalisation_by_hand():
@@ -105,8 +113,10 @@ def test_signed_rewards_drop_what_has_no_weight(weights, values, keep):
     assert advantages.keep.tolist() == [keep]
 
 
-def test_groups_without_a_correct_answer_train_under_signed_rewards():
+def test_groups_without_a_correct_answer_train_under_signed_rewards_even_groups_of_one():
+    check_group_size(SignedReward(), 1)
     assert SignedReward()(inputs([[0.0, 0.0]])).values.tolist() == [[-1.0, -1.0]]
+    assert SignedReward()(inputs([[0.0]])).values.tolist() == [[-1.0]]
 
 
 def brute_force(rewards, k):
@@ -147,14 +157,9 @@ def test_pass_at_k_is_zero_where_every_subset_agrees(rewards):
 )
 def test_groups_that_are_too_small_are_refused_before_and_during_the_run(estimator, group_size, message):
     with pytest.raises(ConfigError, match=message):
-        estimator.check(group_size)
+        check_group_size(estimator, group_size)
     with pytest.raises(ConfigError, match=message):
         estimator(inputs([[1.0] * group_size]))
-
-
-def test_a_signed_reward_works_on_a_group_of_one():
-    SignedReward().check(1)
-    assert SignedReward()(inputs([[0.0]])).values.tolist() == [[-1.0]]
 
 
 @pytest.mark.parametrize("estimator", [PassAtK(k=1), SignedReward()])

@@ -5,6 +5,7 @@ from math import sqrt
 import pytest
 import torch
 
+from advantage_cases import check_apo, inputs
 from apo_lightning.advantages import (
     GroupNormalized,
     OverlongPenalty,
@@ -13,14 +14,6 @@ from apo_lightning.advantages import (
     Truncated,
 )
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import APO
-from apo_lightning.types import AdvantageInputs
-
-
-def inputs(rewards, **others):
-    table = torch.tensor(rewards, dtype=torch.float64)
-    fields = {"is_correct": table > 0, "lengths": torch.ones_like(table, dtype=torch.long)} | others
-    return AdvantageInputs(rewards=table, **fields)
 
 
 def test_overlong_penalty():
@@ -46,18 +39,17 @@ def test_truncated_completions():
     assert torch.equal(excluded.keep, ~cut)
 
 
-def refused(loss, advantage, match):
-    with pytest.raises(ConfigError, match=match):
-        loss.check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
-
-
 def test_apo_refuses_advantages_without_errors_and_those_that_punish_right_answers():
-    refused(APO(), SignedReward(1.0, 0.0), "gives no error A < 0")
     advantage = Shaped(GroupNormalized(), OverlongPenalty())
-    refused(APO(), advantage, "trigger=incorrect")
-    refused(APO(), Truncated(advantage), "trigger=incorrect")
-    APO(trigger="incorrect").check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
-    APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=GroupNormalized())
+    for refused, match in (
+        (SignedReward(1.0, 0.0), "gives no error A < 0"),
+        (advantage, "trigger=incorrect"),
+        (Truncated(advantage), "trigger=incorrect"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            check_apo(refused)
+    check_apo(advantage, "incorrect")
+    check_apo(GroupNormalized())
 
 
 def test_values_out_of_range():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.advantages import GAE, AdvantageEstimator, GroupNormalized, Truncated, gae_of
+from apo_lightning.advantages import GAE, AdvantageEstimator, GroupNormalized, Truncated, check_group_size, gae_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs
 
@@ -110,7 +110,7 @@ def test_whitening_by_hand():
 def test_as_an_estimator_it_gives_the_reward_and_drops_nothing():
     rewards = torch.tensor([[1.0, 0.0]])
     assert isinstance(GAE(), AdvantageEstimator)
-    GAE().check(1)
+    check_group_size(GAE(), 1)
     inputs = AdvantageInputs(rewards=rewards, is_correct=rewards > 0, lengths=torch.tensor([[2, 3]]))
     assert torch.equal(GAE()(inputs).values, rewards)
     assert GAE()(inputs).keep.all()

@@ -91,22 +91,20 @@ def test_the_table_shows_first_and_last_and_the_interval(scripted_run, capsys):
     assert max(len(line) for line in out.splitlines() if "summary.json" not in line) <= 80
 
 
-def test_the_table_is_printed_once_when_the_last_validation_falls_on_the_last_step(scripted_run, capsys):
-    scripted_run([RunSummary()], max_steps=4, val_check_interval=2, step_output=rewarding, validation_output=learning)
+class StopAtThree(StepCallback):
+    def setup(self, trainer, pl_module, stage):
+        self.trainer = trainer
+
+    def on_step(self, step):
+        self.trainer.should_stop = step.step == 3
+
+
+@pytest.mark.parametrize(("callbacks", "interval", "steps"), [([], 2, 4), ([], 100, 4), ([StopAtThree()], 100, 3)])
+def test_the_table_is_printed_once_after_the_last_validation(callbacks, interval, steps, scripted_run, capsys):
+    how = {"step_output": rewarding, "validation_output": learning}
+    run = scripted_run([*callbacks, RunSummary()], max_steps=4, val_check_interval=interval, **how)
     assert capsys.readouterr().out.count("weights sha256") == 1
-
-
-def test_a_run_that_stops_early_has_a_table_too(scripted_run, capsys):
-    class Stop(StepCallback):
-        def on_step(self, step):
-            self.trainer.should_stop = step.step == 3
-
-        def setup(self, trainer, pl_module, stage):
-            self.trainer = trainer
-
-    run = scripted_run([Stop(), RunSummary()], max_steps=5, step_output=rewarding, validation_output=learning)
-    assert capsys.readouterr().out.count("weights sha256") == 1
-    assert json.loads((run.folder / "summary.json").read_text())["held_out"]["sums"]["step_after"] == 3
+    assert json.loads((run.folder / "summary.json").read_text())["held_out"]["sums"]["step_after"] == steps
 
 
 def test_first_and_last_share_no_step_and_skip_what_is_not_finite():

@@ -1,6 +1,5 @@
 """Advantages that read a prompt's history: the same after a stop, to the last bit, and on two ranks."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 import apo_lightning.module
 from apo_lightning.checkpoints.folder import complete_checkpoints
+from apo_lightning.checkpoints.small_files import SHARED, load_plain
 from apo_lightning.errors import Preempted
 from apo_lightning.module import RLVRModule
 from running import SIGNAL, Stopper, read_metrics, run_train, train_tiny, training_rows, weights, without_clock
@@ -25,7 +25,7 @@ def run(folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
 
 
 def history(folder: Path, name: str) -> dict[str, list]:
-    return json.loads((folder / "checkpoints" / name / "history.json").read_bytes())
+    return load_plain(folder / "checkpoints" / name / SHARED)["parts"]["history"]
 
 
 @pytest.fixture(scope="module")
@@ -74,5 +74,5 @@ def test_two_ranks_equal_one_process(uninterrupted, tmp_path):
     for one, two in zip(*(training_rows(path) for path in (folder, tmp_path)), strict=True):
         numbers = [{k: float(v or "nan") for k, v in without_clock(row).items()} for row in (one, two)]
         assert numbers[1] == pytest.approx(numbers[0], rel=1e-4, abs=1e-6, nan_ok=True)
-    paths = [path / "checkpoints" / "step_000004" / "history.json" for path in (folder, tmp_path)]
-    assert paths[0].read_bytes() == paths[1].read_bytes()
+    one, two = (history(path, "step_000004") for path in (folder, tmp_path))
+    assert list(one.items()) == list(two.items())

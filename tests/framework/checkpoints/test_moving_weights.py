@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.checkpoints.folder import complete_checkpoints
-from apo_lightning.checkpoints.small_files import TENSORS
+from apo_lightning.checkpoints.folder import TENSORS, complete_checkpoints
 from apo_lightning.checkpoints.tensors import tensor_shapes
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
@@ -40,8 +39,8 @@ def trained(folder: Path, *overrides: str) -> RLVRModule:
 def state(module: RLVRModule) -> list[torch.Tensor]:
     """Weights, reference and optimizer state."""
     optimizer = [entry[key] for entry in module.optimizer.state.values() for key in sorted(entry)]
-    assert module.reference is not None
-    return [*weights(module).values(), *module.reference.changing_weights.values(), *optimizer]
+    of_parts = [tensor for part in module.parts for tensor in part.tensors.values()]
+    return [*weights(module).values(), *of_parts, *optimizer]
 
 
 def logged(folder: Path) -> list[dict[str, str]]:

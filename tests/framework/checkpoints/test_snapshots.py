@@ -143,14 +143,14 @@ def test_one_engine_serves_all_and_what_is_finished_is_not_measured_again(run, m
 
     monkeypatch.setattr(apo_lightning.run.evaluating, "start_engine", counted)
     monkeypatch.setattr(TransformersEngine, "generate", killed)
-    # A stage is a check of the engine and three batches, of which one is on the disk when the third is drawn.
+    # A stage is a check of the engine and three batches, of which two are on the disk when the third is drawn.
     stop_at = 8
     with pytest.raises(KeyboardInterrupt):
         measure(run[0], tmp_path, "checkpoint=all")
     assert not (tmp_path / STEPS[1] / "arithmetic" / "results.json").exists()
     stop_at, drawn = 0, []
     measure(run[0], tmp_path, "checkpoint=all")
-    assert drawn == [3, 2, 2, 3, 2, 2, 2]  # the second stage lacks two batches, and the third all
+    assert drawn == [3, 2, 3, 2, 2, 2]  # the second stage lacks one batch, and the third all
     assert contents(tmp_path).keys() == contents(measured[1]).keys()
     for name, content in contents(measured[1]).items():
         if not name.endswith(".log"):

@@ -1,100 +1,53 @@
-"""A checksum is of the bytes that were to be written, whatever became of them afterwards."""
+"""The files of a checkpoint come back as they were written, and a changed one is found."""
 
 import dataclasses
 import datetime
-import io
-import os
-import zlib
-from pathlib import Path
 
 import pytest
 import torch
 
+from apo_lightning.checkpoints import tensors as module
 from apo_lightning.checkpoints.folder import (
     Checkpoint,
     Header,
-    Position,
-    crc32,
+    checksums,
+    complete_checkpoints,
     damaged_file,
-    read_header,
-    write_header,
+    partial_folder,
+    publish,
 )
-from apo_lightning.checkpoints.small_files import (
-    SequentialFile,
-    Written,
-    load_plain,
-    rollouts_from_plain,
-    rollouts_to_plain,
-    save_plain,
-)
+from apo_lightning.checkpoints.small_files import load_plain, rollouts_from_plain, rollouts_to_plain, save_plain
+from apo_lightning.checkpoints.tensors import file_numbers, load_tensors, save_tensors, tensor_shapes
 from factories import make_rollouts
 
 
-def header(files) -> Header:
-    return Header(position=Position(step=1), world_size=1, validated_step=None, score=None, config={}, files=files)
+def published(root, content: bytes) -> Checkpoint:
+    """A checkpoint with one file, whose sums two ranks took."""
+    header = Header(step=1, is_sampled=False, world_size=2, validated_step=None, score=None, config={}, files={})
+    partial = partial_folder(root, header.position)
+    (partial / "tensors").mkdir(parents=True)
+    (partial / "digits").write_bytes(content)
+    (partial / "tensors" / "empty").write_bytes(b"")
+    files = checksums(partial, 0, 2) | checksums(partial, 1, 2)
+    publish(partial, dataclasses.replace(header, files=files))
+    [found] = complete_checkpoints(root)[0]
+    return found
 
 
-def test_bytes_in_pieces_have_the_checksum_of_the_whole(tmp_path):
-    written, path = Written(tmp_path), tmp_path / "pieces"
-    with written.open(path) as file:
-        assert [file.write(piece) for piece in (b"1234", memoryview(b"56789"), b"")] == [4, 5, 0]
-        assert file.tell() == 9
-        assert not written.files
+def test_the_manifest_lists_sizes_and_checksums(tmp_path):
+    found = published(tmp_path, b"123456789")
     # The check value of CRC-32 is the one of these nine digits.
-    assert written.files == {"pieces": [9, 0xCBF43926]}
-    assert path.read_bytes() == b"123456789"
+    assert found.header.files == {"digits": [9, 0xCBF43926], "tensors/empty": [0, 0]}
+    assert damaged_file(found, found.header.files) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
-def test_plain_data_is_written_from_beginning_to_end(tmp_path):
-    written, path = Written(tmp_path), tmp_path / "state.pt"
-    content = {"random": torch.get_rng_state(), "texts": ["π"] * 1000, "none": None}
-    save_plain(content, path, written)
-    assert written.files == {"state.pt": [path.stat().st_size, crc32(path)]}
-    assert load_plain(path)["texts"] == content["texts"]
-    archive = io.BytesIO()
-    torch.save(content, archive)
-    assert zlib.crc32(archive.getvalue()) == written.files["state.pt"][1]
-
-
-def test_a_writer_that_goes_back_is_refused(tmp_path):
-    with pytest.raises(io.UnsupportedOperation, match="seek"), Written(tmp_path).open(tmp_path / "file") as file:
-        file.seek(0)
-
-
-def test_every_byte_is_on_disk_when_the_file_is_closed_which_may_be_twice(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    file = SequentialFile(tmp_path / "file")
-    file.write(b"in this process")
-    file.close()
-    file.close()
-    assert synced == [15]
-
-
-def test_a_file_that_was_given_up_is_not_listed(tmp_path):
-    written = Written(tmp_path)
-    with pytest.raises(RuntimeError, match="given up"), written.open(tmp_path / "file") as file:
-        raise RuntimeError(f"given up after {file.write(b'half')} bytes")
-    assert not written.files
-
-
-def test_a_byte_that_changed_before_the_list_was_written_is_found_when_it_is_read(tmp_path):
-    written = Written(tmp_path)
-    save_plain([1, 2, 3], tmp_path / "state.pt", written)
-    content = bytearray((tmp_path / "state.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "state.pt").write_bytes(content)
-    write_header(tmp_path, header(written.files))
-    assert damaged_file(Checkpoint(folder=tmp_path, header=read_header(tmp_path)), written.files) == "state.pt"
-
-
-def test_a_file_without_a_checksum_is_no_part_of_a_checkpoint(tmp_path: Path):
-    written = Written(tmp_path)
-    save_plain([1, 2, 3], tmp_path / "state.pt", written)
-    (tmp_path / "tensors").mkdir()
-    (tmp_path / "tensors" / "other").write_bytes(b"")
-    with pytest.raises(RuntimeError, match="tensors/other has no checksum"):
-        write_header(tmp_path, header(written.files))
+def test_a_changed_byte_and_a_missing_one_are_found(tmp_path):
+    found = published(tmp_path, b"123456789")
+    (found.folder / "digits").write_bytes(b"123456780")
+    assert damaged_file(found, found.header.files) == "digits"
+    (found.folder / "digits").write_bytes(b"12345678")
+    assert complete_checkpoints(tmp_path) == ([], [f"checkpoint {found.folder} is incomplete: digits has 8 of 9 bytes"])
 
 
 def test_scored_rollouts_are_saved_whole_but_for_the_columns_of_the_data_set(tmp_path):
@@ -106,7 +59,30 @@ def test_scored_rollouts_are_saved_whole_but_for_the_columns_of_the_data_set(tmp
         for verdict in rollouts.verdicts
     )
     rollouts = dataclasses.replace(rollouts, prompts=prompts, verdicts=verdicts, reward_metrics={"n": (1.0, 2.0)})
-    save_plain(rollouts_to_plain(rollouts), tmp_path / "rank.pt", Written(tmp_path))
+    save_plain(rollouts_to_plain(rollouts), tmp_path / "rank.pt")
     restored = rollouts_from_plain(load_plain(tmp_path / "rank.pt"))
     assert restored == rollouts
     assert [prompt.columns for prompt in restored.prompts] == [{}]
+
+
+SIZES = {"policy.a": (3, 5), "policy.b": (40,), "optimizer.a": (3, 5), "empty": (0, 4), "half": (7,)}
+
+
+@pytest.mark.parametrize(("bytes_per_file", "num_files"), [(10**6, 1), (160, 3), (1, 4)])
+def test_tensors_come_back_to_the_bit_from_files_of_any_size(tmp_path, monkeypatch, bytes_per_file, num_files):
+    monkeypatch.setattr(module, "BYTES_PER_FILE", bytes_per_file)
+    saved = {name: torch.randn(size) for name, size in SIZES.items()} | {"half": torch.randn(7).bfloat16()}
+    read = {name: torch.full_like(tensor, 7.0) for name, tensor in saved.items()}
+    save_tensors(saved, tmp_path)
+    assert len(list(tmp_path.iterdir())) == num_files
+    assert tensor_shapes(tmp_path) == SIZES
+    load_tensors(read, tmp_path)
+    assert all(torch.equal(saved[name], read[name]) for name in SIZES)
+
+
+def test_no_file_is_above_the_limit_but_for_a_tensor_that_is():
+    sizes = {"a": 5, "b": 5, "c": 30, "d": 0, "e": 10, "f": 1}
+    numbers = file_numbers(sizes, bytes_per_file=10)
+    files = {n: sum(size for name, size in sizes.items() if numbers[name] == n) for n in numbers.values()}
+    assert list(files) == [1, 2, 3, 4]
+    assert files == {1: 10, 2: 30, 3: 10, 4: 1}

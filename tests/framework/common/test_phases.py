@@ -15,17 +15,6 @@ class Time:
         return self.seconds
 
 
-def test_a_phase_inside_another_pauses_it():
-    time = Time()
-    clock = PhaseClock(now=time)
-    with clock.phase("update"):
-        time.seconds += 3
-        with clock.phase("sync"):
-            time.seconds += 2
-        time.seconds += 1
-    assert clock.take() == {"update": 4.0, "sync": 2.0}
-
-
 def test_a_phase_that_runs_twice_adds_up_and_time_between_phases_belongs_to_none():
     time = Time()
     clock = PhaseClock(now=time)

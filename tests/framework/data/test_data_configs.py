@@ -35,8 +35,6 @@ def test_the_source_is_named_as_its_file_and_asks_for_its_problem(name):
     source = instantiate(composed(f"data={name}").data)
     assert source.name == name
     assert "{problem}" in source.instruction
-    if name == "reasoning_gym":  # of an optional package
-        pytest.importorskip("reasoning_gym")
     source.check()
 
 

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 
 from apo_lab.losses import CISPO, SAGE, ClipCov, GridLoss, KLCov, SimKO
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
+from apo_lightning.types import TOKEN_SETS, token_mask
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
 from reference.token_losses import loss_and_gradient
 
@@ -95,35 +98,54 @@ STRAIGHT_THROUGH = (
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STRAIGHT_THROUGH])
 def test_the_reference_gradient_is_the_slope_of_the_reference_value(name):
     loss = loss_of(name)
-    settings, step = settings_of(loss), 1e-6
+    options, step = settings_of(loss), 1e-6
     for token in make_case("plain", num_tokens=12, seed=3).prepared(loss).tokens():
-        _, gradient = loss_and_gradient(settings, token)
+        _, gradient = loss_and_gradient(options, token)
         for v, slope in enumerate(gradient):
             above, below = list(token.logits), list(token.logits)
             above[v] += step
             below[v] -= step
-            up, _ = loss_and_gradient(settings, replace(token, logits=above))
-            down, _ = loss_and_gradient(settings, replace(token, logits=below))
+            up, _ = loss_and_gradient(options, replace(token, logits=above))
+            down, _ = loss_and_gradient(options, replace(token, logits=below))
             assert (up - down) / (2 * step) == pytest.approx(slope, abs=2e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_nan_or_infinite_forward_or_backward(name):
+def test_values_and_gradients_are_finite_and_metrics_constant_and_of_each_token(name):
     loss = loss_of(name)
     for kind in usable_kinds(loss):
-        values, gradient, _ = value_and_gradient(loss, make_case(kind, seed=1))
+        values, gradient, output = value_and_gradient(loss, make_case(kind, seed=1))
         assert values.isfinite().all(), kind
         assert gradient.isfinite().all(), kind
+        assert output.metrics
+        assert all(m.shape == values.shape and not m.requires_grad for m in output.metrics.values())
+    values, gradient, _ = value_and_gradient(loss, take(make_case("plain"), torch.arange(0)))
+    assert (values.shape, gradient.shape) == ((0,), (0, 12))
+
+
+WIDER = ("exact_kl_everywhere", "topk_kl_without_its_tail", "ungated_always")
+"""Their divergence is scaled by |A|: it is logged on tokens of A = 0, and has no gradient there."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_metrics_are_detached_and_one_value_a_token(name):
-    case = make_case("plain")
-    _, _, output = value_and_gradient(loss_of(name), case)
-    assert output.metrics
-    for values in output.metrics.values():
-        assert not values.requires_grad
-        assert values.shape == case.token_ids.shape
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), spread=st.floats(0.01, 30))
+def test_outside_of_what_a_loss_declares_it_has_no_gradient(name, seed, spread):
+    loss, case = loss_of(name), make_case("plain", seed=seed)
+    at_y = case.logits.log_softmax(1).gather(1, case.token_ids[:, None])[:, 0]
+    generator = torch.Generator().manual_seed(seed)
+    case = replace(case, old_logprobs=at_y - spread * torch.randn(len(at_y), generator=generator))
+    mask = loss.needs.gradient_mask(case.advantages, case.is_correct)
+    assert (value_and_gradient(loss, case)[1][~mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WIDER])
+def test_a_smaller_set_of_tokens_would_lose_a_gradient(name):
+    loss, case = loss_of(name), make_case("plain")
+    which = TOKEN_SETS.index(loss.needs.gradient_on or "all")
+    smaller = token_mask(TOKEN_SETS[which - 1], case.advantages, case.is_correct)
+    assert which > 0
+    assert (value_and_gradient(loss, case)[1][~smaller] != 0).any()
 
 
 BESIDE = (GRPOKL, CISPO, ClipCov, KLCov)
@@ -151,20 +173,13 @@ def test_clip_fraction_marks_exactly_the_tokens_without_a_surrogate_gradient():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_loss_without_tokens_can_be_backwarded(name):
-    values, gradient, _ = value_and_gradient(loss_of(name), take(make_case("plain"), torch.arange(0)))
-    assert values.shape == (0,)
-    assert gradient.shape == (0, 12)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_what_the_loss_did_not_ask_the_reference_for_cannot_reach_it(name):
     """Off its own mask a row may hold anything: the module writes placeholders there."""
     loss = loss_of(name)
     case = make_case("plain").prepared(loss)
     logits = case.logits.clone().requires_grad_()
     inputs = case.inputs(loss.needs, logits)
-    unread = ~loss.reference_mask(case.advantages, case.is_correct)
+    unread = ~loss.needs.reference_mask(case.advantages, case.is_correct)
     garbage = {}
     if inputs.ref_logprobs is not None:
         garbage["ref_logprobs"] = torch.where(unread, torch.nan, inputs.ref_logprobs)
@@ -184,9 +199,8 @@ def take(case: Case, index) -> Case:
     picked = {
         name: getattr(case, name)[index] for name in ("logits", "token_ids", "old_logprobs", "advantages", "is_correct")
     }
-    prepared = {name: getattr(case, name) for name in ("marks", "sequence_values")}
-    picked |= {name: value[index] for name, value in prepared.items() if value is not None}
-    return Case(**picked, ref_logits=[case.ref_logits[i] for i in index.tolist()])
+    columns = {name: values[index] for name, values in case.columns.items()}
+    return Case(**picked, ref_logits=[case.ref_logits[i] for i in index.tolist()], columns=columns)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)

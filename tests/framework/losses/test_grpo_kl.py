@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GRPOKL
 from apo_lightning.losses.functional import KL_ESTIMATORS, kl_estimate
-from apo_lightning.types import Needs
 from loss_cases import make_case, value_and_gradient
 
 LOGITS = torch.tensor([0.2, -0.4, 0.9, 0.0], dtype=torch.float64)
@@ -87,18 +86,6 @@ def test_error_only_is_grpo_on_good_tokens_and_grpo_kl_on_errors(estimator, seed
         assert torch.equal(value[mask], expected[mask])
         assert torch.equal(gradient[mask], expected_gradient[mask])
     assert torch.equal(output.metrics["kl_updated"].isnan(), good)
-
-
-def test_the_exact_kl_runs_no_sampled_estimator():
-    assert GRPOKL(kl_estimator="full").needs == Needs(full_kl=True)
-    assert GRPOKL().needs == Needs(ref_logprobs=True)
-    assert GRPOKL(entropy_coef=0.1).needs == Needs(ref_logprobs=True, entropy=True)
-
-
-def test_the_reference_is_asked_about_every_token_or_about_errors():
-    advantages, correct = torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([False, False, True])
-    assert GRPOKL().reference_mask(advantages, correct).tolist() == [True, True, True]
-    assert GRPOKL(error_only=True).reference_mask(advantages, correct).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(

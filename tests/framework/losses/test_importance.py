@@ -1,6 +1,7 @@
 """Weights that correct for the engine: golden values, reductions, and bounds that cannot be."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.importance import BOUNDS, checked_bounds, importance_weights
+from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_lightning.losses.importance import BOUNDS, Importance
+from loss_cases import make_case, value_and_gradient
 
 # ρ = (1, 9, 1/4) in one completion: u = 2.25 and ḡ = 2.25^(1/3) = 1.3104. A second one of ρ = 1/2 stands behind it.
 OLD = torch.tensor([0.1, 0.9, 0.1, 0.1]).log()
@@ -34,7 +37,7 @@ SEQUENCES = torch.tensor([3, 3, 3, 8])
 )
 def test_golden_values(mode, bounds, weights, outside):
     # 0.1/0.2 rounds to either side of the published lower bounds of 0.5, so the last token is looked at a little above.
-    found, is_outside = importance_weights(OLD + torch.tensor([0, 0, 0, 1e-6]), ROLLOUT, SEQUENCES, mode, bounds)
+    found, is_outside = Importance(mode, bounds).weights(OLD + torch.tensor([0, 0, 0, 1e-6]), ROLLOUT, SEQUENCES)
     torch.testing.assert_close(found, torch.tensor(weights, dtype=torch.float32), rtol=2e-6, atol=0)
     assert is_outside.tolist() == [bool(value) for value in outside]
 
@@ -45,7 +48,7 @@ LOGPROBS = st.lists(st.floats(-30, 0, width=32), min_size=1, max_size=12).map(to
 @pytest.mark.parametrize("mode", BOUNDS)
 @given(logprobs=LOGPROBS, length=st.integers(1, 5))
 def test_where_engine_and_trainer_agree_every_weight_is_exactly_one(mode, logprobs, length):
-    found, is_outside = importance_weights(logprobs, logprobs, torch.arange(len(logprobs)) // length, mode)
+    found, is_outside = Importance(mode).weights(logprobs, logprobs, torch.arange(len(logprobs)) // length)
     assert torch.equal(found, torch.ones_like(logprobs))
     assert not is_outside.any()
 
@@ -59,27 +62,23 @@ def test_in_completions_of_one_token_a_mode_is_that_of_tokens(mode, old, shift):
     limits = [math.log(limit) for limit in BOUNDS[mode] if limit > 0]
     if any((log_ratio - limit).abs().min() < 1e-5 for limit in limits):
         return
-    found = importance_weights(old, rollout, torch.arange(len(old)), mode, bounds)
+    found = Importance(mode, bounds).weights(old, rollout, torch.arange(len(old)))
     of_tokens = {"truncate": "token_truncate", "mask": "token_mask", "gate": "token_mask"}[mode.split("_")[1]]
     alike = bounds if of_tokens == "token_truncate" or isinstance(bounds, tuple) else (0, bounds)
-    expected = importance_weights(old, rollout, torch.arange(len(old)), of_tokens, alike)
+    expected = Importance(of_tokens, alike).weights(old, rollout, torch.arange(len(old)))
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=0)
     assert torch.equal(found[1], expected[1])
 
 
 @pytest.mark.parametrize("mode", BOUNDS)
 def test_weights_have_no_gradient_and_stay_finite(mode):
-    old = torch.full((200,), -1.0, requires_grad=True)
+    old, whole = torch.full((200,), -1.0, requires_grad=True), torch.zeros(200).long()
     for gap in (-30.0, 30.0, math.inf):
-        found, _ = importance_weights(old, old.detach() - gap, torch.zeros(200).long(), mode)
+        found, _ = Importance(mode).weights(old, old.detach() - gap, whole)
         assert not found.requires_grad
         assert bool(found.isfinite().all())
-    assert importance_weights(old, torch.full_like(old, torch.nan), torch.zeros(200).long(), mode)[0].isnan().all()
-
-
-def test_micro_batches_without_a_token_have_no_weight():
-    none = torch.zeros(0)
-    assert all(len(importance_weights(none, none, none.long(), mode)[0]) == 0 for mode in BOUNDS)
+    assert Importance(mode).weights(old, torch.full_like(old, torch.nan), whole)[0].isnan().all()
+    assert len(Importance(mode).weights(old[:0], old[:0], whole[:0])[0]) == 0  # a micro-batch without tokens
 
 
 @pytest.mark.parametrize(
@@ -95,13 +94,37 @@ def test_bounds_that_cannot_be_are_named_in_one_line(mode, bounds):
     with pytest.raises(
         ConfigError, match=rf"^importance_bounds is .* with importance={mode}: give .*, or null"
     ) as caught:
-        checked_bounds(mode, bounds)
+        Importance(mode, bounds)
     assert str(bounds) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_mode_is_named():
-    with pytest.raises(
-        ConfigError, match=r"importance is truncate \(bounds None\): choose one of token_truncate, token_mask,"
-    ):
-        checked_bounds("truncate", None)
+    with pytest.raises(ConfigError, match=r"importance is truncate \(bounds None\): choose one of token_truncate,"):
+        Importance("truncate")
+
+
+@pytest.mark.parametrize("loss", [GRPO(), GRPO(dual_clip=3.0), APO()])
+def test_weights_scale_the_clipped_objective(loss):
+    weighted = make_case("weighted")
+    value, gradient, output = value_and_gradient(loss, weighted)
+    expected, expected_gradient, _ = value_and_gradient(loss, replace(weighted, rollout_logprobs=None))
+    factor = (weighted.old_logprobs - weighted.rollout_logprobs).exp()
+    torch.testing.assert_close(output.metrics["importance_weight"], factor)
+    torch.testing.assert_close(value, factor * expected)
+    torch.testing.assert_close(gradient, factor[:, None] * expected_gradient)
+
+
+@pytest.mark.parametrize("loss", [GRPO(entropy_coef=0.1), GRPOKL(kl_coef=0.1), GRPOKL(kl_coef=0.1, entropy_coef=0.1)])
+def test_weights_leave_entropy_and_kl_alone(loss):
+    """All weights are 0: what is left is the loss of A = 0."""
+    case = make_case("plain")
+    logits = case.logits.requires_grad_()
+    inputs = case.inputs(loss.needs, logits)
+    masked = replace(loss, importance=Importance("token_mask"))
+    losses = (
+        masked(replace(inputs, rollout_logprobs=inputs.old_logprobs - 10)).per_token,
+        loss(replace(inputs, advantages=torch.zeros(48))).per_token,
+    )
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(torch.autograd.grad(values.sum(), logits, retain_graph=True)[0] for values in losses))

@@ -1,5 +1,7 @@
 """GSPO against values derived by hand, and against the sequence-level forms."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,16 +50,14 @@ def test_on_the_first_mini_batch_the_gradient_is_that_of_grpo():
 def test_completions_of_one_token_gspo_is_grpo():
     tokens = {"token_ids": torch.zeros(2).long(), "sequence_ids": torch.arange(2), "is_correct": torch.ones(2).bool()}
     inputs = LossInputs(
-        **tokens,
-        logprobs=NEW[:2],
-        old_logprobs=OLD[:2],
-        advantages=torch.tensor([1.0, -1.0]).double(),
-        sequence_values=(NEW - OLD)[:2],
+        **tokens, logprobs=NEW[:2], old_logprobs=OLD[:2], advantages=torch.tensor([1.0, -1.0], dtype=torch.float64)
     )
-    torch.testing.assert_close(GSPO(clip_eps=0.1)(inputs).per_token, GRPO(clip_eps=0.1)(inputs).per_token)
+    gspo = GSPO(clip_eps=0.1)
+    found = gspo(replace(inputs, columns=gspo.completion_columns(inputs)))
+    torch.testing.assert_close(found.per_token, GRPO(clip_eps=0.1)(inputs).per_token)
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*one ratio a completion"):
+    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*one ratio per completion"):
         GSPO().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
     GSPO().check(aggregation="sequence_mean_token_mean", minibatches_per_step=1, advantage=None)

@@ -58,9 +58,19 @@ class RootOfZero(Own):
         return LossOutput(per_token=((inputs.logprobs - inputs.logprobs.detach()) * inputs.advantages).abs().sqrt())
 
 
-class Mask(GRPO):
-    def gradient_mask(self, advantages, is_correct):
-        return torch.tensor(True)
+@dataclass(frozen=True, kw_only=True)
+class PullsEverywhere(GRPO):
+    """Also where A = 0, whose completions are not run."""
+
+    beyond: float = 0.0
+
+    def __call__(self, inputs):
+        output, ratio = super().__call__(inputs), (inputs.logprobs - inputs.old_logprobs).exp()
+        pull = torch.where(ratio.detach() > self.beyond, inputs.logprobs, 0.0)
+        return LossOutput(per_token=output.per_token - 0.01 * pull)
+
+
+OUTSIDE = r"PullsEverywhere, which has a gradient on tokens outside of its needs\.gradient_on='nonzero_advantage'"
 
 
 @pytest.mark.parametrize(
@@ -75,29 +85,14 @@ class Mask(GRPO):
             r"missing 2 required positional arguments: 'old_logprobs' and 'advantages'; a loss takes LossInputs",
         ),
         (Scalar, r"algo\.loss is Scalar, which returns a Tensor: return LossOutput\(per_token=…\)"),
-        (Reduced, r"per_token has the shape \[1\] for 8 tokens"),
+        (Reduced, r"per_token has the shape \[1\] for 8 made-up tokens"),
         (Detached, r"per_token has no gradient .*: compute it from inputs.logprobs without \.detach\(\)"),
         (ZeroByZero, r"per_token is not finite on 2 of 8 made-up tokens, of advantages 0: mind what is 0"),
         (RootOfZero, r"gradient is not finite on 8 of 8 made-up tokens, of advantages -1, 0, 1: mind"),
-        (Mask, r"gradient_mask has the shape \[\] for 8 tokens"),
+        (PullsEverywhere, OUTSIDE),
+        (lambda: PullsEverywhere(beyond=2.0), OUTSIDE),
     ],
 )
 def test_a_wrong_loss_is_refused_in_one_line(loss, line):
     with pytest.raises(ConfigError, match=line):
         try_loss(loss())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullsEverywhere(GRPO):
-    """Also where the advantage is 0, whose completions GRPO's mask leaves out."""
-
-    gradient_mask = GRPO.gradient_mask
-
-    def __call__(self, inputs):
-        output = super().__call__(inputs)
-        return LossOutput(per_token=output.per_token - 0.01 * inputs.logprobs)
-
-
-def test_a_gradient_on_tokens_that_are_not_run_is_refused():
-    with pytest.raises(ConfigError, match="PullsEverywhere, which has a gradient on tokens that its gradient_mask"):
-        try_loss(PullsEverywhere())

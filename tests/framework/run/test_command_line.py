@@ -46,14 +46,14 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
     ("words", "said"),
     [
         (["evaluate", "bad=override"], ("Could not override 'bad'",)),
-        (["export", "run"], ("no viable alternative",)),
+        (["export", "run"], ("Error parsing override 'run'",)),
         (["train", "trainer.max_step=3"], ("no setting trainer.max_step: the nearest is trainer.max_steps",)),
         (["train", "-m", "algo=apo,grpo", "optimiser.lr=1"], ("no setting optimiser.lr: the nearest is opti",)),
         (["train", "algo=sage", "algo.loss.guide_rati=1"], ("no setting algo.loss.guide_rati: the nearest is algo",)),
         (["train", "expermient=mine"], ("no setting expermient: the nearest is experiment",)),
         (["trian", "seed=1"], ("no command 'trian'; the nearest is train",)),
         (["xyz"], ("no command 'xyz'; there are train, evaluate, ",)),
-        (["paper", "paln"], ("apo paper paln: choose one of plan, status, run, report",)),
+        (["paper", "paln"], ("apo paper paln: choose one of ",)),
         (
             ["train", "experiment=paper/qwen_math7b_apoo"],
             ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),

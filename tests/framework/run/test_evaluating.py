@@ -217,17 +217,14 @@ def test_what_cannot_work_is_one_line_before_any_weights_are_loaded(overrides, m
     assert "parameters" not in capsys.readouterr().out  # the line that says that a model was loaded
 
 
-@pytest.mark.parametrize("benchmark", names("benchmark"))
 @pytest.mark.parametrize("model", names("model"))
-def test_every_benchmark_composes_with_every_model(benchmark, model):
-    cfg = composed(f"benchmark={benchmark}", f"model={model}", config_name="evaluate")
-    check_values(cfg, ANNOTATIONS)
-    chosen = list(cfg.benchmark.values())
-    assert [node.name for node in chosen] == list(cfg.benchmark)
-    for node in chosen:
-        assert node.num_samples in (16, 32, 128, 256)
-        assert node.num_problems in (30, 40, 500, 272, 5000, 1319, 256, 1024)
-        assert node.max_prompt_tokens + node.max_completion_tokens <= 4096
+def test_every_benchmark_composes_with_every_model(model):
+    for benchmark in names("benchmark"):
+        cfg = composed(f"benchmark={benchmark}", f"model={model}", config_name="evaluate")
+        check_values(cfg, ANNOTATIONS)
+        chosen = list(cfg.benchmark.values())
+        assert [node.name for node in chosen] == list(cfg.benchmark)
+        assert all(node.max_prompt_tokens + node.max_completion_tokens <= 4096 for node in chosen)
 
 
 @pytest.mark.parametrize(
@@ -261,10 +258,8 @@ def task_on(device, *overrides):
 
 
 def test_a_gpu_is_given_more_at_once_than_a_cpu():
-    sizes = [
-        task_on(*given).settings.samples_per_batch for given in (["cpu"], ["cuda"], ["cuda", "samples_per_batch=7"])
-    ]
-    assert sizes == [256, 4096, 7]
+    given = (["cpu"], ["cuda"], ["cuda", "samples_per_batch=7"])
+    assert [task_on(*each).settings.samples_per_batch for each in given] == [256, 4096, 7]
 
 
 def test_equal_samples_and_repeated_problems_are_told_before_anything_is_loaded(tmp_path, capsys):

@@ -7,20 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 
+from advantage_cases import check_apo, inputs
 from apo_lab.advantages import BoundaryGate, PassAtKWeight, RareAnswers, RepeatedAnswers, UniformCorrect
 from apo_lab.advantages.boundary_gate import boundary_utility
 from apo_lightning.advantages import Adjusted, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import APO
-from apo_lightning.types import AdvantageInputs, PromptRecord
-
-
-def inputs(rewards, **others):
-    table = torch.tensor(rewards, dtype=torch.float64)
-    return AdvantageInputs(
-        rewards=table, is_correct=table > 0, lengths=torch.ones_like(table, dtype=torch.long), **others
-    )
-
+from apo_lightning.types import Needs, PromptRecord
 
 GROUP = st.lists(st.tuples(st.booleans(), st.floats(-5, 0)), min_size=2, max_size=8)
 
@@ -119,8 +111,7 @@ def test_repeated_answers():
 
 def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
     def check(trigger, adjustment):
-        advantage = Adjusted(GroupNormalized(), adjustment)
-        APO(trigger=trigger).check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
+        check_apo(Adjusted(GroupNormalized(), adjustment), trigger)
 
     for punishing in (RareAnswers(coef=0.1), RepeatedAnswers(coef=0.1)):
         check("incorrect", punishing)
@@ -130,9 +121,10 @@ def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
         check("negative_advantage", sparing)
 
 
-def test_an_adjusted_estimator_reads_what_its_adjustment_reads():
-    assert Adjusted(GroupNormalized(), RareAnswers(coef=0.1)).reads == {"answers", "history"}
-    assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).reads == set()
+def test_an_adjusted_estimator_reads_what_its_parts_read():
+    adjusted = Adjusted(SignedReward(), RareAnswers(coef=0.1))
+    assert adjusted.needs == Needs(history=True, binary_rewards=True)
+    assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).needs == Needs()
 
 
 def test_values_out_of_range():

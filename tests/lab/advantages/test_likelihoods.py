@@ -6,17 +6,10 @@ from math import sqrt
 import pytest
 import torch
 
+from advantage_cases import check_apo, inputs
 from apo_lab.advantages import DifferentialSmoothing, Unlikeliness
 from apo_lightning.advantages import Adjusted, GroupNormalized, Shaped, Truncated
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import APO
-from apo_lightning.types import AdvantageInputs
-
-
-def inputs(rewards, **others):
-    table = torch.tensor(rewards, dtype=torch.float64)
-    fields = {"is_correct": table > 0, "lengths": torch.ones_like(table, dtype=torch.long)} | others
-    return AdvantageInputs(rewards=table, **fields)
 
 
 def test_unlikeliness():
@@ -58,8 +51,8 @@ def test_differential_smoothing():
     assert smoothed(step).values[0].tolist() == pytest.approx(expected, abs=1e-5)
     plain = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0, incorrect_coef=0))
     assert torch.equal(plain(step).values, GroupNormalized()(step).values)
-    APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=smoothed)
-    assert (smoothed.reads, smoothed.spares_errors, smoothed.punishes_correct) == ({"mean_logprobs"}, False, False)
+    check_apo(smoothed)
+    assert (smoothed.spares_errors, smoothed.punishes_correct) == (False, False)
     equal = smoothed(replace(step, rewards=torch.zeros_like(step.rewards), is_correct=step.rewards < 0)).values[0]
     assert equal.tolist() == pytest.approx([-0.1, -0.3, -0.05, -0.2], abs=1e-6)
 
@@ -67,7 +60,7 @@ def test_differential_smoothing():
 def test_apo_refuses_unlikeliness():
     for advantage in (unlikely := Shaped(GroupNormalized(), Unlikeliness()), Truncated(unlikely)):
         with pytest.raises(ConfigError, match="trigger=incorrect"):
-            APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
+            check_apo(advantage)
 
 
 def test_values_out_of_range():

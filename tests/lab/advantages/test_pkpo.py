@@ -9,18 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 
+from advantage_cases import check_apo, inputs
 from apo_lab.advantages import PKPO
 from apo_lightning.advantages import LeaveOneOut, PassAtK, Truncated
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import APO
-from apo_lightning.types import AdvantageInputs
 
 BASELINES = ("loo", "loo_centred", "loo_minus_one")
-
-
-def inputs(rewards):
-    table = torch.tensor(rewards, dtype=torch.float64)
-    return AdvantageInputs(rewards=table, is_correct=table > 0, lengths=torch.ones_like(table, dtype=torch.long))
 
 
 def binary(n, c):
@@ -104,8 +98,8 @@ def test_apo_refuses_the_baselines_that_give_no_error_or_a_right_answer_a_negati
     for baseline, match in (("loo_minus_one", "gives no error A < 0"), ("loo", "trigger=incorrect")):
         for advantage in (pkpo := PKPO(k=4, baseline=baseline), Truncated(pkpo)):
             with pytest.raises(ConfigError, match=match):
-                APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
-    APO().check(aggregation="token_mean", minibatches_per_step=1, advantage=PKPO(k=4))
+                check_apo(advantage)
+    check_apo(PKPO(k=4))
 
 
 def test_values_out_of_range():

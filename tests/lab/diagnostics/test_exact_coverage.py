@@ -65,17 +65,6 @@ def test_log_probs_are_those_of_a_plain_forward(tmp_path, puzzle):
     np.testing.assert_allclose(found, expected.numpy(), atol=2e-5)
 
 
-def test_a_look_at_the_base_has_all_its_support(tmp_path):
-    policy = tiny_policy()
-    prompts = prompts_of(Locks(), policy, 4)
-    coverage = ExactCoverage(Locks(), support_size=len(policy.tokenizer))
-    metrics = coverage.score(policy, prompts, 0, tmp_path, temperature=1.0)
-    for kind in ("strategy", "digit", "end"):
-        assert metrics[f"support/{kind}"] == pytest.approx(1.0, abs=1e-5)
-    # Of a random model's 98 tokens the strategy's entropy is near log 98 = 4.58.
-    assert 3.0 < metrics["entropy/strategy"] < np.log(len(policy.tokenizer))
-
-
 def test_looking_leaves_weights_and_metrics_alone_and_says_what_it_saw_once(tmp_path, capsys):
     watched, alone = (
         weights(train(composed(*LAB, *more), tmp_path / name))

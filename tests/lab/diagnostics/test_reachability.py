@@ -64,11 +64,11 @@ def test_no_correct_completion_is_no_number():
 
 
 def test_completions_of_all_ranks_count_alike(monkeypatch):
-    from apo_lab.diagnostics import reachability, sampling
+    from apo_lab.diagnostics import reachability
 
     step = anchored(("correct", "incorrect"), [2, 1], [0, None, 0])
     monkeypatch.setattr(reachability, "items_of_all_ranks", lambda exits: [*exits, 1, 2**63 - 1, 2**63 - 1])
-    monkeypatch.setattr(sampling, "from_all_ranks", lambda part: [part, (1, 8)])
+    monkeypatch.setattr(reachability, "from_all_ranks", lambda part: [part, (1, 8)])
     metrics = watching(APO(anchor_size=1)).on_step(step)
     assert metrics["reach/num_correct"] == 4
     assert metrics["reach/correct_outside"] == 0.5

@@ -46,6 +46,7 @@ def test_a_variant_names_the_settings_that_differ():
         ("[grpo, apo]", "[grppo, apo]", "question best: 'grppo' is not among"),
         ("stage: main", "stage: min", "stage 'min' is not in edition .*: choose from tuning, main, parts"),
         ("margin: 0.02", "", "lacks the key 'margin'"),
+        ("stage: main,", "stag: main,", "has other keys than an edition: .*'stag'"),
         (
             "stage: main,",
             "stage: main, endpoint: end,",

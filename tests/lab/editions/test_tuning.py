@@ -15,10 +15,10 @@ PROTOCOL = Protocol(
             overrides=("algo=apo",),
             key="algo.loss.pull_coef",
             values=("0.1", "0.2"),
-            rates={"locks": ("1",)},
+            rates={"locks": (1,)},
         ),
         "grpo": TunedMethod(
-            name="grpo", overrides=("algo=grpo",), key="algo.clip", values=("0.2",), rates={"locks": ("1", "2")}
+            name="grpo", overrides=("algo=grpo",), key="algo.clip", values=("0.2",), rates={"locks": (1, 2)}
         ),
     },
     base_weights=(),

@@ -42,3 +42,13 @@ def test_docstrings_comments_and_formatting_of_code_do_not_count(tmp_path, monke
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     assert module._code("one") == module._code("same") != module._code("other")
+
+
+def test_the_passage_endpoint_is_in_the_hash_of_the_editions_that_ask_for_it_alone(edition, monkeypatch):
+    area, passage = (
+        edition(MINIATURE.replace("stage: main", f"stage: main, endpoint: {name}")) for name in ("area", "passage")
+    )
+    before = [registration(each) for each in (area, passage)]
+    monkeypatch.setattr(module, "OF_ENDPOINT", {"passage": ("statistics/levels.py",)})
+    assert registration(area) == before[0]
+    assert registration(passage) != before[1]

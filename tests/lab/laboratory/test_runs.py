@@ -22,7 +22,7 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
     arguments = (f"edition={edition}", f"output_dir={tmp_path}/lab", f"bases={tmp_path}/bases")
     said = finish(start_cold("lab", *arguments))
     tables = tmp_path / "lab" / "tables"
-    runs = pd.read_csv(tables / "runs.csv", keep_default_na=False)
+    runs = pd.read_csv(tables / "runs.csv.gz", keep_default_na=False)
     assert "tuning          0 of    2 runs done" in said
     assert sorted(runs.method) == ["apo", "apo", "apo", "apo+average", "grpo", "grpo+average", "strong", "wide"]
     tuning = runs[runs.stage == "tuning"]
@@ -34,9 +34,9 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
     averages_lead_from_the_base_to_the_last_policy(tables, runs)
     log_probs_are_deleted_and_weights_stay(tmp_path / "lab")
 
-    (tmp_path / "lab" / "tables" / "before.csv").write_bytes((tables / "runs.csv").read_bytes())
+    (tmp_path / "lab" / "tables" / "before.csv").write_bytes((tables / "runs.csv.gz").read_bytes())
     assert "parts           2 of    2 runs done" in start_script("lab", *arguments).finish()
-    assert (tables / "runs.csv").read_bytes() == (tables / "before.csv").read_bytes()
+    assert (tables / "runs.csv.gz").read_bytes() == (tables / "before.csv").read_bytes()
     assert "main            2 of    2 runs done" in start_script("lab", "status", *arguments).finish()
 
 
@@ -55,7 +55,7 @@ def the_row_is_that_of_the_run(lab, runs):
 
 
 def averages_lead_from_the_base_to_the_last_policy(tables, runs):
-    curves = pd.read_csv(tables / "curves.csv")
+    curves = pd.read_csv(tables / "curves.csv.gz")
     path = curves[curves.method == "grpo+average"]
     trained = curves[curves.method == "grpo"]
     assert path.base_weight.tolist() == [1.0, 0.5, 0.0]
@@ -86,4 +86,8 @@ def test_rows_are_added_once_and_read_back(tmp_path):
     append(tmp_path, Rows(runs=[{**run, "registration": "other"}], curves=[]))
     assert read_runs(tmp_path, "r").seed.tolist() == [1, 2, 3]
     assert read_runs(tmp_path, "other").seed.tolist() == [1]
-    assert pd.read_csv(tmp_path / "curves.csv")[["seed", "step"]].to_numpy().tolist() == [[1, 0.25], [1, 2], [2, 0.25]]
+    assert pd.read_csv(tmp_path / "curves.csv.gz")[["seed", "step"]].to_numpy().tolist() == [
+        [1, 0.25],
+        [1, 2],
+        [2, 0.25],
+    ]

@@ -43,25 +43,27 @@ def test_kl_cov_takes_the_largest():
 
 
 def test_a_marked_token_of_clip_cov_has_no_objective():
-    loss = ClipCov(clip_eps=0.2)(replace(INPUTS, marks=torch.tensor([0.0, 0, 0, 1])))
+    loss = ClipCov(clip_eps=0.2)(replace(INPUTS, columns={"marks": torch.tensor([0.0, 0, 0, 1])}))
     plain = GRPO()(INPUTS)
     assert loss.per_token.tolist() == [*plain.per_token.tolist()[:3], 0.0]
 
 
 def test_without_a_candidate_clip_cov_is_grpo():
-    assert torch.equal(ClipCov(clip_eps=0.2)(replace(INPUTS, marks=torch.zeros(4))).per_token, GRPO()(INPUTS).per_token)
+    assert torch.equal(
+        ClipCov(clip_eps=0.2)(replace(INPUTS, columns={"marks": torch.zeros(4)})).per_token, GRPO()(INPUTS).per_token
+    )
 
 
 def test_kl_cov_adds_the_absolute_log_ratio():
     # |log .6/.5| = 0.182322 and |log .25/.2| = 0.223144.
-    loss = KLCov(kl_coef=2.0)(replace(INPUTS, marks=torch.tensor([1.0, 0, 0, 1])))
+    loss = KLCov(kl_coef=2.0)(replace(INPUTS, columns={"marks": torch.tensor([1.0, 0, 0, 1])}))
     added = loss.per_token - GRPO()(INPUTS).per_token
     torch.testing.assert_close(added, torch.tensor([2 * 0.182322, 0, 0, 2 * 0.223144]), atol=1e-6, rtol=0)
 
 
 def test_kl_cov_without_a_clip():
     # A = 1, r = 1.2: the same; A = −1, r = 0.75 would be clipped at 0.8.
-    loss = KLCov(clip=False)(replace(INPUTS, marks=torch.zeros(4)))
+    loss = KLCov(clip=False)(replace(INPUTS, columns={"marks": torch.zeros(4)}))
     torch.testing.assert_close(loss.per_token, torch.tensor([-1.2, -1.0, 0.75, 1.25]))
 
 

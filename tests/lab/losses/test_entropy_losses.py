@@ -1,6 +1,5 @@
 """The losses that read the policy's entropy, as a weight or by rank: by hand, and where they are the plain loss."""
 
-from dataclasses import replace
 from math import exp, log
 
 import hypothesis.strategies as st
@@ -12,7 +11,7 @@ from apo_lab.losses import SAGE, EntropyAdvantage, SimKO
 from apo_lab.losses.simko import sequence_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GRPOKL
-from apo_lightning.types import LossInputs
+from apo_lightning.types import LossInputs, Needs
 from loss_cases import make_case, value_and_gradient
 
 
@@ -78,7 +77,7 @@ def simko_gradient(loss, *, y, is_correct, rank):
         is_correct=torch.tensor([is_correct]),
         candidate_ids=torch.tensor([[0, 1]]),
         candidate_logprobs=logprobs[:, :2],
-        sequence_values=torch.tensor([rank], dtype=torch.float64),
+        columns={"entropy_rank": torch.tensor([rank], dtype=torch.float64)},
     )
     value = loss(inputs).per_token
     return value.item(), torch.autograd.grad(value.sum(), logits)[0][0].tolist()
@@ -115,16 +114,10 @@ def test_a_rank_above_the_quantile_is_a_value_above_it(values, quantile):
     assert sorted(ranks.tolist()) == pytest.approx([i / (len(values) - 1) for i in range(len(values))])
 
 
-def test_what_they_read_and_run():
-    for loss in (EntropyAdvantage(), SAGE()):
-        assert loss.needs.entropy
-        assert loss.notice is None
-    assert replace(SAGE(), error_only=True).reference_mask(
-        torch.tensor([-1.0, 1.0]), torch.ones(2).bool()
-    ).tolist() == [
-        True,
-        False,
-    ]
+def test_what_they_read():
+    assert EntropyAdvantage().needs == Needs(entropy=True, gradient_on="nonzero_advantage")
+    on_errors = Needs(ref_logprobs=True, reference_on="negative_advantage", gradient_on="nonzero_advantage")
+    assert SAGE(error_only=True).needs == on_errors | Needs(entropy=True)
 
 
 def test_values_out_of_range():

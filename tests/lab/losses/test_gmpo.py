@@ -32,7 +32,7 @@ def test_on_the_first_mini_batch_the_gradient_is_that_of_grpo():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*GMPO has one ratio a completion"):
+    with pytest.raises(ConfigError, match=r"aggregation is token_mean.*GMPO has one ratio per completion"):
         GMPO().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
     with pytest.raises(ConfigError, match="leave clip_eps_high and dual_clip null"):
         GMPO(dual_clip=3.0)

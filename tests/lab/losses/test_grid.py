@@ -172,8 +172,7 @@ def test_a_cell_that_is_a_known_algorithm_equals_it_to_the_bit(cell, known, kind
     (value, gradient, _), (known_value, known_gradient, _) = (value_and_gradient(x, case) for x in (cell, known))
     assert torch.equal(value, known_value)
     assert torch.equal(gradient, known_gradient)
-    masks = [x.gradient_mask(case.advantages, case.is_correct) for x in (cell, known)]
-    assert torch.equal(*masks)
+    assert cell.needs.gradient_on == known.needs.gradient_on
 
 
 @pytest.mark.parametrize(
@@ -274,20 +273,13 @@ def test_without_an_anchor_nothing_pulls(weights):
 @pytest.mark.parametrize("topology", ["none", "ratio", *DIVERGENCES])
 def test_without_a_coefficient_the_reference_is_not_run(topology):
     loss = GridLoss(topology=topology, pull_coef=0.1 if topology == "none" else 0, trigger="always")
-    advantages, correct = torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([False, True, True])
-    assert not loss.needs.reference
-    assert not loss.reference_mask(advantages, correct).any()
-    assert loss.gradient_mask(advantages, correct).tolist() == [True, False, True]
+    assert loss.needs == GRPO().needs
     assert loss.support_size == 0
 
 
 @pytest.mark.parametrize("topology", DIVERGENCES)
 def test_where_nothing_is_learnt_a_divergence_on_every_token_still_moves_the_policy(topology):
-    loss = GridLoss(topology=topology, trigger="always", anchor_size=2)
-    zero, wrong = torch.zeros(2), torch.tensor([True, False])
-    assert loss.gradient_mask(zero, wrong).all()
-    assert loss.reference_mask(zero, wrong).all()
-    assert on_token(loss, advantage=0.0)[1].any()
+    assert on_token(GridLoss(topology=topology, trigger="always", anchor_size=2), advantage=0.0)[1].any()
 
 
 def test_a_token_of_reference_probability_zero_is_no_member():
@@ -301,12 +293,10 @@ def test_a_token_of_reference_probability_zero_is_no_member():
 
 @pytest.mark.parametrize("topology", ["ratio", *DIVERGENCES])
 def test_only_triggered_tokens_read_the_reference(topology):
-    advantages, correct = torch.tensor([-1.0, -1.0, 0.0, 1.0]), torch.tensor([False, True, True, True])
-    masks = [GridLoss(topology=topology, trigger=x).reference_mask(advantages, correct).tolist() for x in TRIGGERS]
-    everywhere = topology != "ratio"
-    assert masks == [[True, True, False, False], [True, False, False, False], [True, True, everywhere, True]]
-    learns = [GridLoss(topology=topology, trigger=x).gradient_mask(advantages, correct).tolist() for x in TRIGGERS]
-    assert learns == [[True, True, False, True], [True, True, False, True], [True, True, everywhere, True]]
+    needs = [GridLoss(topology=topology, trigger=trigger).needs for trigger in TRIGGERS]
+    everywhere = "all" if topology != "ratio" else "nonzero_advantage"
+    assert [x.reference_on for x in needs] == ["negative_advantage", "incorrect", everywhere]
+    assert [x.gradient_on for x in needs] == ["nonzero_advantage", "nonzero_advantage", everywhere]
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.floats(0.1, 4))

@@ -3,17 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from apo_lab.paper.cells import Cell, config_sha256, list_cells, weight_files
+from apo_lab.paper.cells import PaperCell, identity, list_cells
 from apo_lightning.errors import ConfigError
 from composing import PAPER, composed
 
 
-def cells(*overrides: str) -> list[Cell]:
+def cells(*overrides: str) -> list[PaperCell]:
     return list_cells(composed(*overrides, config_name="paper"))
 
 
-def train(*overrides: str, folder: Path = Path("x")) -> Cell:
-    return Cell(name="train/x", command="train", overrides=("model=tiny", *overrides), folder=folder)
+def train(*overrides: str, folder: Path = Path("x")) -> PaperCell:
+    return PaperCell(name="train/x", command="train", overrides=("model=tiny", *overrides), folder=folder)
 
 
 def test_the_papers_cells_are_all_its_runs_and_what_is_measured_of_them():
@@ -81,27 +81,10 @@ def test_the_hash_of_a_configuration_changes_with_what_decides_the_result(overri
     # `trainer=ddp_cpu2` brings its own number of steps.
     steps = () if "max_steps" in override else ("trainer.max_steps=3",)
     before, after = train("trainer.max_steps=3"), train(override, *steps)
-    assert (config_sha256(before) != config_sha256(after)) == matters
-    assert config_sha256(before) == config_sha256(replace(before, folder=Path("elsewhere")))
+    assert (identity(before) != identity(after)) == matters
+    assert identity(before) == identity(replace(before, folder=Path("elsewhere")))
 
 
-def test_weights_of_a_local_model_are_hashed_and_a_known_file_is_not_read_again(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    (tmp_path / "config.json").write_bytes(b"{}")
-    cell = train(f"model.path={tmp_path}", "model.config=null")
-    found = weight_files(cell, {})
-    # sha256sum of "weights".
-    [file] = found.values()
-    assert list(found) == ["model.safetensors"]
-    assert file.sha256 == "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"
-    marked = {"model.safetensors": replace(file, sha256="known")}
-    assert weight_files(cell, marked) == marked
-    (tmp_path / "model.safetensors").write_bytes(b"others!!")
-    assert weight_files(cell, marked)["model.safetensors"].sha256 not in ("known", file.sha256)
-
-
-def test_random_weights_and_a_run_without_weights_have_no_files(tmp_path):
-    assert weight_files(train(), {}) == {}
-    run = train(folder=tmp_path / "run")
-    measured = Cell(name="evaluate/x", command="evaluate", overrides=(), folder=tmp_path / "e", needs=run)
-    assert weight_files(measured, {}) == {}
+def test_an_evaluation_depends_on_the_configuration_of_its_run():
+    measured = PaperCell(name="e", command="evaluate", overrides=("model=tiny",), folder=Path("e"), needs=train())
+    assert identity(measured) != identity(replace(measured, needs=train("seed=2")))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apo_lab.puzzles import Countdown, Puzzle
+from apo_lab.puzzles import Countdown
 from apo_lab.puzzles.countdown import operator_sequences
 from apo_lightning.errors import ConfigError
 
@@ -30,10 +30,13 @@ def by_brute_force(numbers, target):
     }
 
 
-def test_the_counts_of_all_solvable_problems():
-    everything = Countdown(num_numbers=5, min_solutions=1, min_strategies=1)
-    assert sum(len(everything._side(held_out)) for held_out in (False, True)) == 88_024
-    assert sum(len(COUNTDOWN._side(held_out)) for held_out in (False, True)) == 52_296
+@pytest.mark.parametrize(
+    ("least", "numbers", "total"), [((1, 1), 5, 88_024), ((8, 4), 5, 52_296), ((4, 2), 4, 5_714 + 1_400)]
+)
+def test_the_counts_of_all_problems(least, numbers, total):
+    solutions, strategies = least
+    sides = Countdown(num_numbers=numbers, min_solutions=solutions, min_strategies=strategies)._sides()
+    assert sum(map(len, sides.values())) == total
 
 
 @pytest.mark.parametrize("problem", ["13579=42:", "11223=12:", "99999=90:"])
@@ -56,7 +59,7 @@ def test_near_misses_are_wrong(text):
 
 
 def test_sides_share_no_numbers():
-    numbers = [{problem[:5] for problem in COUNTDOWN._side(held_out)} for held_out in (False, True)]
+    numbers = [{problem[:5] for problem in COUNTDOWN._sides()[held_out]} for held_out in (False, True)]
     assert not numbers[0] & numbers[1]
 
 
@@ -68,19 +71,8 @@ def test_a_demonstration_is_a_solution():
         assert sorted(text[::2]) == sorted(problem[:5])
 
 
-def test_more_problems_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match="10245 are held out"):
-        COUNTDOWN.problems(20_000, 0, held_out=True)
-
-
-def test_it_is_a_puzzle():
-    assert isinstance(COUNTDOWN, Puzzle)
-
-
-def test_too_many_numbers_to_list_are_refused():
+def test_what_cannot_be_listed_or_drawn_is_refused():
     with pytest.raises(ConfigError, match="num_numbers is 6"):
         Countdown(num_numbers=6)
-
-
-def test_four_numbers_have_problems_to_spare():
-    assert [len(Countdown()._side(held_out)) for held_out in (False, True)] == [5_714, 1_400]
+    with pytest.raises(ConfigError, match="10245 are held out"):
+        COUNTDOWN.problems(20_000, 0, held_out=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apo_lab.puzzles import Divisors, Puzzle
+from apo_lab.puzzles import Divisors
 from apo_lab.puzzles.divisors import _sides
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import train
@@ -106,7 +106,3 @@ def test_bad_settings_are_refused():
         Divisors(max_smallest=2)
     with pytest.raises(ConfigError, match="371 are held out"):
         DIVISORS.problems(372, 0, held_out=True)
-
-
-def test_it_is_a_puzzle():
-    assert isinstance(DIVISORS, Puzzle)

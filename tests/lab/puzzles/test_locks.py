@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from apo_lab.puzzles import Locks, Puzzle
+from apo_lab.puzzles import Locks
 from apo_lab.puzzles.locks import CLASSES, RATES, RULES, SPREAD, STRATEGIES
 from apo_lightning.errors import ConfigError
 
@@ -78,7 +78,3 @@ def test_bad_settings_are_refused():
         Locks(digit_accuracy=0.0)
     with pytest.raises(ConfigError, match="at most"):
         LOCKS.problems(10**7, 0, held_out=True)
-
-
-def test_it_is_a_puzzle():
-    assert isinstance(LOCKS, Puzzle)

@@ -3,7 +3,7 @@ import functools
 import pytest
 from hydra.utils import instantiate
 
-from apo_lab.puzzles import Countdown, Divisors, Locks
+from apo_lab.puzzles import Countdown, Divisors, Locks, Puzzle
 from composing import composed
 
 
@@ -17,6 +17,7 @@ def tokenizer_of(model):
 @pytest.mark.parametrize("puzzle", [Locks(), Countdown(), Divisors()])
 def test_a_tokenizer_reads_one_token_a_symbol(puzzle, model):
     """Else the kinds of tokens, and the exact pass@k of a sampled answer, would be of other tokens."""
+    assert isinstance(puzzle, Puzzle)
     tokenizer = tokenizer_of(model)
     for problem in puzzle.problems(20, 0, held_out=True):
         assert len(tokenizer(problem, add_special_tokens=False)["input_ids"]) == puzzle.max_prompt_tokens

@@ -9,15 +9,14 @@ import pytest
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.reporting.laboratory import laboratory_page
-from apo_lab.reporting.laboratory.answers import answers_table, best_candidate
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.level_tables import level_tables
-from apo_lab.reporting.laboratory.long_runs import long_runs, long_table
+from apo_lab.reporting.laboratory.levels import level_tables
 from apo_lab.reporting.laboratory.reading import ArmRuns, read_edition
 from apo_lab.reporting.laboratory.tables import (
     arms_table,
-    cost_table,
+    long_run,
+    long_table,
     prediction_table,
     progress_table,
     tuning_table,
@@ -56,7 +55,6 @@ predictions:
 """
 LOSSES = {"grpo": 0.4, "apo": 0.2, "strong": 0.1, "weak": 0.6}
 OURS = "a1"
-OF_CURVES = ["lab_cost_locks", "lab_long_runs_locks"]
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +82,9 @@ def edition(protocol, tables):
 
 def made(edition):
     """Every table of the page by name."""
-    questions = answered(edition)
-    stages = edition.protocol.stages
+    questions, stages = answered(edition), edition.protocol.stages
     found = [table for stage in stages[1:] for table in (arms_table(edition, stage), verdicts_table(stage, questions))]
-    long = long_table(edition)
-    found += [long, cost_table(edition), *level_tables(edition), answers_table(edition, questions, [long])]
+    found += [long_table(edition), *level_tables(edition)]
     found += [progress_table(edition), tuning_table(edition), prediction_table(edition, questions)]
     return {table.name: table for table in found}
 
@@ -98,53 +94,6 @@ def texts(table, section=""):
     names = [column.title for column in table.columns]
     rows = [row for row in table.rows if not section or row.section == section or row.section.startswith(f"{section}:")]
     return [dict(zip(names, (cell.text for cell in row.cells), strict=True)) for row in rows]
-
-
-def rested(tables, reference):
-    """The rows that a sentence names: `table: section` or `table: section: first cell`."""
-    name, section, *first = reference.split(": ")
-    rows = texts(tables[name], section)
-    return [row for row in rows if not first or next(iter(row.values())) == first[0]]
-
-
-def test_every_sentence_has_the_numbers_and_verdicts_of_the_rows_that_it_names(edition):
-    tables = made(edition)
-    sentences = [(row["Answer"], row["Rests on"]) for row in texts(tables["lab_answers"])]
-    assert len(sentences) == 6
-    assert sentences[0][0].startswith("Above GRPO: APO ")
-    for sentence, reference in sentences:
-        rows = rested(tables, reference)
-        assert rows, reference
-        known = {number for row in rows for cell in row.values() for number in re.findall(r"[+-]?\d+\.\d\d", cell)}
-        assert set(re.findall(r"[+-]\d+\.\d\d|\d+\.\d\d(?= at)", sentence)) <= known, sentence
-        for outcome, listed in re.findall(r"(Higher|Lower|Equivalent|Undecided): ([^.]*\.\d\d\)[^A-Z]*)", sentence):
-            numbers = set(re.findall(r"[+-]\d+\.\d\d", listed))
-            assert {row["Verdict"] for row in rows if numbers & set(row.values())} == {outcome.lower()}
-
-
-def test_the_answer_of_the_best_is_its_row(edition):
-    tables = made(edition)
-    (row,) = texts(tables["lab_main_verdicts"], "best")
-    assert row["Verdict"] == "higher"
-    answer = texts(tables["lab_answers"])[1]
-    assert answer["Answer"] == f"Higher: APO ({row['Difference [points]']})."
-    assert answer["Rests on"] == "lab_main_verdicts: best"
-
-
-def test_a_candidate_above_all_is_named_and_else_the_nearest_with_its_distance(protocol, edition, tmp_path):
-    best = best_candidate(edition, answered(edition))
-    assert best.is_above
-    assert best.name == "strong"
-    assert best.sentence.startswith(
-        "strong is higher in 2 of 2 comparisons; its smallest difference is strong − APO (+"
-    )
-    tables = write_tables(tmp_path, protocol, {**LOSSES, "strong": 0.3}, OURS)
-    weaker = read_edition(tables, protocol, OURS)
-    found = best_candidate(weaker, answered(weaker))
-    assert not found.is_above
-    assert found.sentence.startswith("No candidate is; strong comes nearest and is higher in 1 of 2 comparisons; ")
-    assert "strong − APO (-" in found.sentence
-    assert found.rests_on.endswith("candidates: strong − APO")
 
 
 def test_arms_are_means_over_seeds_then_worlds_of_the_chosen_settings(protocol, tables, tmp_path):
@@ -159,15 +108,6 @@ def test_arms_are_means_over_seeds_then_worlds_of_the_chosen_settings(protocol, 
     assert (len(hall), len(cellar)) == (3, 1)
     assert float(row["Last step pass@1"]) == pytest.approx(100 * (sum(hall) / 3 + cellar[0]) / 2, abs=0.0051)
     assert row["Reached L*"] == f"{(rows.reached >= rows.level).sum()} of 4"
-
-
-def test_methods_that_nobody_tuned_are_not_called_their_best(tmp_path):
-    untuned = load_protocol("hour")
-    losses = dict.fromkeys(untuned.stage("main").arms, 0.3)
-    edition = read_edition(write_tables(tmp_path, untuned, losses, OURS), untuned, OURS)
-    table = arms_table(edition, untuned.stage("main"))
-    assert table.title == "Each method as its file sets it: arms, in per cent"
-    assert {row.cells[1].text for row in table.rows} == {"–", "as in its file"}
 
 
 def test_the_last_step_of_a_policy_has_its_interval_and_an_average_has_none(edition):
@@ -200,16 +140,11 @@ def test_predictions_are_held_or_failed_by_the_verdict(edition):
 def test_a_long_run_is_measured_after_first_passage_and_its_slope_at_its_end():
     # Passage of 0.3 at step 20: the 0.5 at step 10 does not count. Over steps 30 to 50 pass@1 rises by 0.02 in 20.
     curve = {"pass@1": [0.1, 0.2, 0.3, 0.4, 0.41, 0.42], "pass@64": [0.9, 0.5, 0.8, 0.6, 0.7, 0.65]}
-    key = {"world": "hall", "method": "grpo", "variant": "", "seed": 7}
     entropy = {"strategy_entropy": [2.0, 0.1, 1.0, 0.8, 0.9, 0.95]}
-    curves = pd.DataFrame({**key, **curve, **entropy, "step": range(0, 60, 10)})
-    arm = ArmRuns(name="grpo", runs=pd.DataFrame([{**key, "level": 0.3}]), all_curves=curves, num_planned=1)
-    (run,) = long_runs(arm)
-    assert (run.has_passed, run.lowest_pass, run.last_pass) == (True, 0.6, 0.65)
-    assert (run.lowest_entropy, run.last_entropy) == (0.8, 0.95)
-    assert (run.last_pass_1, run.slope) == (0.42, pytest.approx(0.1))
-    (whole,) = long_runs(ArmRuns(name="grpo", runs=arm.runs.assign(level=0.5), all_curves=curves, num_planned=1))
-    assert (whole.has_passed, whole.lowest_pass) == (False, 0.5)
+    points = pd.DataFrame({**curve, **entropy, "step": range(0, 60, 10), "level": 0.3})
+    run = long_run(points)
+    assert [*run.values()] == [0.6, 0.65, 0.8, 0.95, 0.42, pytest.approx(0.1)]
+    assert long_run(points.assign(level=0.5))["lowest pass@64"] == 0.5
 
 
 def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
@@ -223,19 +158,19 @@ def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
             for place, one in enumerate(ones)
         ]
     )
-    path = ArmRuns(name="grpo", runs=runs, all_curves=curves, num_planned=2).path
+    path = ArmRuns(name="grpo", runs=runs, curves=curves, num_planned=2).path
     assert path["pass@1"].tolist() == pytest.approx([0.1, 0.3])
     assert path["step"].tolist() == [0, 2]
 
 
 def test_figures_draw_the_mean_paths_and_the_level(edition):
     figures = {figure.name: figure for figure in laboratory_figures(edition)}
-    by_level = ["lab_levels_locks", "lab_level_differences_locks"]
-    assert list(figures) == [*by_level, "lab_best", "lab_average", "lab_candidates", *OF_CURVES]
+    assert list(figures) == ["lab_levels_locks", "lab_best", "lab_average", "lab_candidates"]
     (axes,) = figures["lab_best"].figure.axes
     path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path
-    drawn = [line.get_ydata() for line in axes.lines if len(line.get_xdata()) == len(path)]
-    assert any(y == pytest.approx(path["pass@64"].to_numpy()) for y in drawn)
+    every_second = path["pass@64"].to_numpy()[::-1][::2][::-1]
+    drawn = [line.get_ydata() for line in axes.lines if len(line.get_xdata()) == len(every_second)]
+    assert any(y == pytest.approx(every_second) for y in drawn)
     assert [0.3, 0.3] in [list(line.get_xdata()) for line in axes.lines]
     labels = {text.get_text() for text in figures["lab_best"].figure.legends[0].get_texts()}
     assert labels == {"Base", "GRPO", "APO"}
@@ -244,26 +179,25 @@ def test_figures_draw_the_mean_paths_and_the_level(edition):
 
 def test_rows_of_another_registration_are_left_out_and_counted_on_the_page(protocol, tables, tmp_path):
     shutil.copytree(tables, tmp_path / "tables")
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     others = runs[runs.stage == "long"].assign(registration="b2", **{"pass@64": 0.0})
-    pd.concat([runs, others]).to_csv(tmp_path / "tables" / "runs.csv", index=False)
+    pd.concat([runs, others]).to_csv(tmp_path / "tables" / "runs.csv.gz", index=False)
     page = laboratory_page(tmp_path / "tables", protocol, tmp_path / "report", date="2026-01-02", registration=OURS)
     text = page.read_text()
     assert "2 rows of another registration were left out." in text
     num_runs = (~runs.method.str.endswith("+average")).sum()
-    assert f"Read: {num_runs} training runs" in text
+    assert f"Read: training runs {num_runs}," in text
     assert pd.read_csv(page.parent / "tables/lab_long.csv")["pass@64 last"].min() > 0
 
 
 def test_a_verdict_waits_for_all_its_runs_and_only_gains_by_those_of_others(protocol, edition, tables, tmp_path):
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     is_left_out = (runs.method == "weak") & (runs.seed == 6)
-    runs[~is_left_out].to_csv(tmp_path / "runs.csv", index=False)
-    shutil.copy(tables / "curves.csv", tmp_path)
+    runs[~is_left_out].to_csv(tmp_path / "runs.csv.gz", index=False)
+    shutil.copy(tables / "curves.csv.gz", tmp_path)
     partial = read_edition(tmp_path, protocol, OURS)
     rows = texts(made(partial)["lab_candidates_verdicts"])
     assert [row["Verdict"] for row in rows] == ["higher", "higher", "11 of 12 runs", "11 of 12 runs"]
-    assert "2 of 4 comparisons wait for runs." in made(partial)["lab_answers"].rows[3].cells[2].text
     early, late = ({c.label: c.verdict for c in answered(each)[2].comparisons} for each in (partial, edition))
     for label in ("strong − GRPO", "strong − APO"):
         assert early[label].adjusted_p_value >= late[label].adjusted_p_value
@@ -278,7 +212,7 @@ def test_a_question_at_one_level_leaves_out_the_runs_that_do_not_reach_it_and_ne
         text.replace('"Is APO above GRPO?", stage: main', '"Is APO above GRPO?", endpoint: passage, stage: main')
     )
     asks = load_protocol(str(path))
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     # The area's values stand for those at L*: a run without one has not reached it.
     values = {name.replace("area", "passage"): runs[name] for name in runs if re.match(r"area(_without_\d+)?$", name)}
     with_passage = runs.assign(**values)
@@ -298,24 +232,15 @@ def test_a_question_at_one_level_leaves_out_the_runs_that_do_not_reach_it_and_ne
     assert (none.outcome, none.contrast) == ("too few seeds", None)
 
 
-def test_tables_from_before_an_endpoint_are_refused_where_a_question_asks_for_it(protocol, tables, tmp_path):
-    path = tmp_path / "passage.yaml"
-    path.write_text(
-        SMALL.replace('"Is APO above GRPO?", stage: main', '"Is APO above GRPO?", endpoint: passage, stage: main')
-    )
-    with pytest.raises(ConfigError, match="no column 'passage': make the table with this version"):
-        answered(read_edition(tables, load_protocol(str(path)), OURS))
-
-
 @pytest.mark.parametrize(("changes", "verdict"), [({"stages": ["tuning"]}, None), ({"seeds": 1}, "4 of 12 runs")])
 def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tmp_path, changes, verdict):
     tables = write_tables(tmp_path / "tables", protocol, LOSSES, OURS, **changes)
     if verdict:  # one seed of tuning chooses nothing, so the runs of all are taken
         other = write_tables(tmp_path / "all", protocol, LOSSES, OURS)
-        runs = pd.read_csv(other / "runs.csv")
+        runs = pd.read_csv(other / "runs.csv.gz")
         first = runs.groupby(["stage", "world", "method"])["seed"].transform("min")
-        runs[(runs.seed == first) | (runs.stage == "tuning")].to_csv(tables / "runs.csv", index=False)
-        shutil.copy(other / "curves.csv", tables)
+        runs[(runs.seed == first) | (runs.stage == "tuning")].to_csv(tables / "runs.csv.gz", index=False)
+        shutil.copy(other / "curves.csv.gz", tables)
     page = laboratory_page(tables, protocol, tmp_path / "report", date="2026-01-02", registration=OURS)
     found = pd.read_csv(page.parent / "tables/lab_runs.csv").set_index("Stage")
     assert found.loc["tuning", "Finished"] == found.loc["tuning", "Planned"] == 8
@@ -327,16 +252,9 @@ def test_an_unfinished_edition_has_a_page_that_says_what_is_missing(protocol, tm
         assert set(pd.read_csv(page.parent / "tables/lab_main_verdicts.csv")["Verdict"]) == {verdict}
 
 
-def test_a_question_without_a_run_of_what_it_asks_about_has_no_figure(protocol, tmp_path):
-    half = read_edition(write_tables(tmp_path, protocol, LOSSES, OURS, stages=["tuning", "main"]), protocol, OURS)
-    names = [figure.name for figure in laboratory_figures(half)]
-    assert names[2:4] == ["lab_best", "lab_average"]
-    assert "lab_candidates" not in names
-
-
 def spoiled(tables: Path, folder: Path, change) -> Path:
     shutil.copytree(tables, folder, dirs_exist_ok=True)
-    change(pd.read_csv(tables / "runs.csv")).to_csv(folder / "runs.csv", index=False)
+    change(pd.read_csv(tables / "runs.csv.gz")).to_csv(folder / "runs.csv.gz", index=False)
     return folder
 
 
@@ -353,11 +271,8 @@ def test_tables_that_cannot_be_read_are_refused_in_one_line(protocol, tables, tm
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         read_edition(spoiled(tables, tmp_path, change), protocol, OURS)
     assert "\n" not in str(error.value)
-
-
-def test_a_folder_without_tables_is_refused(protocol, tmp_path):
-    with pytest.raises(ConfigError, match=r"runs\.csv is missing: `apo lab` writes it"):
-        read_edition(tmp_path, protocol, OURS)
+    with pytest.raises(ConfigError, match=r"runs\.csv\.gz is missing: `apo lab` writes it"):
+        read_edition(tmp_path / "nowhere", protocol, OURS)
 
 
 def test_two_settings_of_one_arm_are_refused(protocol, tables, tmp_path):
@@ -371,8 +286,8 @@ def test_two_settings_of_one_arm_are_refused(protocol, tables, tmp_path):
 
 
 def test_runs_with_seeds_that_were_not_registered_do_not_count(protocol, edition, tables, tmp_path):
-    runs = pd.read_csv(tables / "runs.csv")
+    runs = pd.read_csv(tables / "runs.csv.gz")
     runs = pd.concat([runs, runs[(runs.stage == "main") & (runs.seed == 1)].assign(seed=77, area=0.0)])
     shutil.copytree(tables, tmp_path, dirs_exist_ok=True)
-    runs.to_csv(tmp_path / "runs.csv", index=False)
+    runs.to_csv(tmp_path / "runs.csv.gz", index=False)
     assert made(read_edition(tmp_path, protocol, OURS))["lab_main_verdicts"] == made(edition)["lab_main_verdicts"]

@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.reporting.laboratory.level_figures import differences_figure, worlds_figure
-from apo_lab.reporting.laboratory.level_tables import apart, differences_table, means_table, worlds_table
-from apo_lab.reporting.laboratory.levels import Group, groups
+from apo_lab.reporting.laboratory.figures import worlds_figure
+from apo_lab.reporting.laboratory.levels import Group, differences_table, groups, means_table, worlds_table
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
 from apo_lab.reporting.style import styles_of
 from composing import ROOT
@@ -42,7 +41,7 @@ def group():
                 curves += curve
     table, points = pd.DataFrame(runs), pd.DataFrame(curves).assign(strategy_entropy=1.5)
     arms = {
-        name: ArmRuns(name=name, runs=table[table.method == name], all_curves=points, num_planned=6)
+        name: ArmRuns(name=name, runs=table[table.method == name], curves=points[points.method == name], num_planned=6)
         for name in ("grpo", "apo")
     }
     return Group(name="hand", worlds=("one", "two"), level=0.3, arms=arms)
@@ -61,9 +60,7 @@ def test_levels_far_from_evaluation_points_are_left_out_and_with_most_of_them_th
     assert group.is_dense
 
     def of_every(nth):
-        curves = next(iter(group.arms.values())).all_curves
-        kept = curves[curves.step % (2 * nth) == 0]
-        arms = {name: replace(arm, all_curves=kept) for name, arm in group.arms.items()}
+        arms = {n: replace(arm, curves=arm.curves[arm.curves.step % (2 * nth) == 0]) for n, arm in group.arms.items()}
         return Group(name="hand", worlds=group.worlds, level=0.3, arms=arms)
 
     coarse = of_every(2)  # 0.05 of pass@1 between two points
@@ -81,12 +78,8 @@ def test_a_mean_has_its_error_and_the_number_of_runs_that_reach_the_level(group)
 def test_a_mean_of_some_worlds_alone_is_marked(group):
     # In world `two` the run that is left out is the only one: no run of that world reaches 0.3.
     of_apo = group.arms["apo"]
-    alone = ArmRuns(
-        name="apo",
-        runs=of_apo.runs[(of_apo.runs.world == "one") | (of_apo.runs.seed == 2)],
-        all_curves=of_apo.all_curves,
-        num_planned=6,
-    )
+    runs, curves = (table[(table.world == "one") | (table.seed == 2)] for table in (of_apo.runs, of_apo.curves))
+    alone = ArmRuns(name="apo", runs=runs, curves=curves, num_planned=6)
     some = Group(name="hand", worlds=group.worlds, level=0.3, arms={**group.arms, "apo": alone})
     marks = [cell.marked for row in means_table(some).rows if row.cells[0].text == "APO" for cell in row.cells[1:]]
     assert marks[:2] == [False, True]
@@ -105,32 +98,23 @@ def test_a_difference_has_a_band_and_each_world_its_own_with_the_runs_of_both(gr
     assert below == "–"
 
 
-def test_the_sentence_names_the_levels_where_the_band_is_apart(group):
-    said = apart(group)
-    assert said.startswith("Above GRPO: APO 1")
-    assert said.endswith("Below GRPO: none.")
-
-
-def test_figures_have_a_panel_a_world_and_one_for_each_other_method(group):
-    styles, worlds = (
-        styles_of(["Base", "GRPO", "APO"]),
-        {name: load_protocol("full").worlds["countdown_4"] for name in LEVELS},
-    )
-    assert [axes.get_title(loc="left") for axes in worlds_figure(group, worlds, styles).axes] == ["one", "two"]
-    assert [axes.get_title(loc="left") for axes in differences_figure(group, styles).axes] == ["APO"]
+def test_the_figure_has_a_panel_a_world(group):
+    worlds = {name: load_protocol("full").worlds["countdown_4"] for name in LEVELS}
+    figure = worlds_figure(group, worlds, styles_of(["Base", "GRPO", "APO"]))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["one", "two"]
 
 
 @pytest.fixture(scope="module")
 def full():
     protocol = load_protocol("full")
-    runs, curves = (pd.read_csv(ROOT / "docs" / "lab" / "full" / f"{name}.csv") for name in ("runs", "curves"))
+    runs, curves = (pd.read_csv(ROOT / "docs" / "lab" / "full" / f"{name}.csv.gz") for name in ("runs", "curves"))
     return Edition(protocol=protocol, runs=runs.fillna({"variant": ""}), curves=curves, num_refused=0)
 
 
 def test_the_published_tables_say_that_grpo_collapses_at_equal_pass_at_1_in_three_of_four_instances(full):
     group = groups(full)[0]
     table = differences_table(group)
-    at_34_5 = [column.name for column in table.columns].index("34.5") - 1
+    at_34_5 = [column.title for column in table.columns].index("pass@1 of 34.5") - 1
     found = {w: cells(table, f"pass@64, locks_{w}", "APO − GRPO")[at_34_5].split()[0] for w in "abcd"}
     assert found == {"a": "+18.1", "b": "+23.0", "c": "-3.1", "d": "+25.9"}
     means = means_table(group)

@@ -1,14 +1,15 @@
 """The page: complete, safe and on its own."""
 
+import csv
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from apo_lab.reporting.figures.canvas import NamedFigure
 from apo_lab.reporting.figures.report import report_figures
-from apo_lab.reporting.page import Report, markdown_page, page, warnings_of, write_report
-from apo_lab.reporting.records import Evaluations
+from apo_lab.reporting.page import Report, csv_text, markdown, markdown_page, page, warnings_of, write_report
+from apo_lab.reporting.records import Cell, Evaluations, Table, left, right, row_of
 from report_records import make_covered, make_evaluated, make_measurement, make_run, make_table
 
 SMALL = {"num_problems": 8, "num_samples": 4}
@@ -79,18 +80,11 @@ def test_ids_are_unique_and_every_link_within_the_page_arrives(full):
 def test_numbers_intervals_marks_and_files_are_on_the_page(full):
     assert "<strong>50.67</strong>" in full
     assert '<span class="interval">[48.10, 53.20]</span>' in full
-    assert "78.10<sup>†</sup>" in full
+    assert ">78.10†<" in full
     assert 'href="tables/main_results.csv"' in full
     assert 'href="figures/pareto.pdf"' in full
     text = Reader(full).text
-    assert "2 training runs,\n2 evaluations,\n1 measurement of oracle coverage" in text
-
-
-def test_the_same_contents_give_the_same_page():
-    def make():
-        return page(contents(tables=(make_table(),), figures=report_figures([], [make_measurement("apo", **SMALL)])))
-
-    assert make() == make()
+    assert "training runs 2, evaluations 2,\nmeasurements of oracle coverage 1." in text
 
 
 def test_hostile_text_stays_text():
@@ -107,6 +101,9 @@ def test_hostile_text_stays_text():
     html = page(report, {"main_results": (f'"><script>{hostile}.csv',)})
     assert "script" not in Reader(html).tags
     assert "&lt;script&gt;" in html
+    text = "a|b `c` <script> *x* [y](z) \\ _d_ snake_case\nline"
+    line = markdown(make_table(text=text, notes=())).splitlines()[7]
+    assert r"a\|b \`c\` \<script> \*x\* \[y](z) \\ \_d\_ snake_case line" in line
 
 
 def test_the_markdown_page_has_every_table_with_its_numbers_and_every_figure():
@@ -117,13 +114,6 @@ def test_the_markdown_page_has_every_table_with_its_numbers_and_every_figure():
         assert all(cell.text in text for row in rows for cell in row.cells)
     assert re.findall(r"!\[.*\]\(figures/(.*)\.svg\)", text) == [figure.name for figure in figures]
     assert text.index(make_table().title) < text.index(figures[0].title)
-
-
-def test_a_page_of_nothing_says_so():
-    reader = Reader(page(contents(num_runs=0)))
-    assert "Nothing was evaluated." in reader.text
-    assert "Nothing to draw." in reader.text
-    assert "Before you read the numbers" not in reader.text
 
 
 @pytest.mark.parametrize(
@@ -140,15 +130,48 @@ def test_a_page_of_nothing_says_so():
 )
 def test_what_weakens_a_number_is_said_first(truncated, verdicts, words):
     evaluated = make_evaluated("apo", truncated=truncated, verdicts=verdicts, **SMALL)
-    warnings = warnings_of([evaluated])
+    warnings = warnings_of(evaluated)
     assert len(warnings) == len(words)
     assert all(word in warning for word, warning in zip(words, warnings, strict=True))
     html = page(contents(tables=(make_table(),), evaluations=Evaluations(results=(evaluated,))))
     assert all(html.index(word) < html.index("<table") for word in words)
 
 
-def test_a_caption_is_escaped_and_a_figure_is_not():
-    figure = report_figures([], [make_measurement("apo", **SMALL)])[0].figure
-    html = page(contents(figures=[NamedFigure(name="x", title="x", caption="a < b", figure=figure)]))
-    assert "a &lt; b" in html
-    assert "&lt;svg" not in html
+TABLE = Table(
+    name="main",
+    title="Main results",
+    columns=(*left("Method"), *right("Pass@1", group="AIME 24"), *right("K")),
+    rows=(
+        row_of("Base", "–", Cell("256", 256.0), section="Qwen"),
+        row_of(
+            "APO (β = 0.1)",
+            Cell("43.57", 43.5749, (41.25, 45.875), "[41.2, 45.9]", bold=True),
+            Cell("8", 8.0, marked=True),
+            section="Qwen",
+        ),
+    ),
+    notes=("†: wrong.", "Bold: best."),
+)
+
+
+def test_markdown_says_what_a_mark_means():
+    assert markdown(TABLE) == (
+        "### Main results\n"
+        "\n"
+        "**Qwen**\n"
+        "\n"
+        "| Method | AIME 24 Pass@1 | K |\n"
+        "|:--|--:|--:|\n"
+        "| Base | – | 256 |\n"
+        "| APO (β = 0.1) | **43.57** [41.2, 45.9] | 8† |\n"
+        "\n"
+        "†: wrong.  \n"
+        "Bold: best.\n"
+    )
+
+
+def test_csv_holds_unrounded_numbers_and_bounds():
+    header, first, second = csv.reader(io.StringIO(csv_text(TABLE)))
+    assert header == ["section", "Method", "AIME 24 Pass@1", "AIME 24 Pass@1 low", "AIME 24 Pass@1 high", "K"]
+    assert first == ["Qwen", "Base", "–", "", "", "256"]
+    assert second == ["Qwen", "APO (β = 0.1)", "43.5749", "41.25", "45.875", "8"]

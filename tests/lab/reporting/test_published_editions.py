@@ -4,6 +4,7 @@ docs/lab.md states the registrations, and the stages and predictions of the edit
 """
 
 import functools
+import hashlib
 import re
 import subprocess
 
@@ -18,7 +19,7 @@ from apo_lab.reporting.laboratory import laboratory_report
 from apo_lab.reporting.page import markdown_page
 from composing import ROOT, composed
 
-FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv"))
+FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv.gz"))
 NAMES = [folder.name for folder in FOLDERS]
 PAGE = (ROOT / "docs" / "lab.md").read_text()
 FULL = load_protocol("full")
@@ -37,13 +38,25 @@ def git(*words):
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_every_row_was_made_from_a_commit_that_has_the_registered_protocol(folder):
     protocol = f"src/apo_lab/editions/{folder.name}.yaml"
-    runs = pd.read_csv(folder / "runs.csv", keep_default_na=False)
+    runs = pd.read_csv(folder / "runs.csv.gz", keep_default_na=False)
     assert set(runs.registration) == {registered(folder.name)}
     for commit in set(runs.commit):
         assert re.fullmatch("[0-9a-f]{12}", commit), "the row is of a changed checkout"
         if git("rev-parse", "--is-shallow-repository").stdout.strip() == "false":
             assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
             assert git("show", f"{commit}:{protocol}").stdout == (ROOT / protocol).read_text()
+
+
+@pytest.mark.parametrize("name", ["full", "longer", "cliff"])
+def test_the_history_has_the_base_model_of_each_run(name):
+    (commit,) = re.findall(r"git restore --source=(\w+) -- docs/lab/bases", PAGE)
+    if git("cat-file", "-e", commit).returncode:
+        pytest.skip("the clone is shallow")
+    runs = pd.read_csv(ROOT / "docs" / "lab" / name / "runs.csv.gz")
+    for world, sha256 in set(zip(runs.world, runs.base_sha256, strict=True)):
+        path = f"docs/lab/bases/{world}/{world.partition('_')[0]}/model.safetensors"
+        weights = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=ROOT, capture_output=True, check=True).stdout
+        assert hashlib.sha256(weights).hexdigest() == sha256
 
 
 @pytest.mark.parametrize(
@@ -91,10 +104,9 @@ def test_the_page_has_the_registrations(name):
 
 
 def test_the_page_counts_the_runs_of_each_stage():
-    for stage in progress(
-        composed("output_dir=outputs/lab", config_name="lab"), FULL, pd.DataFrame(columns=list(RUN_COLUMNS))
-    ):
-        assert f"| {stage.name} | {stage.num_runs} |" in PAGE
+    cfg = composed("output_dir=outputs/lab", config_name="lab")
+    for stage, (_, num_runs) in progress(cfg, FULL, pd.DataFrame(columns=list(RUN_COLUMNS))).items():
+        assert f"| {stage} | {num_runs} |" in PAGE
 
 
 def test_the_page_lists_every_prediction():

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.averages import mean_over_benchmarks
 from apo_lab.reporting.evaluations import measurements, read_evaluations
+from apo_lab.reporting.identity import mean_over_benchmarks
 from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.records import Covered, Table, TableRow
 from apo_lab.reporting.runs import read_runs
@@ -20,14 +20,11 @@ from apo_lab.reporting.tables import (
     health_table,
     held_out_table,
     hyperparameter_table,
-    lost_gained_table,
     main_results,
     report_tables,
     sensitivity_table,
-    settings_table,
     swept_methods,
 )
-from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import Estimate
 from report_cases import measured, result, write_run
 
@@ -39,8 +36,8 @@ def texts(row: TableRow) -> list[str]:
     return [cell.text for cell in row.cells]
 
 
-def column(table: Table, group: str, name: str) -> list[str]:
-    index = [(c.group, c.name) for c in table.columns].index((group, name))
+def column(table: Table, title: str) -> list[str]:
+    index = [column.title for column in table.columns].index(title)
     return [row.cells[index].text for row in table.rows]
 
 
@@ -62,8 +59,8 @@ def test_the_best_of_a_model_is_bold_and_ties_as_printed_are_bold_together() -> 
 
 def test_k_is_the_largest_budget_that_all_evaluations_of_a_benchmark_have() -> None:
     table = main_results([measured("Base", (0.1, 0.2, 0.3, 0.4)), measured("APO", (0.5, 0.6))])
-    assert [c.name for c in table.columns[2:]] == ["Pass@1", "Pass@2"]
-    assert column(table, "MATH-500", "Pass@2") == ["20.00", "60.00"]
+    assert [c.title for c in table.columns[2:]] == ["MATH-500 Pass@1", "MATH-500 Pass@2"]
+    assert column(table, "MATH-500 Pass@2") == ["20.00", "60.00"]
     assert any("2 to 4 samples" in note for note in table.notes)
 
 
@@ -73,8 +70,8 @@ def test_averages_are_over_the_benchmarks_that_all_methods_have() -> None:
     items += [measured("APO", (0.9, 0.9), benchmark="minerva_math", model="other")]
     table = main_results(items)
     # (20 + 20)/2, (40 + 40)/2 without AMC, and the other model's only benchmark.
-    assert column(table, "Average", "Pass@1") == ["20.00", "40.00", "90.00"]
-    assert column(table, "AMC 23", "Pass@1") == ["–", "40.00", "–"]
+    assert column(table, "Average Pass@1") == ["20.00", "40.00", "90.00"]
+    assert column(table, "AMC 23 Pass@1") == ["–", "40.00", "–"]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 0.5))
@@ -86,30 +83,24 @@ def test_averaged_intervals_hold_the_mean_and_shrink_with_the_root_of_benchmarks
     assert mean.high - mean.value == pytest.approx(half_width / math.sqrt(len(values)))
 
 
-def test_the_main_table_leaves_variants_to_the_sensitivity_table_unless_there_is_nothing_else() -> None:
-    default, variant = measured("APO"), measured("APO", settings={PULL: "0.02"})
-    assert [row.cells[0].text for row in main_results([default, variant]).rows] == ["APO"]
-    assert [row.cells[0].text for row in main_results([variant]).rows] == ["APO (β = 0.02)"]
-
-
-def test_a_sweep_makes_a_row_a_value_in_order_with_the_default_marked() -> None:
+def test_a_sweep_makes_a_row_a_value_in_order_with_the_default_named() -> None:
     items = [measured("APO", (0.5, 0.6))]
     items += [measured("APO", (0.4, 0.7), settings={PULL: value}) for value in ("0.02", "10", "0", "2")]
     items += [measured("APO", (0.3, 0.7), settings={PUSH: "1"}), measured("APO", settings={PULL: "0", PUSH: "1"})]
     assert swept_methods(items) == [("tiny", "APO")]
     table = sensitivity_table(items, block="tiny", method="APO", defaults=DEFAULTS)
-    assert [(row.section, row.cells[0].text, row.highlight) for row in table.rows] == [
-        ("Varying β", "β = 0", False),
-        ("Varying β", "β = 0.02", False),
-        ("Varying β", "β = 0.1 (default)", True),
-        ("Varying β", "β = 2", False),
-        ("Varying β", "β = 10", False),
-        ("Varying λ", "λ = 1", False),
-        ("Varying λ", "λ = 1.05 (default)", True),
-        ("Varying β, λ", "β = 0, λ = 1", False),
-        ("Varying β, λ", "β = 0.1, λ = 1.05 (default)", True),
+    assert [(row.section, row.cells[0].text) for row in table.rows] == [
+        ("Varying β", "β = 0"),
+        ("Varying β", "β = 0.02"),
+        ("Varying β", "β = 0.1 (default)"),
+        ("Varying β", "β = 2"),
+        ("Varying β", "β = 10"),
+        ("Varying λ", "λ = 1"),
+        ("Varying λ", "λ = 1.05 (default)"),
+        ("Varying β, λ", "β = 0, λ = 1"),
+        ("Varying β, λ", "β = 0.1, λ = 1.05 (default)"),
     ]
-    assert column(table, "MATH-500", "Pass@1")[:5] == ["40.00", "40.00", "50.00", "40.00", "40.00"]
+    assert column(table, "MATH-500 Pass@1")[:5] == ["40.00", "40.00", "50.00", "40.00", "40.00"]
 
 
 def test_health_calls_more_spread_better() -> None:
@@ -130,26 +121,11 @@ def test_the_published_health_is_below_the_measured_with_its_faults_marked() -> 
         ["APO", "–", "43.65", "0.283", "0.297", "0.485", "0.849", "–"],
     ]
     assert [[cell.marked for cell in row.cells].index(True) for row in published] == [2, 2]
-    assert any(note.startswith("Marked: the published number") for note in table.notes)
+    assert any(note.startswith("†: the published number") for note in table.notes)
     of_another_model = health_table([measured("APO", entropy=0.4)])
     assert [row.section for row in of_another_model.rows] == ["tiny, MATH-500 (K = 2)"]
     assert "published" not in " ".join(of_another_model.notes)
     assert health_table([measured("APO")]).rows == ()
-
-
-def test_lost_and_gained_problems_are_counted_from_base_and_from_grpo() -> None:
-    items = [
-        measured("Base", (0.5, 0.75), solved=(1, 1, 0, 2)),
-        measured("GRPO", (0.5, 0.5), solved=(2, 0, 0, 2)),
-        measured("APO", (0.5, 1.0), solved=(1, 1, 1, 1)),
-    ]
-    table = lost_gained_table(items)
-    assert [texts(row) for row in table.rows] == [
-        # At K = n = 2 a problem counts when it was solved at all: 3/4 → 2/4, 3/4 → 4/4, 2/4 → 4/4.
-        ["Base", "GRPO", "MATH-500", "–, 1", "4", "1", "0", "2", "-25.00", "these two checkpoints"],
-        ["Base", "APO", "MATH-500", "–, 1", "4", "0", "1", "2", "+25.00", "these two checkpoints"],
-        ["GRPO", "APO", "MATH-500", "1, 1", "4", "0", "2", "2", "+50.00", "these two checkpoints"],
-    ]
 
 
 def covered(model: str, **others: object) -> Covered:
@@ -180,31 +156,8 @@ def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None
     ]
     assert [row.cells[5].marked for row in table.rows] == [True, True]
     assert table.notes[1] == (
-        "Marked: the published number does not add up: it is no share of the problems and samples there are."
+        "†: the published number does not add up: it is no share of the problems and samples there are."
     )
-
-
-def test_a_variant_is_held_against_the_sensitivity_table_and_another_k_against_nothing() -> None:
-    where = {"model": "Qwen2.5-Math-7B", "benchmark": "math500", "settings": {PUSH: "1"}}
-    table = beside_published([measured("APO", (0.8, 0.9), **where)])
-    # Pass@2 is not published; λ = 1.0 has 83.5.
-    assert [texts(row)[3:6] for row in table.rows] == [["Pass@1", "80.00", "83.5"]]
-
-
-def test_how_it_was_measured_has_the_same_words_for_runs_and_for_evaluations(tmp_path: Path) -> None:
-    target = "apo_lightning.rollout.transformers_engine.TransformersEngine"
-    model = {"name": "tiny", "path": "hub/tiny", "stop_tokens": []}
-    write_run(tmp_path / "run", config={"engine": {"_target_": target}, "model": model}, weights="3f9a1c2b" * 8)
-    write_record(tmp_path / "elsewhere" / "results.json", result())
-    runs = read_runs([tmp_path])
-    table = settings_table(measurements(runs, read_evaluations([tmp_path], runs), DEFAULTS))
-    names = [column.name for column in table.columns]
-    shown = [names.index(name) for name in ("Benchmark", "Weights", "Engine", "Stop tokens")]
-    assert [(row.section, *(texts(row)[place] for place in shown)) for row in table.rows] == [
-        ("Evaluations", "MATH-500", "a", "transformers", "–"),
-        ("Held-out problems of training runs", "arithmetic", "of hub/tiny", "transformers", "none"),
-        ("Held-out problems of training runs", "arithmetic", "3f9a1c2b", "transformers", "none"),
-    ]
 
 
 def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: Path) -> None:
@@ -219,7 +172,7 @@ def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: 
     cells = ["APO", "2", "arithmetic", "25.00", "60.00", "+35.00"]  # one sample a problem: Pass@K would be Pass@1
     assert texts(held_out_table(found).rows[0]) == cells
     names = [table.name for table in report_tables(runs, found, (), DEFAULTS)]
-    assert names == ["held_out", "sensitivity_tiny_apo", "hyperparameters", "settings"]
+    assert names == ["held_out", "sensitivity_tiny_apo", "hyperparameters"]
 
 
 def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) -> None:
@@ -230,15 +183,6 @@ def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) 
     assert (rows["Anchor size K"].text, rows["Anchor size K"].marked) == ("8", False)
     assert "KL coefficient" not in rows  # no run has one
     assert "floor" not in rows
-
-
-def test_settings_of_a_loss_that_the_paper_has_not_are_listed_with_their_methods(tmp_path: Path) -> None:
-    write_run(tmp_path / "apo", loss={"clip_eps": 0.2, "dual_clip": 3.0})
-    for index, floor in enumerate((0.5, 0.25)):
-        write_run(tmp_path / str(index), algo="gentle", loss={"clip_eps": 0.2, "dual_clip": 3.0, "floor": floor})
-    rows = {texts(row)[0]: texts(row)[1:] for row in hyperparameter_table(read_runs([tmp_path])).rows}
-    assert rows["floor"] == ["gentle", "–", "0.25, 0.5"]
-    assert rows["dual_clip"] == ["all", "–", "3"]
 
 
 def test_tables_of_nothing_are_empty() -> None:

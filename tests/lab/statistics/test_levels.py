@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from apo_lab.statistics.cliffs import Cliff, SimulatedWorld, simulated_run
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.levels import at_levels, difference_band
+from benchmarks.accuracy.cliffs import Cliff, SimulatedWorld, simulated_run
 
 UNIT = st.floats(0, 1)
 PATHS = st.lists(st.tuples(UNIT, UNIT), min_size=1, max_size=8)

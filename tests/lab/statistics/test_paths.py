@@ -62,11 +62,6 @@ def test_the_area_of_a_straight_line_is_its_middle():
     assert area(doubles([0.1, 0.4]), doubles([1.0, 0.6]), 0.7).item() == pytest.approx(0.4)
 
 
-def test_the_area_of_two_straight_parts_is_the_weighted_mean_of_their_middles():
-    # A quarter of the levels falls from 1 to 0.8, the rest from 0.8 to 0: 0.25·0.9 + 0.75·0.4.
-    assert area(doubles([0.0, 0.1, 0.4]), doubles([1.0, 0.8, 0.0]), 0.4).item() == pytest.approx(0.525)
-
-
 def test_a_run_that_never_leaves_its_base_has_area_0():
     assert area(doubles([0.2, 0.1, 0.2]), doubles([0.9, 0.9, 0.9]), 0.4).item() == 0
 
@@ -76,26 +71,6 @@ def test_the_area_is_that_of_the_definition(points, above):
     ones, many = path_of(points)
     level = ones[0].item() + above
     assert area(ones, many, level).item() == pytest.approx(area_by_loop(ones.tolist(), many.tolist(), level), abs=1e-9)
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), UNIT), min_size=2, max_size=8), st.data())
-def test_a_point_inserted_on_a_segment_changes_nothing(points, data):
-    ones, many = path_of([(x / 20, y) for x, y in points])
-    at, share = data.draw(st.integers(1, len(points) - 1)), data.draw(st.floats(0.1, 0.9))
-    longer_ones, longer_many = [
-        torch.cat([path[:at], (path[at - 1] + share * (path[at] - path[at - 1]))[None], path[at:]])
-        for path in (ones, many)
-    ]
-    # Not a level of the grid that a point meets: there rounding decides which point is first.
-    level = ones[0].item() + 0.7123
-    assert area(longer_ones, longer_many, level).item() == pytest.approx(area(ones, many, level).item(), abs=1e-9)
-
-
-@given(POINTS, POINTS)
-def test_points_after_the_last_level_change_nothing(points, later):
-    ones, many = path_of([*points, (1.0, 0.5)])
-    longer = path_of([*points, (1.0, 0.5), *later])
-    assert area(*longer, 1.0 + 1e-9).item() == area(ones, many, 1.0 + 1e-9).item() or ones[0] == 1
 
 
 def test_each_of_several_runs_has_the_area_it_would_have_alone():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.statistics.reachability import NEVER, clopper_pearson, first_exits, is_outside_support, survival
+from apo_lab.statistics.reachability import NEVER, first_exits, is_outside_support, survival
 
 DEPTH, VOCAB = 3, 3
 
@@ -50,13 +50,3 @@ def test_a_larger_support_holds_no_less_and_longer_beginnings_no_more(ranks):
 def test_nothing_has_no_curve():
     assert all(math.isnan(value) for value in survival(torch.tensor([], dtype=torch.long), [1, 2]))
     assert first_exits(torch.tensor([], dtype=torch.bool), torch.tensor([], dtype=torch.long), 1).tolist() == [NEVER]
-
-
-@pytest.mark.parametrize(("c", "n"), [(0, 4), (1, 4), (3, 7), (7, 7)])
-def test_the_ends_of_an_exact_interval_leave_a_fortieth_on_either_side(c, n):
-    interval = clopper_pearson(c, n)
-    above = math.fsum(math.comb(n, k) * interval.low**k * (1 - interval.low) ** (n - k) for k in range(c, n + 1))
-    below = math.fsum(math.comb(n, k) * interval.high**k * (1 - interval.high) ** (n - k) for k in range(c + 1))
-    assert above == pytest.approx(0.025 if c > 0 else 1.0, abs=1e-9)
-    assert below == pytest.approx(0.025 if c < n else 1.0, abs=1e-9)
-    assert interval.mean == c / n

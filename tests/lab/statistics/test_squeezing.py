@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.statistics.squeezing import SqueezeSums, leaders, mass_of_parts, squeeze_shares
+from apo_lab.statistics.squeezing import leaders, mass_of_parts, squeeze_shares, squeeze_sums, total
 
 NAMES = ("share_leader", "share_anchors", "share_tail", "index", "tail_loses")
 
@@ -26,7 +26,7 @@ def shares_of(before, after, sampled, anchors):
     there = ids != sampled
     leader = leaders(before.log()[ids], there)
     masses = [mass_of_parts(pi.log()[[sampled]], pi.log()[ids], there, leader) for pi in (before, after)]
-    return squeeze_shares(SqueezeSums.of(*masses))
+    return squeeze_shares(squeeze_sums(*masses))
 
 
 # Source of the indices: the specification's bandits, at a step of 0.5.
@@ -70,11 +70,9 @@ def test_mass_divided_in_proportion_has_an_index_of_zero_and_shares_sum_to_one(t
         there = torch.tensor([[sampled != 0, sampled != 1, False]])
         leader = leaders(before.log()[ids], there)
         parts.append(
-            SqueezeSums.of(
-                *(mass_of_parts(pi.log()[[sampled]], pi.log()[ids], there, leader) for pi in (before, after))
-            )
+            squeeze_sums(*(mass_of_parts(pi.log()[[sampled]], pi.log()[ids], there, leader) for pi in (before, after)))
         )
-    shares = squeeze_shares(SqueezeSums.total(parts))
+    shares = squeeze_shares(total(parts))
     assert shares["index"] == pytest.approx(0, abs=1e-11)
     assert sum(shares[name] for name in NAMES[:3]) == pytest.approx(1, abs=1e-11)
 
@@ -84,26 +82,15 @@ def test_sums_of_parts_are_those_of_the_whole_and_what_is_broken_is_counted():
     before, after = (torch.rand(7, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     before, after = (m / m.sum(1, keepdim=True) for m in (before, after))
     after[3, 2] = math.nan
-    whole = SqueezeSums.of(before, after)
-    parts = [SqueezeSums.of(before[rows], after[rows]) for rows in (slice(0, 2), slice(2, 2), slice(2, 7))]
-    joined = SqueezeSums.total(parts)
-    for name in SqueezeSums.__slots__:
-        assert getattr(joined, name) == pytest.approx(getattr(whole, name), abs=1e-12)
-    assert (whole.num_fell + whole.num_rose, whole.num_nonfinite) == (6, 1)
+    whole = squeeze_sums(before, after)
+    parts = [squeeze_sums(before[rows], after[rows]) for rows in (slice(0, 2), slice(2, 2), slice(2, 7))]
+    joined = total(parts)
+    assert joined == pytest.approx(whole, abs=1e-12)
+    assert (whole["num_fell"] + whole["num_rose"], whole["num_nonfinite"]) == (6, 1)
 
 
 def test_no_token_that_fell_is_no_number():
     half = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
-    shares = squeeze_shares(SqueezeSums.of(half, half))
+    shares = squeeze_shares(squeeze_sums(half, half))
     assert list(shares) == list(NAMES)
     assert all(math.isnan(value) for value in shares.values())
-
-
-def test_without_an_anchor_beside_the_sampled_token_everything_else_is_tail():
-    masses = mass_of_parts(
-        torch.tensor([0.5], dtype=torch.float64).log(),
-        torch.tensor([[0.5]]).log(),
-        torch.tensor([[False]]),
-        torch.tensor([0]),
-    )
-    assert masses.tolist() == [[0.5, 0.0, 0.0, 0.5]]

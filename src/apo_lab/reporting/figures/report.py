@@ -1,42 +1,45 @@
-"""All figures of a report, named and captioned, from everything that was read."""
+"""All figures of a report, named and captioned; metrics of training runs against the step, a line a method."""
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from apo_lab.reporting.axes import Defaults
-from apo_lab.reporting.figures.canvas import NamedFigure
-from apo_lab.reporting.figures.pass_at_k import (
-    pareto_arrows,
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from apo_lab.reporting.figures.canvas import NamedFigure, draw_band, method_legend, panels, styled
+from apo_lab.reporting.figures.evaluations import (
     pareto_figure,
     pareto_points,
     pass_at_k_figure,
-    shown_methods,
+    sensitivity_figure,
+    sensitivity_points,
 )
-from apo_lab.reporting.figures.sensitivity import sensitivity_figure, sensitivity_points
-from apo_lab.reporting.figures.training import (
-    ENTROPY,
-    curve_panels,
-    curves_figure,
-    entropy_figure,
-    method_curves,
-)
-from apo_lab.reporting.names import algo_of, slug
+from apo_lab.reporting.names import algo_of, data_rows, slug
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
-from apo_lab.reporting.runs import RunsByMethod, runs_by_method
-from apo_lab.reporting.style import Style, styles_of
-from apo_lab.reporting.tables.sensitivity import swept_methods
-from apo_lab.reporting.tables.series import INTERVALS
+from apo_lab.reporting.runs import Defaults, RunsByMethod, runs_by_method
+from apo_lab.reporting.style import QUIET, Style, styles_of
+from apo_lab.reporting.tables.accuracies import swept_methods
+from apo_lab.reporting.tables.series import INTERVALS, evaluated
 
 SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
     "faint lines: runs as logged. Training seeds: "
 )
 PANELS = {
-    "training": ("Training", ""),
+    "entropy": ("Token entropy", ""),
+    "training": (
+        "Training",
+        "Exact pass@k: summed over all completions, on the run's own held-out problems; evaluations estimate it from "
+        "samples, on theirs. ",
+    ),
     "collapse": (
         "Snapshots along training",
-        "The same sample seeds at every step; the band of a single seed is its 95 % interval over problems. Dotted: "
-        "the model before training. ",
+        "The same sample seeds at every step. Dotted: the model before training. ",
     ),
     "monitors": (
         "Diagnostics",
@@ -44,14 +47,9 @@ PANELS = {
     ),
 }
 """Figures of panels: title and what their captions begin with."""
-EXACT = (
-    "Exact pass@k: the probability that k samples have a right one, summed over all completions, on the run's own "
-    "held-out problems; the tables of evaluations estimate it from samples, on theirs. "
-)
-ARROW_CAPTIONS = {
-    "diversity collapse": "Dashed arrow: a gain in Pass@1 with a loss in Pass@K, from the base model to GRPO.",
-    "recovery": "Solid arrow: a gain in Pass@K, from GRPO to APO.",
-}
+WINDOWS_PER_RUN = 20
+"""Lines are smoothed over a twentieth of the run."""
+THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 
 def report_figures(
@@ -74,22 +72,97 @@ def report_figures(
     ]
 
 
+class MethodCurve(NamedTuple):
+    """One metric of one method over its seeds."""
+
+    method: str
+    logged: Sequence[pd.Series]
+    """Values by step of each run, as logged."""
+    smoothed: pd.DataFrame
+    """Smoothed values of the steps that every seed has: a row a step, a column a seed."""
+
+
+class CurvePanel(NamedTuple):
+    """One metric of all methods."""
+
+    title: str
+    curves: Sequence[MethodCurve]
+    reference: float
+    """Height of the dotted line; NaN: none."""
+
+
+def method_curves(runs: RunsByMethod, key: str) -> list[MethodCurve]:
+    """The metric `key` of each method that logged it, smoothed.
+
+    Smoothed value at a step: mean of the values logged up to it, over a window of a twentieth of the run (one value
+    at least).
+    """
+    curves = []
+    for method, group in runs.items():
+        if logged := [pd.Series(run.metrics[key]).dropna() for run in group if key in run.metrics]:
+            smooth: list[Any] = [
+                each.rolling(max(1, len(each) // WINDOWS_PER_RUN), min_periods=1).mean() for each in logged
+            ]
+            curves.append(MethodCurve(method, logged, pd.concat(smooth, axis=1, join="inner")))
+    return curves
+
+
+def curve_panels(runs: RunsByMethod, figure: str) -> list[CurvePanel]:
+    """A panel for each key that some run logged and that matches a pattern of a figure in `panels.csv`.
+
+    That file has a pattern of metric keys, the title with the pattern's groups, and the dotted line: at zero, the first
+    logged value, of the base, the alarm's threshold, or none.
+    """
+    every = [run for group in runs.values() for run in group]
+    keys = {key for run in every for key in run.metrics}
+    found = []
+    for row in (row for row in data_rows("figures/panels.csv") if row["figure"] == figure):
+        matches = [match for key in keys if (match := re.fullmatch(row["pattern"], key))]
+        # Numbers by size: 8 before 16.
+        for match in sorted(matches, key=lambda m: [(len(g) if g.isdecimal() else 0, g) for g in m.groups()]):
+            reference = _reference(every, match[0], row["reference"])
+            found.append(CurvePanel(row["title"].format(*match.groups()), method_curves(runs, match[0]), reference))
+    return found
+
+
+@styled
+def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> Figure:
+    """Small multiples of logged metrics, a line a method.
+
+    Strong lines: mean over a method's seeds, smoothed over a twentieth of the run; bands: smallest to largest seed;
+    faint lines: every run as logged. The panel of `train/entropy` alone is the paper's figure of it.
+
+    Source: APO paper, figure "Evolution of Token Entropy".
+    """
+    figure, grid = panels(len(shown), height=1.75)
+    for axes, panel in zip(grid, shown, strict=True):
+        if math.isfinite(panel.reference):
+            axes.axhline(panel.reference, color=QUIET, linestyle=":", linewidth=1, zorder=2)
+        for method, logged, smoothed in panel.curves:
+            for each in logged:
+                axes.plot(each, color=styles[method].color, alpha=0.18, linewidth=0.5, zorder=1)
+            if len(smoothed):
+                y = np.stack([smoothed.mean(axis=1), smoothed.min(axis=1), smoothed.max(axis=1)])
+                draw_band(axes, smoothed.index, y, styles[method], markevery=max(1, len(smoothed) // 6))
+        axes.set_title(panel.title)
+        axes.set_xlabel("training step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    method_legend(figure, styles, {curve.method for panel in shown for curve in panel.curves})
+    return figure
+
+
 def _evaluated(
     measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
 ) -> Iterator[NamedFigure]:
-    if points := pareto_points(measurements):
-        by_block = [[point for point in points if point.block == block] for block in {p.block for p in points}]
-        drawn = set().union(*map(pareto_arrows, by_block))
-        caption = " ".join(
-            [
-                "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; "
-                f"crosses: {INTERVALS}.",
-                *(text for name, text in ARROW_CAPTIONS.items() if name in drawn),
-            ]
+    if pareto_points(measurements):
+        caption = (
+            "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: "
+            f"{INTERVALS}. A dashed arrow is a gain in Pass@1 with a loss in Pass@K, from the base model to GRPO; a "
+            "solid one is a gain in Pass@K, from GRPO to APO."
         )
         figure = pareto_figure(measurements, styles, published=paper)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)
-    if any(item.pass_at_k for item in shown_methods(measurements)):
+    if any(item.pass_at_k for item in evaluated(measurements)):
         caption = f"pass@k against k, unbiased; bands: {INTERVALS}."
         yield NamedFigure("pass_at_k", "pass@k against k", caption, pass_at_k_figure(measurements, styles))
 
@@ -113,11 +186,17 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
 def _logged(by_model: Mapping[str, RunsByMethod], styles: dict[str, Style]) -> Iterator[NamedFigure]:
     for model, methods in by_model.items():
         suffix = f"_{slug(model)}" if len(by_model) > 1 else ""
-        caption = SMOOTHING + ", ".join(f"{method} {len(runs)}" for method, runs in methods.items()) + "."
-        if method_curves(methods, ENTROPY):
-            yield NamedFigure(f"entropy{suffix}", f"Token entropy, {model}", caption, entropy_figure(methods, styles))
+        seeds = ", ".join(f"{method} {len(runs)}" for method, runs in methods.items())
         for name, (title, begin) in PANELS.items():
             if shown := curve_panels(methods, name):
-                exact = EXACT if any(panel.title.startswith("Exact") for panel in shown) else ""
-                figure = curves_figure(shown, styles)
-                yield NamedFigure(f"{name}{suffix}", f"{title}, {model}", begin + exact + caption, figure)
+                caption, figure = f"{begin}{SMOOTHING}{seeds}.", curves_figure(shown, styles)
+                yield NamedFigure(f"{name}{suffix}", f"{title}, {model}", caption, figure)
+
+
+def _reference(runs: Sequence[RunCard], key: str, kind: str) -> float:
+    if kind == "base":
+        first = [run.metrics[key].dropna().iloc[0] for run in runs if key in run.metrics]
+        return sum(first) / len(first)
+    if kind == "threshold":
+        return float(next((run.config[THRESHOLD] for run in runs if THRESHOLD in run.config), math.nan))
+    return 0.0 if kind == "zero" else math.nan

@@ -47,19 +47,6 @@ class Answered:
     question: Question
     comparisons: tuple[Comparison, ...]
 
-    @property
-    def table(self) -> str:
-        """Name of the table with its rows."""
-        return f"lab_{self.question.stage}_verdicts"
-
-    def with_outcome(self, *outcomes: Outcome) -> list[Comparison]:
-        """The comparisons with one of these verdicts."""
-        return [each for each in self.comparisons if each.verdict and each.verdict.outcome in outcomes]
-
-    def reference(self, comparison: Comparison) -> str:
-        """Names the row of a comparison: table, section and first cell."""
-        return f"{self.table}: {self.question.key}: {comparison.label}"
-
 
 def answered(edition: Edition) -> list[Answered]:
     """Every question that has a run of both arms of a pair, or all its runs and none with a value."""
@@ -68,14 +55,14 @@ def answered(edition: Edition) -> list[Answered]:
 
 
 def prediction_outcome(prediction: Prediction, questions: Sequence[Answered]) -> tuple[str, str]:
-    """`held`, `failed` or `undecided`, and the row that it rests on."""
+    """`held`, `failed` or `undecided`, and the row that it rests on: table, section and first cell."""
     for each in questions:
         for comparison in each.comparisons:
             if (each.question.key, comparison.before, comparison.after) == (prediction.question, *prediction.pair):
-                verdict = comparison.verdict
-                if verdict is None or verdict.outcome not in DECIDED:
-                    return "undecided", each.reference(comparison)
-                return ("held" if verdict.outcome == prediction.expected else "failed"), each.reference(comparison)
+                row = f"lab_{each.question.stage}_verdicts: {each.question.key}: {comparison.label}"
+                if comparison.verdict is None or comparison.verdict.outcome not in DECIDED:
+                    return "undecided", row
+                return ("held" if comparison.verdict.outcome == prediction.expected else "failed"), row
     return "undecided", "no run"
 
 

@@ -1,65 +1,87 @@
-"""The laboratory's figures: paths through the plane of pass@1 and pass@64, and curves over cost and steps."""
+"""The laboratory's figures: paths through the plane of pass@1 and pass@64, and level by level."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from apo_lab.editions.protocol import AVERAGED, Question
+from apo_lab.editions.protocol import AVERAGED, Question, World
 from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled, ticks_in_per_cent
-from apo_lab.reporting.laboratory.frontier import FAMILY, locks_frontier
-from apo_lab.reporting.laboratory.level_figures import level_figures
-from apo_lab.reporting.laboratory.levels import groups
-from apo_lab.reporting.laboratory.long_runs import STAGE as LONG
-from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
-from apo_lab.reporting.names import BASE, slug
+from apo_lab.reporting.laboratory.levels import EXPLORED, LOCKS, Group, best_single_strategy, groups
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
+from apo_lab.reporting.names import BASE
 from apo_lab.reporting.style import QUIET, Style, styles_of
 
-COSTS = {"tokens_sampled": "tokens sampled", "tokens_trained": "tokens trained", "seconds": "seconds"}
-STEP = {"step": "training step"}
-METRICS = {"pass@1": "pass@1", "pass@64": "pass@64", "strategy_entropy": "strategy entropy [nats]"}
-FRONTIER_K = 64
 DOTTED = (1.0, 1.3)
 NEWEST, OTHERS = {"linewidth": 1.8, "zorder": 18}, {"linewidth": 0.8, "alpha": 0.6}
 """Looks of the arm that a panel is about, and of those that it is compared with."""
-Frontier = Sequence[tuple[float, float]]
+EVERY = 2
+"""Every second level and evaluation point is drawn: the lines are smooth, and files half as large."""
 Styles = Mapping[str, Style]
 
 
 def laboratory_figures(edition: Edition) -> list[NamedFigure]:
-    """Level by level, a figure of paths for each question that has runs, then curves over cost and of long runs."""
+    """Level by level, then a figure of paths for each question that has runs."""
     styles = _styles(edition)
-    by_level = [f for group in groups(edition) for f in level_figures(group, edition.protocol.worlds, styles)]
-    found = [_of_question(edition, question, styles) for question in edition.protocol.questions]
-    return [*by_level, *(figure for figure in found if figure), *_of_curves(edition, styles)]
+    by_level = [_of_group(group, edition.protocol.worlds, styles) for group in groups(edition)]
+    of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
+    return [*by_level, *(figure for figure in of_questions if figure)]
+
+
+def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> NamedFigure:
+    has_single = any(worlds[world].family == LOCKS for world in group.worlds)
+    single = " Dotted upright line: pass@1 of the best single strategy." if has_single else ""
+    return NamedFigure(
+        f"lab_levels_{group.name}",
+        f"{EXPLORED}: pass@64 where pass@1 first reaches a level ({group.name})",
+        f"Means over the runs of a method that reach the level; dotted where one of its runs does not.{single}",
+        worlds_figure(group, worlds, styles),
+    )
+
+
+@styled
+def worlds_figure(group: Group, worlds: Mapping[str, World], styles: Styles) -> Figure:
+    """A panel a world: each arm's mean over its runs at each level, dotted where a run does not reach the level."""
+    figure, grid = panels(len(group.worlds), height=2.3 if len(group.worlds) > 1 else 2.9, most_columns=2)
+    levels = group.grid[::EVERY]
+    for axes, world in zip(grid, group.worlds, strict=True):
+        if worlds[world].family == LOCKS:
+            single = best_single_strategy(worlds[world])
+            axes.axvline(single, color=QUIET, linewidth=0.8, linestyle=(0, DOTTED), zorder=1)
+        for name in group.trained:
+            curves = group.curves(name, levels).get(world)
+            if curves is not None:
+                _draw_mean(axes, levels, curves, styles[arm_name(name)])
+        axes.set_title(world)
+        axes.set_xlabel("pass@1")
+        ticks_in_per_cent(axes.xaxis, axes.yaxis)
+    grid[0].set_ylabel("pass@64")
+    solid = {label: replace(style, dash=()) for label, style in styles.items()}
+    method_legend(figure, solid, [arm_name(name) for name in group.trained], most_columns=4 if len(grid) > 1 else 2)
+    return figure
 
 
 @styled
 def paths_figure(
-    pairs: Sequence[tuple[str, str]],
-    arms: Mapping[str, ArmRuns],
-    levels: Collection[float],
-    best: Frontier,
-    styles: Styles,
+    pairs: Sequence[tuple[str, str]], arms: Mapping[str, ArmRuns], worlds: Sequence[World], styles: Styles
 ) -> Figure:
     """pass@64 against pass@1 along each arm's mean path; a panel for each second arm if the first ones differ."""
-    shown, paths = [list(arms)], {name: arm.path for name, arm in arms.items()}
+    shown = [list(arms)]
     if len({before for before, _ in pairs}) > 1:
         afters = dict.fromkeys(after for _, after in pairs if after in arms)
         shown = [[*(b for b, a in pairs if a == after and b in arms), after] for after in afters]
     figure, grid = panels(len(shown), height=2.9 if len(shown) == 1 else 2.1, most_columns=3 if len(shown) > 4 else 2)
     for axes, names in zip(grid, shown, strict=True):
-        if best:
-            axes.plot(*zip(*sorted(best), strict=True), color=QUIET, linewidth=1.0, zorder=1)
-        for level in levels:
+        for level in {world.level for world in worlds}:
             axes.axvline(level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         for name in names:
             look = {} if len(shown) == 1 else NEWEST if name == names[-1] else OTHERS
-            _draw_path(axes, name, paths[name], styles[arms[name].label], look)
-        start = paths[names[0]].iloc[0]
+            _draw_path(axes, arms[name], styles[arms[name].label], look)
+        start = arms[names[0]].path.iloc[0]
         axes.plot(start["pass@1"], start["pass@64"], "X", color=styles[BASE].color, zorder=40)
         if len(shown) > 1:
             axes.set_title(arm_name(names[-1].removesuffix(AVERAGED)))
@@ -72,26 +94,6 @@ def paths_figure(
     return figure
 
 
-@styled
-def curves_figure(arms: Sequence[ArmRuns], xs: Mapping[str, str], ys: Mapping[str, str], styles: Styles) -> Figure:
-    """Each of `ys` (a row) against each of `xs` (a column), or all in one row if `xs` is one: column → printed name."""
-    pairs, paths = list(itertools.product(ys, xs)), {arm.label: arm.path for arm in arms}
-    figure, grid = panels(len(pairs), height=1.9)
-    for axes, (y, x) in zip(grid, pairs, strict=True):
-        for arm in arms:
-            style, path = styles[arm.label], paths[arm.label]
-            axes.plot(path[x], path[y], **style.line, linewidth=1.2, zorder=2 + style.rank)
-            axes.plot(path[x].iloc[-1:], path[y].iloc[-1:], style.marker, color=style.color, zorder=30 + style.rank)
-        axes.set_xlabel(xs[x])
-        axes.set_ylabel(ys[y])
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if y.startswith("pass"):
-            ticks_in_per_cent(axes.yaxis)
-    method_legend(figure, styles, [arm.label for arm in arms], most_columns=5)
-    return figure
-
-
 def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedFigure | None:
     stage = edition.protocol.stage(question.stage)
     names = dict.fromkeys(itertools.chain(*question.pairs))
@@ -100,40 +102,34 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
         return None
     is_averaged = any(name.endswith(AVERAGED) for name in arms)
     dots = " Dotted: averages of the last policy with the base model." if is_averaged else ""
-    grey = " Grey line: the frontier, the best choice of strategies by class, executed without a mistake."
-    worlds = tuple(edition.protocol.worlds[name] for name in question.worlds)
-    best = locks_frontier(worlds, FRONTIER_K) if {world.family for world in worlds} == {FAMILY} else ()
-    levels = {world.level for world in worlds}
+    worlds = [edition.protocol.worlds[name] for name in question.worlds]
     return NamedFigure(
         f"lab_{question.key}",
         f"{question.text} ({edition.group_name(question.worlds)})",
-        f"Mean path of each arm from the base model (cross) to its last step (marker).{dots} Upright line: L*."
-        f"{grey if best else ''}",
-        paths_figure(question.pairs, arms, levels, best, styles),
+        f"Mean path of each arm from the base model (cross) to its last step (marker).{dots} Upright line: L*.",
+        paths_figure(question.pairs, arms, worlds, styles),
     )
 
 
-def _of_curves(edition: Edition, styles: Styles) -> Iterator[NamedFigure]:
-    passes = {metric: METRICS[metric] for metric in ("pass@1", "pass@64")}
-    for stage in edition.protocol.stages:
-        if stage.name in (MAIN, LONG):
-            title, xs, ys = ("Cost", COSTS, passes) if stage.name == MAIN else ("Long runs", STEP, METRICS)
-            for worlds, arms in edition.arms(stage).items():
-                group = edition.group_name(worlds)
-                trained = [arm for arm in arms if not arm.name.endswith(AVERAGED)]
-                figure = curves_figure(trained, xs, ys, styles)
-                caption = f"Against {', '.join(xs.values())}: means over seeds and worlds."
-                yield NamedFigure(f"lab_{slug(title)}_{group}", f"{title} ({group})", caption, figure)
+def _draw_path(axes: Axes, arm: ArmRuns, style: Style, look: Mapping[str, float]) -> None:
+    order = {"linewidth": 1.4, "zorder": 2 + style.rank, **look}
+    drawn = arm.path[::-1][::EVERY][::-1]  # the last policy among them
+    axes.plot(drawn["pass@1"], drawn["pass@64"], **style.line, **order)
+    if not arm.name.endswith(AVERAGED):  # an average's path ends at the last policy, which has its marker
+        end, front = arm.path.iloc[-1], 20 + look.get("zorder", style.rank)
+        axes.plot(end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=front)
 
 
-def _draw_path(axes: Axes, name: str, path: Frame, style: Style, look: Mapping[str, float]) -> None:
-    axes.plot(path["pass@1"], path["pass@64"], **style.line, **{"linewidth": 1.4, "zorder": 2 + style.rank, **look})
-    # An average's path ends at the last policy, which has its marker.
-    if not name.endswith(AVERAGED):
-        end = path.iloc[-1]
-        axes.plot(
-            end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=20 + look.get("zorder", style.rank)
-        )
+def _draw_mean(axes: Axes, levels: np.ndarray, curves: np.ndarray, style: Style) -> None:
+    """A solid line while all runs reach the level, then a dotted one."""
+    counts, is_whole = np.isfinite(curves).sum(1), np.isfinite(curves).all(1)
+    mean = np.where(counts > 0, np.nansum(curves, axis=1) / np.maximum(counts, 1), np.nan)
+    order = {"color": style.color, "linewidth": 1.2, "zorder": 2 + style.rank}
+    axes.plot(levels, np.where(is_whole, mean, np.nan), linestyle="-", **order)
+    last = int(is_whole.sum()) - 1
+    axes.plot(levels[max(last, 0) :], mean[max(last, 0) :], linestyle=(0, DOTTED), **order)
+    if last >= 0:
+        axes.plot(levels[last], mean[last], style.marker, color=style.color, markersize=4, zorder=30 + style.rank)
 
 
 def _styles(edition: Edition) -> Styles:

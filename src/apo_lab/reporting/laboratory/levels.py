@@ -1,16 +1,23 @@
-"""The runs of the stage `main` at equal pass@1, level by level: what no registered verdict shows."""
+"""The runs of the stage `main` at equal pass@1, level by level: what no registered verdict shows, and its tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import resources
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 
-from apo_lab.editions.protocol import AVERAGED
-from apo_lab.reporting.laboratory.reading import KEY, MAIN, ArmRuns, Edition, arm_name
+from apo_lab.editions.protocol import AVERAGED, World
+from apo_lab.puzzles.locks import Locks
+from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
+from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
+from apo_lab.reporting.tables.cells import EMPTY, points_cell
 from apo_lab.statistics.levels import Band, Curves, at_levels, difference_band
+from apo_lightning.evaluation.records import Estimate
 
 EXPLORED = "Explored after the runs"
 """Begins the title of what was not registered: no verdict rests on it."""
@@ -23,7 +30,12 @@ SPACING = 0.0025
 WIDEST_GAP = 0.03
 """Of pass@1 between the evaluation points around a level, median over runs. Inside a wider one a value is that of a
 straight line, and its spread between runs is too small."""
+LOCKS = "locks"
+"""The family of worlds that have a best single strategy."""
 Levels = Float[NDArray[np.float64], "levels"]
+LOST, COMMITTED = 0.9, 1.0
+"""A run is over its cliff where its pass@64 first falls below `LOST`, and has committed itself where the entropy of its
+choice of a strategy [nats] first falls below `COMMITTED`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,34 +77,26 @@ class Group:
         shares = [np.min([np.isfinite(each).mean(1) for each in self.curves(n, found).values()], 0) for n in self.arms]
         return found[(np.max(shares, axis=0) >= LEAST_SHARE) & (found > self._base)]
 
-    def curves(self, name: str, levels: Levels, metric: str = "pass@64", *, envelope: bool = False) -> Curves:
+    def curves(self, name: str, levels: Levels, metric: str = "pass@64") -> Curves:
         """A metric of each run of an arm at each level, by world; see `at_levels`."""
         found: dict[str, list[Levels]] = {world: [] for world in self.worlds}
-        for key, points in self.arms[name].curves.groupby([*KEY], sort=False):
+        for key, points in self.arms[name].by_run():
             ones, values = (points[column].to_numpy(float) for column in ("pass@1", metric))
-            found[key[0]].append(at_levels(ones, values, levels, envelope=envelope))
+            found[key[0]].append(at_levels(ones, values, levels))
         return {world: np.stack(runs, axis=1) for world, runs in found.items() if runs}
 
     def band(self, pair: tuple[str, str], metric: str = "pass@64") -> tuple[Levels, Band]:
         """Levels, those of the tables and of `grid`, and the `difference_band` of a pair at them all together."""
-        if (*pair, metric) not in self._bands:
-            levels = np.unique(np.concatenate([self.levels, self.grid]))
-            before, after = (self.curves(name, levels, metric) for name in pair)
-            common = [world for world in self.worlds if world in before and world in after]
-            band = difference_band({w: before[w] for w in common}, {w: after[w] for w in common})
-            self._bands[*pair, metric] = levels, band
-        return self._bands[*pair, metric]
-
-    @cached_property
-    def _bands(self) -> dict[tuple[str, str, str], tuple[Levels, Band]]:
-        """(before, after, metric) → what `band` has computed: a page asks for it three times."""
-        return {}
+        levels = np.unique(np.concatenate([self.levels, self.grid]))
+        before, after = (self.curves(name, levels, metric) for name in pair)
+        common = [world for world in self.worlds if world in before and world in after]
+        return levels, difference_band({w: before[w] for w in common}, {w: after[w] for w in common})
 
     def _dense(self, levels: Levels) -> Float[NDArray[np.float64], "dense"]:
         """The levels around which runs have evaluation points; see `WIDEST_GAP`."""
         gaps: list[Levels] = []
         for name in self.trained:
-            for _, points in self.arms[name].curves.groupby([*KEY], sort=False):
+            for _, points in self.arms[name].by_run():
                 ones = points["pass@1"].to_numpy(float)
                 after = np.searchsorted(np.maximum.accumulate(ones), levels).clip(1, len(ones) - 1)
                 gaps.append(np.where(levels <= ones.max(), ones[after] - ones[after - 1], np.nan))
@@ -125,3 +129,171 @@ def groups(edition: Edition) -> list[Group]:
 def pair_name(pair: tuple[str, str]) -> str:
     """`APO − GRPO`."""
     return f"{arm_name(pair[1])} − {arm_name(pair[0])}"
+
+
+@cache  # tables and figures of a page ask for the same worlds
+def best_single_strategy(world: World) -> float:
+    """pass@1, over the held-out locks, of a policy that answers each of them with the strategy that opens most."""
+    defaults = OmegaConf.create((resources.files("apo_lab") / "configs/data/locks.yaml").read_text())
+    own = [override.removeprefix("data.") for override in world.run if override.startswith("data.")]
+    settings = OmegaConf.merge(defaults, OmegaConf.from_dotlist(own))
+    puzzle = Locks(secret=settings.puzzle.secret)
+    problems = puzzle.problems(settings.num_validation, settings.seed, held_out=True)
+    opened = [[puzzle.opens(problem, strategy) for strategy in range(len(puzzle.strategies))] for problem in problems]
+    return torch.tensor(opened).double().mean(0).max().item()
+
+
+def level_tables(edition: Edition) -> list[Table]:
+    """Two tables for each group of worlds, and one of the instances of locks."""
+    found = groups(edition)
+    made = [table for group in found for table in (means_table(group), differences_table(group))]
+    return [*made, worlds_table(edition, found)]
+
+
+def means_table(group: Group) -> Table:
+    """Each arm at each level: mean over the runs that reach it, standard error and their number."""
+    rows: list[TableRow] = []
+    for metric in ("pass@64", "pass@8"):
+        for name in group.arms:
+            curves = group.curves(name, group.levels, metric)
+            in_all = np.min([np.isfinite(each).any(1) for each in curves.values()], axis=0)
+            together = np.concatenate([*curves.values()], axis=1)
+            cells = (_mean_cell(values, everywhere) for values, everywhere in zip(together, in_all, strict=True))
+            rows.append(row_of(arm_name(name), *cells, section=f"{metric} where pass@1 first reaches the level"))
+    return Table(
+        name=f"lab_levels_{group.name}",
+        title=f"{EXPLORED}: pass@64 and pass@8 at equal pass@1, in per cent ({group.name})",
+        columns=(*left("Arm"), *right(*map(_level, group.levels), group="pass@1 of")),
+        rows=tuple(rows),
+        notes=(
+            "± standard error over the runs that reach the level; in brackets, how many do.",
+            "†: no run of a world reaches it. A mean over the other worlds can rise where no run does.",
+        ),
+    )
+
+
+def differences_table(group: Group) -> Table:
+    """The difference of each pair at each level: with its band, in pass@8 too, and in each world."""
+    rows: list[TableRow] = []
+    for metric in ("pass@64", "pass@8"):
+        for pair in group.pairs:
+            levels, band = group.band(pair, metric)
+            shown = np.isin(levels, group.levels)
+            columns = (values[shown].tolist() for values in (band.mean, band.low, band.high))
+            cells = (points_cell(Estimate(value=m, low=a, high=b)) for m, a, b in zip(*columns, strict=True))
+            sides = (_side(levels, band, is_apart) for is_apart in (band.low > 0, band.high < 0))
+            rows.append(row_of(pair_name(pair), *cells, *sides, section=metric))
+    for world in group.worlds if len(group.worlds) > 1 else ():
+        for pair in group.pairs:
+            curves = [group.curves(name, group.levels).get(world, np.zeros((len(group.levels), 0))) for name in pair]
+            cells = (_world_cell(before, after) for before, after in zip(*curves, strict=True))
+            rows.append(row_of(pair_name(pair), *cells, EMPTY, EMPTY, section=f"pass@64, {world}"))
+    return Table(
+        name=f"lab_level_differences_{group.name}",
+        title=f"{EXPLORED}: differences at equal pass@1 [points] ({group.name})",
+        columns=(
+            *(*left("Difference"), *right(*map(_level, group.levels), group="pass@1 of")),
+            *right("above 0", "below 0", group="Band"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "In brackets: a band over seeds that holds the whole curve, at all levels together, in 95 % of cases, for "
+            "these worlds and problems. Band above and below 0: the levels of pass@1 at which it does not hold 0, and "
+            "the largest difference there. In one world: how many runs of both arms reach the level.",
+        ),
+    )
+
+
+def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
+    """The instances of locks: how good one strategy for all problems is, and where each method loses pass@64."""
+    rows = []
+    for group in found:
+        for world in (edition.protocol.worlds[name] for name in group.worlds):
+            if world.family == LOCKS:
+                single = best_single_strategy(world)
+                section = f"{world.name}, best single strategy {100 * single:.1f} %"
+                rows += [_cliff_row(group.arms[name].within([world.name]), single, section) for name in group.trained]
+    return Table(
+        name="lab_worlds",
+        title=f"{EXPLORED}: where methods commit themselves and lose pass@64, in the instances of locks",
+        columns=(
+            *left("Arm"),
+            *right("step", "pass@1", group="Commits"),
+            *right("pass@1", "share of the best single strategy", group="Cliff"),
+            *right("Highest pass@1", "Runs above it"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Means, from the lowest to the highest run. Commits: the entropy of its choice of a strategy first falls "
+            "below 1 nat. Cliff: pass@64 first falls below 90 %. Runs for which that does not happen are left out. "
+            "Best single strategy: pass@1 of a policy that answers every held-out problem with the one strategy that "
+            "opens most of them. Runs above it: how many reach this pass@1.",
+        ),
+    )
+
+
+def _mean_cell(values: Float[NDArray[np.float64], "runs"], is_in_all_worlds: np.bool) -> Cell:
+    reached = 100 * values[np.isfinite(values)]
+    if not len(reached):
+        return EMPTY
+    error = f" ± {reached.std(ddof=1) / np.sqrt(len(reached)):.1f}" if len(reached) > 1 else ""
+    return Cell(f"{reached.mean():.1f}{error} ({len(reached)})", reached.mean().item(), marked=not is_in_all_worlds)
+
+
+def _world_cell(before: Float[NDArray[np.float64], "_"], after: Float[NDArray[np.float64], "_"]) -> Cell:
+    runs = [100 * values[np.isfinite(values)] for values in (before, after)]
+    if not all(map(len, runs)):
+        return EMPTY
+    difference = (runs[1].mean() - runs[0].mean()).item()
+    return Cell(f"{difference:+.1f} ({len(runs[0])}, {len(runs[1])})", difference)
+
+
+def _side(levels: Levels, band: Band, is_apart: Bool[NDArray[np.bool], "levels"]) -> Cell:
+    """The stretches of levels where a band lies on one side of 0, and the largest difference there."""
+    places = np.flatnonzero(is_apart)
+    if not len(places):
+        return EMPTY
+    largest = places[np.abs(band.mean[places]).argmax()]
+    stretches = [levels[each] for each in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)]
+    ends = [dict.fromkeys(f"{100 * level:.1f}" for level in (each[0], each[-1])) for each in stretches]
+    text = ", ".join(" to ".join(each) for each in ends)
+    return Cell(f"{text} ({100 * band.mean[largest]:+.1f} at {100 * levels[largest]:.1f})")
+
+
+def _cliff_row(arm: ArmRuns, single: float, section: str) -> TableRow:
+    runs = [points for _, points in arm.by_run()]
+    steps, ones = np.array([_fall(points, "strategy_entropy", COMMITTED) for points in runs]).T
+    cliffs = np.array([_fall(points, "pass@64", LOST)[1] for points in runs])
+    highest = np.array([points["pass@1"].max() for points in runs])
+    return row_of(
+        arm.label,
+        *(_range(steps, 0), _range(100 * ones, 1), _range(100 * cliffs, 1), _range(cliffs / single, 2)),
+        *(_range(100 * highest, 1), f"{(highest >= single).sum()} of {len(runs)}"),
+        section=section,
+    )
+
+
+def _fall(points: Frame, metric: str, below: float) -> tuple[float, float]:
+    """Step and pass@1 where a metric first falls below a value, between two evaluation points; NaN if it does not."""
+    values, steps, ones = (points[name].to_numpy(float) for name in (metric, "step", "pass@1"))
+    if not (values < below).any():
+        return np.nan, np.nan
+    after = int((values < below).argmax())
+    share = (values[after - 1] - below) / (values[after - 1] - values[after])
+    step, one = (
+        start + share * (end - start) for start, end in (steps[after - 1 : after + 1], ones[after - 1 : after + 1])
+    )
+    return float(step), float(one)
+
+
+def _range(values: np.ndarray, decimals: int) -> Cell:
+    """The mean of the runs that have a value, with the lowest and the highest."""
+    found = values[np.isfinite(values)]
+    if not len(found):
+        return EMPTY
+    low, mean, high = (f"{each:.{decimals}f}" for each in (found.min(), found.mean(), found.max()))
+    return Cell(f"{mean} ({low} to {high})" if len(found) > 1 else mean, float(found.mean()))
+
+
+def _level(level: float) -> str:
+    return f"{100 * level:.3g}"

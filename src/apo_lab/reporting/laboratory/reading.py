@@ -1,9 +1,9 @@
-"""Reads the published tables of an edition, `runs.csv` and `curves.csv`, and finds the runs of each arm in them."""
+"""Reads the published tables of an edition, and finds the runs of each arm in them."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,29 @@ KS = (1, 8, 64)
 _TEXT = ("world", "method", "variant", "stage", "registration")
 _METRICS = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy", "tokens_sampled", "tokens_trained", "seconds")
 _ENDPOINTS = {"area": "area", "passage": "passage", "last": "pass@64"}
-"""Endpoint of a question → its column in `runs.csv`."""
+"""Endpoint of a question → its column in `runs.csv.gz`."""
 _WITHOUT = {name: tuple(f"{name}_without_{block}" for block in range(BLOCKS)) for name in _ENDPOINTS}
 _BASE = tuple(f"base_pass@{k}" for k in KS)
 COLUMNS = {
-    "runs": (
+    "runs.csv.gz": (
         *(*KEY, "stage", *_BASE, *_METRICS, "reached", "level", "area", "area_8", "registration"),
         *(*_WITHOUT["area"], *_WITHOUT["last"]),
     ),
-    "curves": (*KEY, "step", "base_weight", *_METRICS),
+    "curves.csv.gz": (*KEY, "step", "base_weight", *_METRICS),
 }
 """Columns that the page needs of each table."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ArmRuns:
-    """The finished runs of one arm in some worlds. What is computed of them is kept: a page asks for it many times."""
+    """The finished runs of one arm in some worlds."""
 
     name: str
     """Of the method or arm, as in the protocol."""
     runs: Frame
-    """Their rows of `runs.csv`."""
-    all_curves: Frame
-    """`curves.csv`, with the rows of other arms."""
+    """Their rows of `runs.csv.gz`."""
+    curves: Frame
+    """Their rows of `curves.csv.gz`, with the `level` of each."""
     num_planned: int
     """Runs that the protocol asks for."""
 
@@ -62,15 +62,12 @@ class ArmRuns:
 
     def within(self, worlds: Sequence[str]) -> "ArmRuns":
         """The same arm in some of its worlds."""
-        if set(self.runs["world"]) <= set(worlds):
-            return self
-        return replace(self, runs=self.runs[self.runs["world"].isin(worlds)])
+        runs, curves = (table[table["world"].isin(worlds)] for table in (self.runs, self.curves))
+        return replace(self, runs=runs, curves=curves)
 
-    @property
-    def curves(self) -> Frame:
-        """Their rows of `curves.csv`, with the level of each."""
-        of_method = self.all_curves[self.all_curves["method"] == self.name]
-        return of_method.merge(self.runs[[*KEY, "level"]], on=[*KEY])
+    def by_run(self) -> Iterator[tuple[tuple[str, ...], Frame]]:
+        """Key and evaluation points of each run."""
+        yield from self.curves.groupby([*KEY], sort=False)
 
     def mean(self, column: str) -> float:
         """Mean of a column over seeds, then over worlds."""
@@ -82,18 +79,9 @@ class ArmRuns:
         Raises:
             ConfigError: the tables were made before there was this endpoint.
         """
-        if endpoint not in self._scores:
-            self._scores[endpoint] = self._scores_of(endpoint)
-        return self._scores[endpoint]
-
-    @cached_property
-    def _scores(self) -> dict[str, ArmScores]:
-        return {}
-
-    def _scores_of(self, endpoint: str) -> ArmScores:
         column, without = _ENDPOINTS[endpoint], list(_WITHOUT[endpoint])
         if column not in self.runs:
-            raise ConfigError(f"runs.csv has no column '{column}': make the table with this version of `apo lab`")
+            raise ConfigError(f"runs.csv.gz has no column '{column}': make the table with this version of `apo lab`")
         tables = {
             str(world): pseudo_values(
                 torch.tensor(rows[column].to_numpy(float)), torch.tensor(rows[without].to_numpy(float))
@@ -108,10 +96,9 @@ class ArmRuns:
 
         It ends where the shortest run ends, so that every point has the same runs.
         """
-        curves = self.curves
-        place = curves.groupby([*KEY]).cumcount().rename("place")
-        shortest = curves.groupby([*KEY]).size().min()
-        by_world = curves[place < shortest].groupby(["world", place])[["step", *_METRICS]].mean()
+        place = self.curves.groupby([*KEY]).cumcount().rename("place")
+        shortest = self.curves.groupby([*KEY]).size().min()
+        by_world = self.curves[place < shortest].groupby(["world", place])[["step", *_METRICS]].mean()
         return by_world.groupby(level="place").mean()
 
 
@@ -123,17 +110,7 @@ class Edition:
     runs: Frame
     curves: Frame
     num_refused: int
-    """Rows of `runs.csv` of another registration, which are left out."""
-
-    @cached_property
-    def _rows_of(self) -> Mapping[Any, Frame]:
-        """(stage, method) → rows; an edition asks for each hundreds of times."""
-        return dict(iter(self.runs.groupby(["stage", "method"], sort=False)))
-
-    @cached_property
-    def _arms(self) -> dict[tuple[str, tuple[str, ...], str], ArmRuns]:
-        """(stage, worlds, name) → what `arm` has found."""
-        return {}
+    """Rows of `runs.csv.gz` of another registration, which are left out."""
 
     def arm(self, stage: Stage, worlds: Sequence[str], name: str) -> ArmRuns:
         """The planned runs of an arm: those of the stage, or of the stage `main` if the stage has no such arm.
@@ -142,21 +119,7 @@ class Edition:
             ConfigError: the arm has several settings in one world.
         """
         own = (*stage.methods, *stage.arms)
-        owner = stage if name.removesuffix(AVERAGED) in own else self.protocol.stage(MAIN)
-        key = (owner.name, tuple(worlds), name)
-        if key not in self._arms:
-            self._arms[key] = self._find(owner, worlds, name)
-        return self._arms[key]
-
-    def _find(self, owner: Stage, worlds: Sequence[str], name: str) -> ArmRuns:
-        planned = [(world, seed) for world in worlds for seed in owner.seeds.get(world, ())]
-        rows = self._rows_of.get((owner.name, name), self.runs[:0])
-        rows = rows[pd.MultiIndex.from_frame(rows[["world", "seed"]]).isin(planned)]
-        for world, of_world in rows.groupby("world"):
-            if of_world["variant"].nunique() > 1:
-                found = ", ".join(of_world["variant"].unique())
-                raise ConfigError(f"{name} in {world}, stage {owner.name}, has runs of {found}: keep the chosen one's")
-        return ArmRuns(name=name, runs=rows, all_curves=self.curves, num_planned=len(planned))
+        return _find_arm(self, stage.name if name.removesuffix(AVERAGED) in own else MAIN, tuple(worlds), name)
 
     def groups(self, stage: Stage) -> dict[tuple[str, ...], list[str]]:
         """Worlds that are shown as one → names of the arms there: those of the questions, else of each family."""
@@ -190,24 +153,38 @@ class Edition:
 
 
 def read_edition(folder: Path, protocol: Protocol, registration: str) -> Edition:
-    """Read `runs.csv` and `curves.csv` of a folder.
+    """Read `runs.csv.gz` and `curves.csv.gz` of a folder.
 
     Raises:
         ConfigError: a file, a column or every row of the registration is missing, or two rows have the same key.
     """
-    tables = {name: _read(folder / f"{name}.csv", columns) for name, columns in COLUMNS.items()}
-    runs = tables["runs"]
+    tables = {name: _read(folder / name, columns) for name, columns in COLUMNS.items()}
+    runs, curves = tables.values()
     is_ours = runs["registration"] == registration
     if not is_ours.any():
         raise ConfigError(
-            f"{folder / 'runs.csv'} has {len(runs)} rows and none of registration {registration[:12]}: "
+            f"{folder / 'runs.csv.gz'} has {len(runs)} rows and none of registration {registration[:12]}: "
             "give the edition that they were run from, or run this one with `apo lab`"
         )
     ours = runs[is_ours]
     if (doubled := ours[ours.duplicated([*KEY])]).size:
         key = " ".join(str(doubled.iloc[0][name]) for name in KEY)
-        raise ConfigError(f"{folder / 'runs.csv'} has two rows of {key}: keep one")
-    return Edition(protocol=protocol, runs=ours, curves=tables["curves"], num_refused=int((~is_ours).sum()))
+        raise ConfigError(f"{folder / 'runs.csv.gz'} has two rows of {key}: keep one")
+    return Edition(protocol=protocol, runs=ours, curves=curves, num_refused=int((~is_ours).sum()))
+
+
+@cache  # a page asks for each arm hundreds of times
+def _find_arm(edition: Edition, stage: str, worlds: Sequence[str], name: str) -> ArmRuns:
+    seeds = edition.protocol.stage(stage).seeds
+    planned = [(world, seed) for world in worlds for seed in seeds.get(world, ())]
+    rows = edition.runs[(edition.runs["stage"] == stage) & (edition.runs["method"] == name)]
+    rows = rows[pd.MultiIndex.from_frame(rows[["world", "seed"]]).isin(planned)]
+    for world, variants in rows.groupby("world")["variant"]:
+        if variants.nunique() > 1:
+            found = ", ".join(variants.unique())
+            raise ConfigError(f"{name} in {world}, stage {stage}, has runs of {found}: keep the chosen one's")
+    curves = edition.curves[edition.curves["method"] == name].merge(rows[[*KEY, "level"]], on=[*KEY])
+    return ArmRuns(name=name, runs=rows, curves=curves, num_planned=len(planned))
 
 
 def arm_name(name: str) -> str:

@@ -3,17 +3,15 @@
 from pathlib import Path
 
 from apo_lab.editions.protocol import Protocol
-from apo_lab.reporting.laboratory.answers import answers_table
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.level_tables import level_tables
-from apo_lab.reporting.laboratory.long_runs import STAGE as LONG
-from apo_lab.reporting.laboratory.long_runs import long_table
-from apo_lab.reporting.laboratory.reading import MAIN, read_edition
+from apo_lab.reporting.laboratory.levels import level_tables
+from apo_lab.reporting.laboratory.reading import read_edition
 from apo_lab.reporting.laboratory.tables import (
+    LONG,
     arms_table,
     compared_stages,
-    cost_table,
+    long_table,
     prediction_table,
     progress_table,
     tuning_table,
@@ -31,7 +29,7 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
     """The content of the page, as far as there are runs.
 
     Args:
-        tables: folder with `runs.csv` and `curves.csv`.
+        tables: folder with `runs.csv.gz` and `curves.csv.gz`.
         protocol: of the edition.
         date: as it is printed.
         registration: of the edition; rows of another are left out, and counted on the page.
@@ -41,25 +39,12 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
     """
     edition = read_edition(tables, protocol, registration)
     questions, stages = answered(edition), compared_stages(edition)
-    by_stage = [
-        table
-        for stage in stages
-        for table in (
-            long_table(edition) if stage.name == LONG else arms_table(edition, stage),
-            verdicts_table(stage, questions),
-        )
-    ]
-    cost = [cost_table(edition)] if MAIN in {stage.name for stage in stages} else []
-    long = [table for table in by_stage if table.name == "lab_long"]
-    made = [
-        progress_table(edition),
-        answers_table(edition, questions, long),
-        *by_stage,
-        *level_tables(edition),
-        *cost,
-        tuning_table(edition),
-        prediction_table(edition, questions),
-    ]
+    made = [progress_table(edition)]
+    for stage in stages:
+        made.append(long_table(edition) if stage.name == LONG else arms_table(edition, stage))
+        made.append(verdicts_table(stage, questions))
+    made += level_tables(edition)
+    made += [tuning_table(edition), prediction_table(edition, questions)]
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",
         date=date,

@@ -1,23 +1,29 @@
-"""The tables of the laboratory's page: runs, arms, verdicts, cost, tuning and predictions."""
+"""The tables of the laboratory's page: runs, arms, verdicts, long runs, tuning and predictions."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
 
 from apo_lab.editions.protocol import AVERAGED, Stage
 from apo_lab.editions.tuning import chosen, configurations
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
-from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition
+from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition, Frame
 from apo_lab.reporting.names import BASE, method_name
 from apo_lab.reporting.records import Cell, Column, Table, TableRow, bare, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, points_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.cells import EMPTY, number_cell, p_cell, points_cell, share_cell, with_best_bold
 from apo_lab.statistics.verdicts import mean_interval
 from apo_lightning.evaluation.results import estimate_of
 
+LONG = "long"
+"""The stage of long runs."""
 TITLES = {
-    "main": "Each method at its best",
+    MAIN: "Each method at its best",
     "factorial": "Push or pull: λ × β of APO",
     "controls": "Parts of APO: one changed at a time",
-    "long": "Long runs",
+    LONG: "Long runs",
     "candidates": "Candidates against every published method",
 }
 """Stages with a title of their own, in the order of the page; others follow under their names."""
@@ -27,11 +33,8 @@ COMPARED = {
     "last": "pass@64 at the last step",
 }
 """Endpoint of a question → what its table compares."""
-AREA = (
-    "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run does not "
-    "reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, worlds. These values "
-    "are means on the logit scale. Policies at the last step differ in pass@1 too."
-)
+TAIL = 0.4
+"""Share of the steps of a long run over which its slope is fitted."""
 
 
 def progress_table(edition: Edition) -> Table:
@@ -67,27 +70,26 @@ def arms_table(edition: Edition, stage: Stage) -> Table:
             Column("Reached L*"),
         ),
         rows=with_best_bold(rows),
-        notes=(AREA, "Retained: share of valid ways to a right answer with a probability of 1 in 10,000 or more."),
+        notes=(
+            "Area: pass@64 at first passage, mean over levels of pass@1 from the base model's to L*, 0 where a run "
+            "does not reach a level. In brackets: 95 % interval over seeds, problems and, if there are several, "
+            "worlds. These values are means on the logit scale. Policies at the last step differ in pass@1 too.",
+            "Retained: share of valid ways to a right answer with a probability of 1 in 10,000 or more.",
+        ),
     )
 
 
 def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
     """The comparisons of a stage, by question."""
     own = [each for each in questions if each.question.stage == stage.name]
-    rows = [
-        _verdict_row(comparison, f"{each.question.key}: {each.question.text}")
-        for each in own
-        for comparison in each.comparisons
-    ]
+    rows = [_verdict_row(row, f"{each.question.key}: {each.question.text}") for each in own for row in each.comparisons]
     compared = " or ".join(text for name, text in COMPARED.items() if name in {each.question.endpoint for each in own})
     return Table(
         name=f"lab_{stage.name}_verdicts",
         title=f"{stage_title(stage)}: verdicts",
         columns=(
-            *left("Comparison"),
-            *right("Difference [points]", "p", "Adjusted p"),
-            *left("Verdict"),
-            *right("Last step [points]"),
+            *(*left("Comparison"), *right("Difference [points]", "p", "Adjusted p")),
+            *(*left("Verdict"), *right("Last step [points]")),
         ),
         rows=tuple(rows),
         notes=(
@@ -98,22 +100,49 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
     )
 
 
-def cost_table(edition: Edition) -> Table:
-    """What runs of the tuned methods took, and where they ended."""
-    columns = ("tokens_sampled", "tokens_trained", "seconds")
+def long_table(edition: Edition) -> Table:
+    """Long runs, a row each and a row of means for each arm: does pass@64 come back, and does pass@1 still rise?"""
     rows = []
-    for worlds, arms in edition.arms(edition.protocol.stage(MAIN)).items():
-        for arm in (arm for arm in arms if not arm.name.endswith(AVERAGED)):
-            costs = (Cell(f"{arm.mean(column):,.0f}", arm.mean(column)) for column in columns)
-            ends = (share_cell(bare(arm.mean(f"pass@{k}"))) for k in (1, 64))
-            rows.append(row_of(arm.label, *costs, *ends, section=edition.group_name(worlds)))
+    for arm in itertools.chain(*edition.arms(edition.protocol.stage(LONG)).values()):
+        runs = pd.DataFrame([long_run(points) for _, points in arm.by_run()])
+        for place, ((world, *_, seed), points) in enumerate(arm.by_run()):
+            has_passed = (points["pass@1"] >= points["level"]).any()
+            name = Cell(f"{world}, seed {seed}", marked=not has_passed)
+            rows.append(row_of(name, *_long_cells(runs[place : place + 1]), section=arm.label))
+        rows.append(row_of("mean", *_long_cells(runs), section=arm.label))
     return Table(
-        name="lab_cost",
-        title="Cost of a run",
-        columns=(*left("Arm"), *right("Tokens sampled", "Tokens trained", "Seconds", "pass@1", "pass@64")),
+        name="lab_long",
+        title="Long runs: does collapse reverse, and has training converged?",
+        columns=(
+            *(
+                *left("Run"),
+                *right("lowest", "last", group="pass@64"),
+                *right("lowest", "last", group="Entropy [nats]"),
+            ),
+            *right("last", "slope [points per 100 steps]", group="pass@1"),
+        ),
         rows=tuple(rows),
-        notes=("Means over seeds and worlds, until the last step, without the evaluation of held-out problems.",),
+        notes=(
+            "Lowest: after the first passage of L*. It is below the last value by chance alone, so a small difference "
+            "is no reversal. Slope: least squares over the last two fifths of the steps; ±: standard error over runs.",
+            "†: the run does not reach L*, and its lowest values are those of the whole run.",
+        ),
     )
+
+
+def long_run(points: Frame) -> dict[str, float]:
+    """A run after its first passage of L*, or as a whole if it does not reach it; the slope is per 100 steps."""
+    reached = (points["pass@1"] >= points["level"]).to_numpy()
+    after = points[reached.cumsum() > 0] if reached.any() else points
+    tail = points[points["step"] >= (1 - TAIL) * points["step"].max()]
+    return {
+        "lowest pass@64": after["pass@64"].min(),
+        "last pass@64": points["pass@64"].iloc[-1],
+        "lowest entropy": after["strategy_entropy"].min(),
+        "last entropy": points["strategy_entropy"].iloc[-1],
+        "last pass@1": points["pass@1"].iloc[-1],
+        "slope": 100 * float(np.polyfit(tail["step"], tail["pass@1"], 1)[0]) if len(tail) > 1 else math.nan,
+    }
 
 
 def tuning_table(edition: Edition) -> Table:
@@ -126,7 +155,7 @@ def tuning_table(edition: Edition) -> Table:
             area = share_cell(bare(math.fsum(each.areas) / len(each.areas)))
             name = Cell(each.arm.variant, bold=is_chosen)
             section = f"{each.family}, {method_name(each.arm.method)}"
-            rows.append(row_of(name, seeds, area, "chosen" if is_chosen else "", section=section, highlight=is_chosen))
+            rows.append(row_of(name, seeds, area, "chosen" if is_chosen else "", section=section))
     return Table(
         name="lab_tuning",
         title="Tuning: every configuration, in per cent",
@@ -139,7 +168,7 @@ def tuning_table(edition: Edition) -> Table:
 def prediction_table(edition: Edition, questions: Sequence[Answered]) -> Table:
     """Each prediction and its outcome."""
     rows = []
-    for each in edition.protocol.predictions:
+    for each in edition.protocol.predictions if questions else ():
         outcome, rests_on = prediction_outcome(each, questions)
         decided = Cell(outcome, bold=outcome != "undecided")
         rows.append(row_of(each.statement, each.source, each.question, each.expected, decided, rests_on))
@@ -147,7 +176,7 @@ def prediction_table(edition: Edition, questions: Sequence[Answered]) -> Table:
         name="lab_predictions",
         title="Predictions, registered before the runs",
         columns=left("Prediction", "Whose", "Question", "Expected", "Outcome", "Rests on"),
-        rows=tuple(rows) if questions else (),
+        rows=tuple(rows),
         notes=("Held: the verdict is the expected one. Failed: another verdict. Undecided: no verdict.",),
     )
 
@@ -168,27 +197,36 @@ def compared_stages(edition: Edition) -> list[Stage]:
 
 
 def _arm_row(arm: ArmRuns, group: str) -> TableRow:
-    one, eight_at_end, alive = (share_cell(bare(arm.mean(column))) for column in ("pass@1", "pass@8", "alive"))
+    one, eight_at_end, alive, eight = (
+        share_cell(bare(arm.mean(column))) for column in ("pass@1", "pass@8", "alive", "area_8")
+    )
     last, area = (share_cell(estimate_of(mean_interval(arm.scores(endpoint)))) for endpoint in ("last", "area"))
-    eight = share_cell(bare(arm.mean("area_8")))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
     runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
-    is_apo = arm.name in ("apo", "apo_itself")
     ends = (EMPTY,) * 4 if arm.name.endswith(AVERAGED) else (one, eight_at_end, last, alive)
-    return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group, highlight=is_apo)
-
-
-def _p_cell(p_value: float) -> Cell:
-    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value)
+    return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group)
 
 
 def _verdict_row(comparison: Comparison, section: str) -> TableRow:
-    difference, p_value, adjusted = EMPTY, EMPTY, EMPTY
-    if comparison.contrast:
-        difference = points_cell(estimate_of(comparison.contrast.difference))
-        p_value = _p_cell(comparison.contrast.p_value)
-    if comparison.verdict:
-        adjusted = _p_cell(comparison.verdict.adjusted_p_value)
-    outcome = Cell(comparison.outcome, bold=bool(comparison.verdict) and comparison.outcome != "undecided")
-    last = points_cell(estimate_of(comparison.last.difference)) if comparison.last else EMPTY
-    return row_of(comparison.label, difference, p_value, adjusted, outcome, last, section=section)
+    contrast, verdict, last = comparison.contrast, comparison.verdict, comparison.last
+    return row_of(
+        comparison.label,
+        points_cell(estimate_of(contrast.difference)) if contrast else EMPTY,
+        p_cell(contrast.p_value) if contrast else EMPTY,
+        p_cell(verdict.adjusted_p_value) if verdict else EMPTY,
+        Cell(comparison.outcome, bold=verdict is not None and comparison.outcome != "undecided"),
+        points_cell(estimate_of(last.difference)) if last else EMPTY,
+        section=section,
+    )
+
+
+def _long_cells(runs: Frame) -> list[Cell]:
+    """The means of these runs, with the slope's standard error if they are several."""
+    lowest, last, lowest_entropy, last_entropy, pass_1, slope = map(float, runs.mean())
+    error = f" ± {100 * runs['slope'].sem():.2f}" if len(runs) > 1 else ""
+    return [
+        *(share_cell(bare(share)) for share in (lowest, last)),
+        *(number_cell(bare(nats)) for nats in (lowest_entropy, last_entropy)),
+        share_cell(bare(pass_1)),
+        Cell(f"{100 * slope:+z.2f}{error}", 100 * slope),
+    ]

@@ -1,19 +1,18 @@
-"""Numbers as cells, the best of a column, and the columns that tables of accuracies share."""
+"""Numbers as cells, and the best of a column."""
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from apo_lab.reporting.names import BASE, benchmark_name
-from apo_lab.reporting.records import Cell, Column, TableRow, left, right
-from apo_lab.reporting.tables.series import INTERVALS, Series, average
+from apo_lab.reporting.names import BASE
+from apo_lab.reporting.records import Cell, Column, TableRow
+from apo_lab.reporting.tables.series import Series
 from apo_lightning.evaluation.records import Estimate
 
 EMPTY = Cell("–")
 PER_CENT = 100.0
 SEEDS = Column("Seeds")
-HOW_TO_READ = f"Per cent. In brackets: {INTERVALS}. Bold: best of its block, by however little."
 
 
 def number_cell(estimate: Estimate | None, *, scale: float = 1.0, decimals: int = 3, signed: bool = False) -> Cell:
@@ -40,6 +39,20 @@ def points_cell(estimate: Estimate | None) -> Cell:
     return number_cell(estimate, scale=PER_CENT, decimals=2, signed=True)
 
 
+def p_cell(p_value: float, level: float = 0.0) -> Cell:
+    """A p-value, bold up to the level."""
+    if not math.isfinite(p_value):
+        return EMPTY
+    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value, bold=p_value <= level)
+
+
+def seeds_cell(item: Series, names: Iterable[str] | None = None) -> Cell:
+    """Training seeds behind a row, of all its benchmarks or of some: `3`, `2 to 3`; a dash where nobody trained."""
+    measured = [item.by_benchmark[name] for name in (item.by_benchmark if names is None else names)]
+    counts = {len(each.policies) for each in measured if each.method != BASE or each.seeds}
+    return Cell(" to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "–")
+
+
 def with_best_bold(rows: Sequence[TableRow], lower_is_better: Iterable[int] = ()) -> tuple[TableRow, ...]:
     """The rows with the best number of each column bold, within each section; ties as printed are bold together.
 
@@ -60,40 +73,3 @@ def _best_bold(cells: Sequence[Cell], is_lower_better: bool) -> Sequence[Cell]:
         return cells
     best = numbers[min(numbers) if is_lower_better else max(numbers)]
     return [replace(cell, bold=cell.value is not None and cell.text == best) for cell in cells]
-
-
-def seeds_cell(item: Series, names: Iterable[str] | None = None) -> Cell:
-    """Training seeds behind a row, of all its benchmarks or of some: `3`, `2 to 3`; a dash where nobody trained."""
-    measured = [item.by_benchmark[name] for name in (item.by_benchmark if names is None else names)]
-    counts = {len(each.policies) for each in measured if each.method != BASE or each.seeds}
-    return Cell(" to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "–")
-
-
-@dataclass(frozen=True, slots=True)
-class Accuracies:
-    """Pass@1 and Pass@K [%] of each benchmark, then averages where a table has them."""
-
-    benchmarks: Sequence[str]
-    budget: Mapping[str, int]
-    """K of each benchmark."""
-    has_averages: bool
-
-    def columns(self, first: str) -> tuple[Column, ...]:
-        """All columns of the table, the first with a title of its own."""
-        found = [*left(first), SEEDS]
-        for name in self.benchmarks:
-            found += right(*(f"Pass@{k}" for k in self._ks(name)), group=benchmark_name(name))
-        return (*found, *(right("Pass@1", "Pass@K", group="Average") if self.has_averages else ()))
-
-    def cells(self, item: Series, averaged: Iterable[str]) -> tuple[Cell, ...]:
-        """The cells of a row but its first; averages are over the benchmarks `averaged`."""
-        found, names = [seeds_cell(item)], list(averaged)
-        for name in self.benchmarks:
-            metrics = item.by_benchmark[name].metrics if name in item.by_benchmark else {}
-            found += [share_cell(metrics.get(f"pass@{k}")) for k in self._ks(name)]
-        if self.has_averages:
-            found += [share_cell(average(item, names, metric)) for metric in ("pass@1", "pass@K")]
-        return tuple(found)
-
-    def _ks(self, name: str) -> list[int]:
-        return sorted({1, self.budget[name]})

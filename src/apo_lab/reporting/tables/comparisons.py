@@ -2,40 +2,29 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
-from apo_lab.reporting.averages import score_table
+from apo_lab.reporting.identity import score_table
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Cell, Measurement, Table, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, points_cell, seeds_cell
+from apo_lab.reporting.tables.cells import EMPTY, p_cell, points_cell, seeds_cell
 from apo_lab.reporting.tables.series import Series, common_benchmarks, evaluated, series, without_variants
 from apo_lab.statistics.multiplicity import holm, seeds_needed
-from apo_lab.statistics.seeds import DifferenceTest, seed_difference_test
+from apo_lab.statistics.seeds import seed_difference_test
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.evaluation.results import estimate_of
 
-METRICS = ("Pass@1", "Pass@K")
 LEVEL = 0.05
 FEW_SEEDS = {
     1: "With one training seed a row is about these checkpoints, and says nothing of other seeds of the method.",
     2: "Two seeds say little of how much seeds differ: where these do, the interval is very wide (Student's t with one "
     "degree of freedom). Train three or more.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pair:
-    """Method B against method A in one metric, averaged over the benchmarks that all methods of the block have."""
-
-    a: Series
-    b: Series
-    metric: str
-    test: DifferenceTest
-    seeds_needed: int | None
-    """None where one of the two has a single training seed, or is the base model."""
+Scores = Sequence[torch.Tensor]
+"""The scores of a method on each benchmark: seeds × problems."""
 
 
 def comparison_table(measurements: Sequence[Measurement]) -> Table:
@@ -45,88 +34,72 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
     `holm` over all comparisons of the table. The last column is `seeds_needed` for one point, from the spread between
     the seeds of these two methods.
     """
-    pairs = _pairs(without_variants(series(evaluated(measurements))))
-    tested = [pair for pair in pairs if math.isfinite(pair.test.p_value)]
-    adjusted = dict(zip(map(id, tested), holm([pair.test.p_value for pair in tested]), strict=True))
+    pairs = list(_pairs(without_variants(series(evaluated(measurements)))))
+    tests = [seed_difference_test(*scores) for *_, scores in pairs]
+    tested = [place for place, test in enumerate(tests) if math.isfinite(test.p_value)]
+    adjusted = dict(zip(tested, holm([tests[place].p_value for place in tested]), strict=True))
     rows = tuple(
         row_of(
-            pair.a.head.name,
-            pair.b.head.name,
-            f"{seeds_cell(pair.a).text}, {seeds_cell(pair.b).text}",
-            _metric_name(pair),
-            points_cell(_possible(estimate_of(pair.test.difference))),
-            _p_cell(pair.test.p_value),
-            _p_cell(adjusted.get(id(pair), math.nan), level=LEVEL),
-            EMPTY if pair.seeds_needed is None else Cell(f"{pair.seeds_needed:,}", float(pair.seeds_needed)),
-            section=pair.a.head.block,
+            a.head.name,
+            b.head.name,
+            f"{seeds_cell(a).text}, {seeds_cell(b).text}",
+            metric,
+            points_cell(_possible(estimate_of(test.difference))),
+            p_cell(test.p_value),
+            p_cell(adjusted.get(place, math.nan), level=LEVEL),
+            EMPTY if BASE in (a.head.method, b.head.method) else _seeds_needed(scores),
+            section=a.head.block,
         )
-        for pair in pairs
+        for place, ((a, b, metric, scores), test) in enumerate(zip(pairs, tests, strict=True))
     )
-    notes = [
-        "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
-        "over problems, paired, and over training seeds of methods that have several. "
-        f"Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
-        f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
-        f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone."
-    ]
-    compared = [measured for pair in pairs for item in (pair.a, pair.b) for measured in item.by_benchmark.values()]
+    compared = [measured for a, b, *_ in pairs for item in (a, b) for measured in item.by_benchmark.values()]
     counts = {len(measured.policies) for measured in compared if measured.method != BASE}
-    notes += [note for num_seeds, note in FEW_SEEDS.items() if num_seeds in counts]
     return Table(
         name="comparisons",
         title="Every two methods compared",
         columns=(*left("From", "To", "Seeds", "Metric"), *right("Change", "p", "p, Holm", "Seeds for one point")),
         rows=rows,
-        notes=tuple(notes),
+        notes=(
+            "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
+            "over problems, paired, and over training seeds of methods that have several. "
+            f"Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
+            f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
+            f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone.",
+            *(note for num_seeds, note in FEW_SEEDS.items() if num_seeds in counts),
+        ),
     )
 
 
-def _pairs(items: Sequence[Series]) -> list[_Pair]:
-    common, pairs = common_benchmarks(items), []
+def _pairs(items: Sequence[Series]) -> Iterator[tuple[Series, Series, str, tuple[Scores, Scores]]]:
+    """Every two methods of a block, with each metric whose scores are known problem by problem."""
+    common = common_benchmarks(items)
     for a, b in itertools.combinations(items, 2):
-        if a.head.block != b.head.block:
-            continue
-        names = sorted(common[a.head.block])
-        for metric in METRICS:
-            tables = [_tables(item, names, metric) for item in (a, b)]
-            if all(tables):
-                test = seed_difference_test(*tables)
-                pairs.append(_Pair(a=a, b=b, metric=metric, test=test, seeds_needed=_needed(a, b, tables)))
-    return pairs
+        if a.head.block == b.head.block:
+            names = sorted(common[a.head.block])
+            ks = {measured.num_samples for measured in a.by_benchmark.values()}
+            for is_many, metric in ((False, "Pass@1"), (True, f"Pass@{max(ks)}" if len(ks) == 1 else "Pass@K")):
+                before, after = (_scores(item, names, is_many) for item in (a, b))
+                if before and after:
+                    yield a, b, metric, (before, after)
 
 
-def _tables(item: Series, names: Sequence[str], metric: str) -> list[torch.Tensor]:
-    """The scores of each benchmark, seeds × problems; empty where one of them is not known problem by problem."""
+def _scores(item: Series, names: Sequence[str], is_many: bool) -> Scores:
+    """pass@1 or pass@K on each benchmark; empty where one of them is not known, or has other seeds."""
     measured = [item.by_benchmark[name] for name in names]
-    found = [
-        score_table(each.policies, "pass@1" if metric == METRICS[0] else f"pass@{each.num_samples}")
-        for each in measured
-    ]
+    found = [score_table(each.policies, f"pass@{each.num_samples if is_many else 1}") for each in measured]
     known = [table for table in found if table is not None]
     same_seeds = len({tuple(policy.seed for policy in each.policies) for each in measured}) == 1
     return known if len(known) == len(names) and same_seeds else []
 
 
-def _needed(a: Series, b: Series, tables: Sequence[Sequence[torch.Tensor]]) -> int | None:
-    by_seed = [torch.stack([table.mean(1) for table in method]).mean(0) for method in tables]
-    if BASE in (a.head.method, b.head.method) or min(map(len, by_seed)) < 2:
-        return None
-    return seeds_needed(math.sqrt(sum(float(each.var()) for each in by_seed) / 2))
-
-
-def _metric_name(pair: _Pair) -> str:
-    """Pass@K by its number, where all benchmarks have one."""
-    ks = {measured.num_samples for measured in pair.a.by_benchmark.values()}
-    return f"Pass@{max(ks)}" if pair.metric == METRICS[1] and len(ks) == 1 else pair.metric
+def _seeds_needed(scores: tuple[Scores, Scores]) -> Cell:
+    by_seed = [torch.stack([table.mean(1) for table in method]).mean(0) for method in scores]
+    if min(map(len, by_seed)) < 2:
+        return EMPTY
+    count = seeds_needed(math.sqrt(sum(float(each.var()) for each in by_seed) / 2))
+    return Cell(f"{count:,}", float(count))
 
 
 def _possible(change: Estimate) -> Estimate:
     """The part of the interval that a change of a share can have; none stays none."""
     return replace(change, low=max(change.low, -1.0), high=min(change.high, 1.0))
-
-
-def _p_cell(p_value: float, level: float = 0.0) -> Cell:
-    """A p-value, bold up to the level."""
-    if not math.isfinite(p_value):
-        return EMPTY
-    return Cell("< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}", p_value, bold=p_value <= level)

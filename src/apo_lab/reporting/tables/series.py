@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from apo_lab.reporting.averages import mean_over_benchmarks, mean_over_both, mean_over_seeds
-from apo_lab.reporting.identity import OF_N, blocks_in_order
+from apo_lab.reporting.identity import OF_N, blocks_in_order, mean_over_benchmarks, mean_over_both, mean_over_seeds
 from apo_lab.reporting.names import METHODS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
@@ -100,16 +99,12 @@ def average(
 
 
 def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """Notes on numbers of samples that differ, samples that were pooled, and policies that were not averaged."""
+    """Notes on numbers of samples that differ, and on policies that were not averaged."""
     notes = []
     for benchmark, k in sorted(budgets(measurements).items()):
-        # Pooled samples have a note of their own.
-        group = [item for item in measurements if item.benchmark == benchmark and len(item.sampling_seeds) <= 1]
-        if len({item.num_samples for item in group}) > 1:
-            most = max(item.num_samples for item in group)
+        most = max(item.num_samples for item in measurements if item.benchmark == benchmark)
+        if most > k:
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
-    if pooled := {item.name for item in measurements if len(item.sampling_seeds) > 1}:
-        notes.append(f"Samples drawn with several seeds from the same weights are pooled: {', '.join(sorted(pooled))}.")
     if unclear := sorted({item.name for item in measurements if item.which}):
         notes.append(
             f"Not averaged: {', '.join(unclear)}. One name stands for several weights that are not different training "

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from apo_lab.reporting.figures.canvas import EndLabel, label_ends
 from apo_lab.reporting.names import METHODS
-from apo_lab.reporting.style import KNOWN
+from apo_lab.reporting.style import KNOWN, QUIET
 
 GRPO, NSR, KL, APO, NAIVE = (KNOWN[METHODS[algo]] for algo in ("grpo", "nsr", "grpo_kl", "apo", "apo_naive"))
 """Styles of the methods that the figures compare."""
+LABEL_HEIGHT = 0.085
+"""Of a name at the end of a line, as a share of the height of the axes."""
 Curve = tuple[str, Mapping[str, Any], torch.Tensor]
 """A name, keywords of `Axes.plot`, and the values over x."""
 
@@ -21,8 +22,15 @@ def curves(
 ) -> None:
     """Draw curves over one x, each named at its end, with further `settings` of `Axes.set`; call it last."""
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
-    labels = []
+    ends = []
     for name, look, values in shown:
-        (drawn,) = axes.plot(x, values, zorder=3, **look)
-        labels.append(EndLabel(text=name, x=x[-1], y=float(values[-1]), color=str(drawn.get_color())))
-    label_ends(axes, labels)
+        axes.plot(x, values, zorder=3, **look)
+        ends.append((float(values[-1]), name))
+    axes.get_ylim()  # chooses the limits, on which the heights below depend
+    to_axes, last = axes.transData + axes.transAxes.inverted(), -1.0
+    for y, name in sorted(ends):
+        height = max(to_axes.transform((x[-1], y))[1], last + LABEL_HEIGHT)
+        leader = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2}
+        place = {"xytext": (1.04, height), "textcoords": "axes fraction", "va": "center", "annotation_clip": False}
+        axes.annotate(name, (x[-1], y), fontsize=7, arrowprops=leader, **place)
+        last = height

@@ -1,7 +1,7 @@
 """Every statement of the theory in one list, which the command, `docs/theory.md` and the tests read."""
 
 from apo_lab.theory.statements import anchoring, dynamics, forces, long_run, squeezing
-from apo_lab.theory.statements.statement import Finding, Reading, Statement
+from apo_lab.theory.statements.statement import Reading, Statement, Truth
 
 
 def _place(statement: Statement) -> tuple[int, int]:
@@ -13,4 +13,4 @@ _MODULES = (forces, squeezing, dynamics, anchoring, long_run)
 _FOUND = (value for module in _MODULES for value in vars(module).values() if isinstance(value, Statement))
 STATEMENTS: tuple[Statement, ...] = tuple(sorted(_FOUND, key=_place))
 
-__all__ = ["STATEMENTS", "Finding", "Reading", "Statement"]
+__all__ = ["STATEMENTS", "Reading", "Statement", "Truth"]

@@ -12,7 +12,7 @@ from apo_lab.theory import closed_forms as form
 from apo_lab.theory.expectations import expected_force, sampled_force
 from apo_lab.theory.forces import log_growth, pull_forces, token_forces
 from apo_lab.theory.problems import bandit, constant, dist, random_probs, random_states, seeded
-from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, statement
+from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, statement
 from apo_lab.theory.trajectories import flow, inner_steps
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, PolicyLoss
@@ -25,7 +25,7 @@ def cosine(one: Float[Tensor, "*tokens vocab"], other: Float[Tensor, "*tokens vo
     return (one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))
 
 
-@statement("C12", "Gradient alignment", Finding.CONDITIONAL, where="appendix B.1, proposition")
+@statement("C12", "Gradient alignment", Truth.CONDITIONAL, where="appendix B.1, proposition")
 def gradient_alignment() -> Iterator[Reading]:
     """The pull is strictly collinear with the gradient of support coverage.
 
@@ -59,7 +59,7 @@ def gradient_alignment() -> Iterator[Reading]:
     yield below("256 tokens: cos of the summed forces", whole, 0.99)
 
 
-@statement("C13", "A corrected target", Finding.CONDITIONAL, where="appendix B.1, consistency")
+@statement("C13", "A corrected target", Truth.CONDITIONAL, where="appendix B.1, consistency")
 def target_consistency() -> Iterator[Reading]:
     """The pull descends towards Q*, the reference within the anchors.
 
@@ -87,7 +87,7 @@ def target_consistency() -> Iterator[Reading]:
     yield below("cos(pull, Q* − π), worst of 1000 states", cosines.min(), 0.0)
 
 
-@statement("C14", "Structure-preserving inflation", Finding.FALSE, where="appendix B.3")
+@statement("C14", "Structure-preserving inflation", Truth.FALSE, where="appendix B.3")
 def structure_preservation() -> Iterator[Reading]:
     """The pull inflates the valid structure proportionally to its shape.
 
@@ -107,7 +107,7 @@ def structure_preservation() -> Iterator[Reading]:
     yield above("the growth of either", alike[5], -0.01)
 
 
-@statement("C15", "Persistent recovery", Finding.FALSE, where="appendix B.3")
+@statement("C15", "Persistent recovery", Truth.FALSE, where="appendix B.3")
 def persistence() -> Iterator[Reading]:
     """The anchor keeps a strong restoring gradient as long as the safe mass is below 1.
 
@@ -147,7 +147,7 @@ def settle(start: Float[Tensor, "vocab"], ref: Tensor, quality: Tensor, loss: Po
     return path[1:, 0].softmax(1).mean(0)
 
 
-@statement("C16", "Elastic recovery", Finding.CONDITIONAL, where="section 4, Fig. 5", figure="recovery")
+@statement("C16", "Elastic recovery", Truth.CONDITIONAL, where="section 4, Fig. 5", figure="recovery")
 def elastic_recovery() -> Iterator[Reading]:
     """The anchor brings suppressed branches back.
 
@@ -183,7 +183,7 @@ def elastic_recovery() -> Iterator[Reading]:
         yield below(f"the same, Z = 0.03: {name}", settle(ref, ref, dist(0.5, 0.0), other)[1], 0.03)
 
 
-@statement("C17", "Signal cancellation", Finding.CONDITIONAL, where="appendix C.1")
+@statement("C17", "Signal cancellation", Truth.CONDITIONAL, where="appendix C.1")
 def cancellation() -> Iterator[Reading]:
     """A naive anchor can neutralise or reverse the push on the error.
 
@@ -205,7 +205,7 @@ def cancellation() -> Iterator[Reading]:
     yield below("net force on z_y then", net, 0.0)
 
 
-@statement("C18", "Exclusion aligns push and pull", Finding.CONDITIONAL, where="appendix C.1")
+@statement("C18", "Exclusion aligns push and pull", Truth.CONDITIONAL, where="appendix C.1")
 def exclusive_alignment() -> Iterator[Reading]:
     """Without y among the anchors the pull consistently suppresses the error.
 
@@ -218,7 +218,7 @@ def exclusive_alignment() -> Iterator[Reading]:
     yield equal("counter-example: growth of log π_y", growth, 0.0125, 5e-4)
 
 
-@statement("P1", "Push against pull", Finding.CONDITIONAL, where="section 4 (β = 0.1)")
+@statement("P1", "Push against pull", Truth.CONDITIONAL, where="section 4 (β = 0.1)")
 def push_and_pull() -> Iterator[Reading]:
     """The pull is a small correction to the push.
 

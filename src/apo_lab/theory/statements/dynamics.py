@@ -12,7 +12,7 @@ from apo_lab.theory import closed_forms as form
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, seeded
-from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, same, statement
+from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, same, statement
 from apo_lab.theory.trajectories import flow, inner_steps
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
@@ -27,7 +27,7 @@ def entropy(probs: Tensor) -> float:
     return -torch.special.xlogy(probs, probs).sum(-1).item()
 
 
-@statement("C7", "Recursive contraction", Finding.CONDITIONAL, where="section 3.1")
+@statement("C7", "Recursive contraction", Truth.CONDITIONAL, where="section 3.1")
 def recursive_contraction() -> Iterator[Reading]:
     """On-policy updates contract the space of solutions, and the anchor undoes it.
 
@@ -74,7 +74,7 @@ def recursive_contraction() -> Iterator[Reading]:
     yield equal("exponent of π_k in t", rare, -0.5, 0.01)
 
 
-@statement("C8", "Recall and elimination", Finding.FALSE, where="table 1")
+@statement("C8", "Recall and elimination", Truth.FALSE, where="table 1")
 def recall_says_nothing() -> Iterator[Reading]:
     """A top-1 recall of 83.84 % guarantees that squeezing eliminates 16 % of the paths.
 
@@ -87,7 +87,7 @@ def recall_says_nothing() -> Iterator[Reading]:
     yield above("the same, leader wrong: growth of the 16 %", log_growth(ref, force)[1], 0)
 
 
-@statement("C9", "Divergence against reward", Finding.CONDITIONAL, where="section 3.3, Fig. 4")
+@statement("C9", "Divergence against reward", Truth.CONDITIONAL, where="section 3.3, Fig. 4")
 def penalty_against_reward() -> Iterator[Reading]:
     """The KL penalty's gradient conflicts with the reward's.
 
@@ -121,9 +121,7 @@ def _ratio_after(
     return path.softmax(1)[-1] / old
 
 
-@statement(
-    "C10", "KL leaves the trust region", Finding.CONDITIONAL, where="appendix B.4, case 1", figure="trust_region"
-)
+@statement("C10", "KL leaves the trust region", Truth.CONDITIONAL, where="appendix B.4, case 1", figure="trust_region")
 def penalty_leaves_trust_region() -> Iterator[Reading]:
     """Where the clip is flat, KL pushes the ratio significantly beyond the window.
 
@@ -147,7 +145,7 @@ def penalty_leaves_trust_region() -> Iterator[Reading]:
         yield equal(f"π_old = π_ref: r, coefficient {coef:g}", at_end, 0.795, 0.0055)
 
 
-@statement("C11", "APO stays in the trust region", Finding.FALSE, where="appendix B.4, case 2", figure="trust_region")
+@statement("C11", "APO stays in the trust region", Truth.FALSE, where="appendix B.4, case 2", figure="trust_region")
 def adherence() -> Iterator[Reading]:
     """It is mathematically impossible for the anchor to push the update into an unstable regime.
 
@@ -188,7 +186,7 @@ def adherence() -> Iterator[Reading]:
     yield below("the same, APO: rarest anchor's ratio over that", apo[2] / old[2] / likeliest, 0.8)
 
 
-@statement("C19", "Sufficiently penalised", Finding.FALSE, where="appendix B.4, clipped region")
+@statement("C19", "Sufficiently penalised", Truth.FALSE, where="appendix B.4, clipped region")
 def saturation() -> Iterator[Reading]:
     """A zero gradient below 1 − ε confirms that the policy has been penalised enough.
 
@@ -209,7 +207,7 @@ def saturation() -> Iterator[Reading]:
     yield equal("the same under GRPO", grpo, 0.1)
 
 
-@statement("C20", "KL on errors alone", Finding.CONDITIONAL, where="section 5, baselines")
+@statement("C20", "KL on errors alone", Truth.CONDITIONAL, where="section 5, baselines")
 def error_only_penalty() -> Iterator[Reading]:
     """A KL penalty on error tokens alone is a fair rival of the anchor.
 

@@ -10,7 +10,7 @@ from apo_lab.theory import closed_forms as form
 from apo_lab.theory.expectations import cases, expected_force, sampled_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, dist, random_probs, random_states, random_tokens, seeded
-from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, same, statement
+from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, same, statement
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, GRPOKL
 
@@ -19,7 +19,7 @@ NSR = SignedReward(positive_weight=0.0, negative_weight=1.0)
 PSR = SignedReward(positive_weight=1.0, negative_weight=0.0)
 
 
-@statement("F1", "Forces of one token", Finding.EXACT, where="Eqs. 1, 9, 23; the table of forces of this project")
+@statement("F1", "Forces of one token", Truth.EXACT, where="Eqs. 1, 9, 23; the table of forces of this project")
 def rows_of_forces() -> Iterator[Reading]:
     """What each term of the losses does to the logits of its position.
 
@@ -62,7 +62,7 @@ def rows_of_forces() -> Iterator[Reading]:
     yield same("E k3 = KL(π_ref‖π)", mean, ref - probs)
 
 
-@statement("F2", "Master identity", Finding.EXACT, where="Eq. 9")
+@statement("F2", "Master identity", Truth.EXACT, where="Eq. 9")
 def master_identity() -> Iterator[Reading]:
     """Push and pull are one gradient of the rectified ratio.
 
@@ -87,7 +87,7 @@ def _clocks(accuracy: float, size: int | None) -> tuple[float, float]:
     return right, -wrong
 
 
-@statement("E1", "The clock of a group", Finding.EXACT, where="this project")
+@statement("E1", "The clock of a group", Truth.EXACT, where="this project")
 def clock() -> Iterator[Reading]:
     """Advantages of a group, in expectation over the others of the group.
 
@@ -102,7 +102,7 @@ def clock() -> Iterator[Reading]:
     yield equal("a⁺ + a⁻, G = 8, J → 0", sum(_clocks(1e-7, 8)), 7 / math.sqrt(8), 1e-4)
 
 
-@statement("E2", "One vector field", Finding.FALSE, where="section 3.1 (dual dynamics)")
+@statement("E2", "One vector field", Truth.FALSE, where="section 3.1 (dual dynamics)")
 def one_vector_field() -> Iterator[Reading]:
     """Positive and negative samples drive different dynamics.
 
@@ -128,7 +128,7 @@ def one_vector_field() -> Iterator[Reading]:
     yield below("sampled groups against GRPO, G = 8 [standard errors]", deviation, 4.5)
 
 
-@statement("E3", "APO's expected force", Finding.CONDITIONAL, where="appendix B.3")
+@statement("E3", "APO's expected force", Truth.CONDITIONAL, where="appendix B.3")
 def apo_expectation() -> Iterator[Reading]:
     """The anchor raises valid branches beyond what policy gradient does.
 
@@ -146,7 +146,7 @@ def apo_expectation() -> Iterator[Reading]:
         yield equal(f"f_k(APO)/f_k(GRPO), π_k = {rare:.0e}, J = 0.06", apo / grpo, predicted, 1e-9)
 
 
-@statement("E4", "A group of errors", Finding.FALSE, where="section 4, appendix B.2")
+@statement("E4", "A group of errors", Truth.FALSE, where="section 4, appendix B.2")
 def all_wrong_group() -> Iterator[Reading]:
     """When errors are all there is, the anchor is what recovers.
 

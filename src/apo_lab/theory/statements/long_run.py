@@ -9,7 +9,7 @@ from apo_lab.losses import GridLoss
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import log_growth
 from apo_lab.theory.problems import bandit, constant, dist
-from apo_lab.theory.statements.statement import Finding, Reading, above, below, equal, statement
+from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, statement
 from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, GRPOKL
@@ -52,7 +52,7 @@ def _force(method: str, scene: str, probs: Tensor) -> Tensor:
     return expected_force(problem, probs.log()[None], loss, advantage)[0]
 
 
-@statement("G1", "Growth of a suppressed branch", Finding.FALSE, where="appendix B.3")
+@statement("G1", "Growth of a suppressed branch", Truth.FALSE, where="appendix B.3")
 def growth_of_a_branch() -> Iterator[Reading]:
     """The anchor guarantees recovery of suppressed branches where policy gradient leaves them to die.
 
@@ -72,7 +72,7 @@ def growth_of_a_branch() -> Iterator[Reading]:
         yield above(name, late / early, 1000) if persists else equal(name, late / early, 1.0, 0.04)
 
 
-@statement("G2", "Recovery with samples", Finding.CONDITIONAL, where="section 3.1, appendix B.2")
+@statement("G2", "Recovery with samples", Truth.CONDITIONAL, where="section 3.1, appendix B.2")
 def recovery_times() -> Iterator[Reading]:
     """The anchor recovers a rare branch before sampling finds it.
 
@@ -94,7 +94,7 @@ def recovery_times() -> Iterator[Reading]:
     yield equal("GRPO's from 5e-3 over from 1e-2", median(GRPO(), GROUP, 5e-3) / grpo, 2.0, 0.6)
 
 
-@statement("T1", "Time to extinction", Finding.FALSE, where="section 3.1", figure="extinction")
+@statement("T1", "Time to extinction", Truth.FALSE, where="section 3.1", figure="extinction")
 def extinction() -> Iterator[Reading]:
     """Valid branches die out under on-policy RL, and the anchor prevents it.
 
@@ -116,7 +116,7 @@ def extinction() -> Iterator[Reading]:
         yield equal(f"median π_k at J = .9, {name}", value, 0.012, 0.005)
 
 
-@statement("T2", "Neutral prefixes", Finding.CONDITIONAL, where="section 4, Fig. 5", figure="extinction")
+@statement("T2", "Neutral prefixes", Truth.CONDITIONAL, where="section 4, Fig. 5", figure="extinction")
 def neutral_prefix() -> Iterator[Reading]:
     """The anchor keeps alternatives alive.
 

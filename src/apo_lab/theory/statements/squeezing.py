@@ -7,14 +7,14 @@ import torch
 from apo_lab.theory.expectations import sampled_force
 from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, random_tokens, seeded
-from apo_lab.theory.statements.statement import Finding, Reading, above, equal, same, statement
+from apo_lab.theory.statements.statement import Reading, Truth, above, equal, same, statement
 from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO
 
 PUSH = GRPO()
 
 
-@statement("C1", "Squeezing gradient", Finding.EXACT, where="Eq. 2; appendix B.3")
+@statement("C1", "Squeezing gradient", Truth.EXACT, where="Eq. 2; appendix B.3")
 def squeezing_gradient() -> Iterator[Reading]:
     """Pushing an error down raises the logit of k by π_y·π_k; the force ends with the error.
 
@@ -30,7 +30,7 @@ def squeezing_gradient() -> Iterator[Reading]:
     yield above("force over the printed π_y·π_k: smallest", (of_log[:, 1:] / (first * others)).min(), 1.0)
 
 
-@statement("C2", "Released mass", Finding.FALSE, where="section 2.2, appendix B.2", figure="recovery")
+@statement("C2", "Released mass", Truth.FALSE, where="section 2.2, appendix B.2", figure="recovery")
 def released_mass() -> Iterator[Reading]:
     """An error's mass goes to the others in proportion to their mass.
 
@@ -57,7 +57,7 @@ def released_mass() -> Iterator[Reading]:
     yield equal("leader's share of what y lost", share, 1.55, 5e-3)
 
 
-@statement("C3", "Passive suppression", Finding.CONDITIONAL, where="appendix B.2, first proposition")
+@statement("C3", "Passive suppression", Truth.CONDITIONAL, where="appendix B.2, first proposition")
 def passive_suppression() -> Iterator[Reading]:
     """Rewarding a token strictly lowers the probability of every other.
 
@@ -79,7 +79,7 @@ def passive_suppression() -> Iterator[Reading]:
     yield equal("counter-example: π_2 after the step", moved[2], 0.0537, 5e-5)
 
 
-@statement("C4", "Vanishing recovery", Finding.CONDITIONAL, where="appendix B.2, second proposition")
+@statement("C4", "Vanishing recovery", Truth.CONDITIONAL, where="appendix B.2, second proposition")
 def vanishing_recovery() -> Iterator[Reading]:
     """The recovery of a valid token vanishes with its probability.
 
@@ -97,7 +97,7 @@ def vanishing_recovery() -> Iterator[Reading]:
         yield equal(f"{name}: ℓ of two tail tokens, difference", growth[3] - growth[4], tolerance=2e-9)
 
 
-@statement("C5", "The same in a group", Finding.CONDITIONAL, where="section 3.1, appendix B.2")
+@statement("C5", "The same in a group", Truth.CONDITIONAL, where="section 3.1, appendix B.2")
 def in_a_group() -> Iterator[Reading]:
     """Unsampled tokens are suppressed by every success and squeezed by every error.
 
@@ -117,7 +117,7 @@ def in_a_group() -> Iterator[Reading]:
     yield above("the same, APO", unsampled(APO(), GroupNormalized()), 0.01)
 
 
-@statement("C6", "Absorbing state", Finding.FALSE, where="appendix B.2, sampling barrier")
+@statement("C6", "Absorbing state", Truth.FALSE, where="appendix B.2, sampling barrier")
 def absorbing_state() -> Iterator[Reading]:
     """Below N·π = 1 a valid path is gone for good.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 Number = float | int | Tensor
 
 
-class Finding(StrEnum):
+class Truth(StrEnum):
     """Whether a claim is true as the paper prints it."""
 
     EXACT = "exact"
@@ -75,19 +75,19 @@ class Statement:
     """Where the paper says it; `this project` if it does not."""
     formula: str
     """What is true, with its conditions."""
-    finding: Finding
+    truth: Truth
     check: Callable[[], Iterator[Reading]]
     figure: str
     """File stem of the figure that shows it; empty: none."""
 
 
 def statement(
-    key: str, title: str, finding: Finding, *, where: str, figure: str = ""
+    key: str, title: str, truth: Truth, *, where: str, figure: str = ""
 ) -> Callable[[Callable[[], Iterator[Reading]]], Statement]:
     """Make a generator of readings a `Statement`: its docstring is the claim, a blank line, and the formula."""
 
     def decorate(measure: Callable[[], Iterator[Reading]]) -> Statement:
         claim, formula = (" ".join(part.split()) for part in (inspect.getdoc(measure) or "").split("\n\n"))
-        return Statement(key, title, claim, where, formula, finding, measure, figure)
+        return Statement(key, title, claim, where, formula, truth, measure, figure)
 
     return decorate

@@ -1,0 +1,183 @@
+"""Pass@1 and Pass@K: models × methods × benchmarks, sweeps of a setting, and training runs' own held-out problems."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from apo_lab.reporting.identity import blocks_in_order
+from apo_lab.reporting.names import AXES, BASE, BENCHMARKS, METHODS, algo_of, axis_name, benchmark_name, in_order, slug
+from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow, left, right, row_of
+from apo_lab.reporting.runs import Defaults, plain, value_place
+from apo_lab.reporting.tables.cells import SEEDS, points_cell, seeds_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.series import (
+    INTERVALS,
+    Series,
+    average,
+    budgets,
+    common_benchmarks,
+    data_notes,
+    evaluated,
+    series,
+    series_of,
+    without_variants,
+)
+
+HOW_TO_READ = f"Per cent. In brackets: {INTERVALS}. Bold: best of its block, by however little."
+Variants = Mapping[tuple[str, ...], Sequence[tuple[tuple[str, ...], Series]]]
+"""Keys of settings → the values of each, and what was measured with them, by value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracies:
+    """Pass@1 and Pass@K [%] of each benchmark, then averages where a table has them."""
+
+    benchmarks: Sequence[str]
+    budget: Mapping[str, int]
+    """K of each benchmark."""
+    has_averages: bool
+
+    def columns(self, first: str) -> tuple[Column, ...]:
+        """All columns of the table, the first with a title of its own."""
+        found = [*left(first), SEEDS]
+        for name in self.benchmarks:
+            found += right(*(f"Pass@{k}" for k in self._ks(name)), group=benchmark_name(name))
+        return (*found, *(right("Pass@1", "Pass@K", group="Average") if self.has_averages else ()))
+
+    def cells(self, item: Series, averaged: Iterable[str]) -> tuple[Cell, ...]:
+        """The cells of a row but its first; averages are over the benchmarks `averaged`."""
+        found, names = [seeds_cell(item)], list(averaged)
+        for name in self.benchmarks:
+            metrics = item.by_benchmark[name].metrics if name in item.by_benchmark else {}
+            found += [share_cell(metrics.get(f"pass@{k}")) for k in self._ks(name)]
+        if self.has_averages:
+            found += [share_cell(average(item, names, metric)) for metric in ("pass@1", "pass@K")]
+        return tuple(found)
+
+    def _ks(self, name: str) -> list[int]:
+        return sorted({1, self.budget[name]})
+
+
+def main_results(measurements: Sequence[Measurement]) -> Table:
+    """Pass@1 and Pass@K [%] of every method on every benchmark, and their averages.
+
+    A block for each model; several where its policies were measured in several ways, as at two temperatures. K is a
+    benchmark's sample budget. Averages are over the benchmarks that all methods of the block have. A run that
+    departs from its method's defaults is left to the sensitivity table, unless its method has no other.
+
+    Source: the paper's table of main results.
+    """
+    chosen = evaluated(measurements)
+    shown = without_variants(series(chosen))
+    common = common_benchmarks(shown)
+    has_averages = any(len(names) > 1 for names in common.values())
+    benchmarks = in_order((name for item in shown for name in item.by_benchmark), BENCHMARKS)
+    accuracies = Accuracies(benchmarks, budgets(chosen), has_averages)
+    rows = [
+        row_of(item.head.name, *accuracies.cells(item, common[item.head.block]), section=item.head.block)
+        for item in shown
+    ]
+    averages = ("Average over the benchmarks that all methods of a block have.",) if has_averages else ()
+    return Table(
+        name="main_results",
+        title="Main results",
+        columns=accuracies.columns("Method"),
+        rows=with_best_bold(rows),
+        notes=(HOW_TO_READ, *averages, *data_notes(chosen)),
+    )
+
+
+def held_out_table(measurements: Sequence[Measurement]) -> Table:
+    """Pass@1 and Pass@K [%] on the held-out problems of every training run, before and after it, and the gain.
+
+    K is the largest number of samples a problem that all runs of a set drew; where it is 1 everywhere, Pass@1 alone.
+    The gain is of Pass@1, paired by problem.
+    """
+    held_out = [item for item in measurements if item.held_out]
+    items, budget = series(held_out), budgets(held_out)
+    before = {(i.head.block, name): m for i in items if i.head.method == BASE for name, m in i.by_benchmark.items()}
+    has_many = any(k > 1 for k in budget.values())
+    names = ("Pass@1", "Pass@K") if has_many else ("Pass@1",)
+    rows: list[TableRow] = []
+    for item in items:
+        for name in in_order(item.by_benchmark, BENCHMARKS) if item.head.method != BASE else ():
+            sides = (before.get((item.head.block, name)), item.by_benchmark[name])
+            metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
+            shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
+            k = [Cell(f"{budget[name]}", float(budget[name]))] if has_many else []
+            gain = points_cell(item.by_benchmark[name].metrics["gain"])
+            cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), *k, *shares, gain)
+            rows.append(row_of(*cells, section=item.head.block))
+    return Table(
+        name="held_out",
+        title="Held-out problems, before and after training",
+        columns=(
+            *(*left("Method"), SEEDS, *left("Problems"), *(right("K") if has_many else ())),
+            *(column for name in names for column in right("Before", "After", group=name)),
+            *right("Gain"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            f"Per cent, the gain in points of Pass@1, paired by problem. In brackets: {INTERVALS}.",
+            *data_notes(held_out),
+        ),
+    )
+
+
+def sensitivity_table(
+    measurements: Sequence[Measurement], *, block: str, method: str, defaults: Defaults | None = None
+) -> Table:
+    """Pass@1 and Pass@K [%] against each axis that the runs of one method and model vary.
+
+    A block holds the runs that differ from the defaults along one axis alone (or along the same several), in the order
+    of their values, and the default run among them.
+
+    Source: the paper's table of hyper-parameter sensitivity.
+    """
+    items = series_of(measurements, block, method)
+    names = in_order(common_benchmarks(items).get(block, ()), BENCHMARKS)
+    every = [measured for item in items for measured in item.by_benchmark.values()]
+    accuracies = Accuracies(names, budgets(every), has_averages=len(names) > 1)
+    rows = []
+    for keys, variants in variants_of(items, (defaults or {}).get(algo_of(method), {})).items():
+        for values, item in variants:
+            label = ", ".join(f"{axis_name(key)} = {value}" for key, value in zip(keys, values, strict=True))
+            remarks = ", ".join(filter(None, ("" if item.head.settings else "default", item.head.which)))
+            first = f"{label} ({remarks})" if remarks else label
+            section = f"Varying {', '.join(map(axis_name, keys))}"
+            rows.append(row_of(first, *accuracies.cells(item, names), section=section))
+    return Table(
+        name=f"sensitivity_{slug(block)}_{slug(method)}",
+        title=f"Sensitivity of {method} on {block}",
+        columns=accuracies.columns("Setting"),
+        rows=with_best_bold(rows),
+        notes=(HOW_TO_READ, *data_notes(every)),
+    )
+
+
+def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
+    """(block, method) of everything measured with more than one setting: what a sensitivity table can be made of."""
+    settings: dict[tuple[str, str], set[tuple[tuple[str, str], ...]]] = {}
+    chosen = evaluated(measurements) or measurements
+    for item in chosen:
+        settings.setdefault((item.block, item.method), set()).add(tuple(item.settings.items()))
+    blocks = blocks_in_order(chosen)
+    methods = in_order((item.method for item in chosen), METHODS.values())
+    found = [key for key, values in settings.items() if len(values) > 1]
+    return sorted(found, key=lambda key: (blocks.index(key[0]), methods.index(key[1])))
+
+
+def variants_of(items: Sequence[Series], usual: Mapping[str, str]) -> Variants:
+    """The runs along each set of keys in which some run departs from its defaults, and the default run among them.
+
+    Single keys before their combinations, the paper's first. A setting that `usual` lacks is "default" there.
+    """
+    axes = in_order((key for item in items for key in item.head.settings), AXES)
+    sets = {tuple(item.head.settings) for item in items if item.head.settings}
+    found = {}
+    for keys in sorted(sets, key=lambda keys: (len(keys), [axes.index(key) for key in keys])):
+        valued = [
+            (tuple(plain(item.head.settings.get(key, usual.get(key, "default"))) for key in keys), item)
+            for item in items
+            if not item.head.settings or tuple(item.head.settings) == keys
+        ]
+        found[keys] = sorted(valued, key=lambda pair: [value_place(value) for value in pair[0]])
+    return found
