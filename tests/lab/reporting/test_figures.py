@@ -222,13 +222,3 @@ def test_a_report_has_each_figure_once_and_none_without_data():
     assert names == ["pareto", "pass_at_k", "sensitivity", "entropy", "training"]
     assert report_figures([], []) == report_figures([make_run("apo", keys=())], []) == []
     assert [figure.name for figure in report_figures([watched("apo", 0.1)], [])] == ["monitors"]
-
-
-def test_no_text_of_a_figure_is_smaller_than_seven_points():
-    items = [*measured((None, "grpo")), *sweep()]
-    figures = list(report_figures([make_run("apo"), make_run("grpo")], items, DEFAULTS))
-    assert figures
-    for named in figures:
-        sizes = [text.get_fontsize() for text in named.figure.findobj(lambda a: hasattr(a, "get_fontsize"))]
-        assert min(sizes) >= 7, named.name
-        assert named.figure.get_figwidth() in (3.3, 6.8)

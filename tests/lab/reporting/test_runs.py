@@ -28,12 +28,10 @@ def test_a_run_is_read_with_its_method_model_and_series(tmp_path: Path) -> None:
 def test_a_run_is_found_once_through_two_folders(tmp_path: Path) -> None:
     for index in range(2):
         write_run(tmp_path / "multirun" / str(index))
+    write_run(tmp_path / "checkpoints" / "not searched")
+    with pytest.raises(ConfigError, match="nowhere is no folder"):
+        read_runs([tmp_path / "nowhere"])
     assert [run.folder.name for run in read_runs([tmp_path, tmp_path / "multirun"])] == ["0", "1"]
-
-
-def test_checkpoint_folders_are_not_searched(tmp_path: Path) -> None:
-    write_run(tmp_path / "checkpoints" / "run")
-    assert read_runs([tmp_path]) == ()
 
 
 @pytest.mark.parametrize(
@@ -52,11 +50,6 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
     with pytest.raises(ConfigError, match=message) as caught:
         read_runs([tmp_path])
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere is no folder"):
-        read_runs([tmp_path / "nowhere"])
 
 
 def run(pull: str | None = None, *, algo: str = "apo", seed: str = "1", **overrides: str) -> RunCard:
